@@ -14,15 +14,12 @@ from urllib.parse import unquote, urlencode
 import pytest
 
 import hark.sync
-from hark.client.admin import Admin, Traces
-from hark.client.calling import CallPolicy
+from hark.client.admin import Admin, DeadLetters, Groups, Traces
+from hark.client.calling import CallPolicy, ConnectionFailed, query_text
 from hark.client.delivery.message import Message
-from hark.client.groups import DeadLetters, Groups
 from hark.client.keys import KeyValue
-from hark.client.queue import Queue
-from hark.client.queue_admin import QueueAdmin, QueueOptionsGiven
+from hark.client.queue import Queue, QueueAdmin, QueueOptionsGiven
 from hark.client.transaction import Transaction
-from hark.client.transport.api import ConnectionFailed, query_text
 from hark.model import QueueOptions
 from hark.sync import parts
 from tests.client.transports import Script

@@ -11,12 +11,12 @@ import aiohttp
 import pytest
 
 import hark
+from hark.client.calling import Request
 from hark.client.client import Client
-from hark.client.delivery.io_thread import Line
 from hark.client.delivery.message import Message
 from hark.client.delivery.socket import SocketSource
-from hark.client.transport.api import Request
-from hark.client.transport.http import FailoverTransport, HttpTransport
+from hark.client.http import FailoverTransport, HttpTransport
+from hark.client.io_thread import Line
 from hark.clock import SystemClock
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import HarkError

@@ -9,13 +9,13 @@ import msgspec
 import pytest
 
 from hark.api.types.delivery import AckAnswer, AckBody, Delivered
-from hark.client.calling import Caller, CallPolicy
+from hark.client.builder import PopParams
+from hark.client.calling import Caller, CallPolicy, ConnectionFailed
+from hark.client.delivery.prefetcher import PollSource
 from hark.client.delivery.settling import Settled, Settler, Verdict
-from hark.client.delivery.sources import PollSource, Wish
-from hark.client.transport.api import ConnectionFailed
 from hark.errors import InvalidInput
 from hark.model import Status
-from tests.client.deliveries import configure, spread
+from tests.client.deliveries import configure, read, spread
 from tests.client.transports import Recorder, first_of, no_sleep, path
 
 ACK = path("ack", "batch")
@@ -40,7 +40,7 @@ async def popped(caller: Caller, queue: str, number: int = 1, group: str = "g") 
 
 async def taken(caller: Caller, queue: str, number: int = 1, group: str = "g") -> list[Delivered]:
     """What a shared group is given now."""
-    wish = Wish(queue=queue, group=group, group_mode="shared", batch=number, partitions=number, wait=False)
+    wish = PopParams(queue=queue, group=group, group_mode="shared", batch=number, partitions=number, wait=False)
     return await PollSource(caller, wish).take(number)
 
 
@@ -55,7 +55,7 @@ class _Letters(msgspec.Struct):
 
 async def dead_letters(caller: Caller, queue: str) -> list[_Letter]:
     """The dead letters of a queue."""
-    return (await caller.read(_Letters, "GET", path("dlq"), query={"queue": queue})).messages
+    return (await read(caller, _Letters, "GET", path("dlq"), query={"queue": queue})).messages
 
 
 @pytest.mark.parametrize(

@@ -12,18 +12,19 @@ import msgspec
 import pytest
 
 from hark.api.types.frames import Error
-from hark.client.calling import Caller
+from hark.client.builder import PopParams
+from hark.client.calling import Answer, Caller, ConnectionFailed
+from hark.client.delivery.prefetcher import PollSource, Source
 from hark.client.delivery.settling import Settled, Verdict
 from hark.client.delivery.socket import SocketSource, decode_frame, error_in
-from hark.client.delivery.sources import PollSource, Source, Wish
-from hark.client.transport.api import Answer, ConnectionFailed
-from hark.client.transport.http import FailoverTransport, HttpTransport
+from hark.client.http import FailoverTransport, HttpTransport
 from hark.errors import Conflict, HarkError, InvalidInput, Unavailable
 from tests.client.deliveries import (
     PATIENCE,
     configure,
     payloads,
     push,
+    read,
     source_of,
     spread,
     streams,
@@ -39,7 +40,7 @@ BOTH = pytest.mark.parametrize("way", ["poll", "socket"])
 
 
 @asynccontextmanager
-async def source_in(way: str, caller: Caller, wish: Wish) -> AsyncIterator[Source]:
+async def source_in(way: str, caller: Caller, wish: PopParams) -> AsyncIterator[Source]:
     """A source of one kind, closed at the end."""
     if way == "poll":
         yield PollSource(caller, wish)
@@ -60,15 +61,15 @@ async def until_polled(caller: Caller, queue: str, number: int = 1) -> None:
     """Ask who waits until so many do, and have looked."""
 
     async def is_so() -> bool:
-        waiting = await caller.read(_Waiting, "GET", path("consumers"), query={"queue": queue})
+        waiting = await read(caller, _Waiting, "GET", path("consumers"), query={"queue": queue})
         return [consumer.state for consumer in waiting.consumers] == ["interested"] * number
 
     await until(is_so)
 
 
-def once(queue: str, batch: int = 1, **fields: object) -> Wish:
+def once(queue: str, batch: int = 1, **fields: object) -> PopParams:
     """What does not wait."""
-    return Wish(queue=queue, batch=batch, wait=False, **fields)  # type: ignore[arg-type]  # As they are given.
+    return PopParams(queue=queue, batch=batch, wait=False, **fields)  # type: ignore[arg-type]  # As they are given.
 
 
 # Both ways -----------------------------------------------------------------------------------------------------
@@ -78,7 +79,7 @@ async def test_messages_come_over_a_socket_as_a_poll_gives_them(caller: Caller, 
     item = {"queue": queue, "partition": "a/b", "payload": {"n": [1, "ü"]}, "transactionId": "t 1", "priority": 3}
     await caller.call("POST", path("push"), body={"items": [item]})
     [polled] = await PollSource(caller, once(queue, partition="a/b", group="g")).take(5)
-    async with source_of(caller, Wish(queue=queue, partition="a/b", group="other")) as source:
+    async with source_of(caller, PopParams(queue=queue, partition="a/b", group="other")) as source:
         [message] = await source.take(1)
     assert bytes(polled.data) == b'{"n":[1,"\xc3\xbc"]}'
     assert (polled.transaction_id, polled.queue, polled.partition) == ("t 1", queue, "a/b")
@@ -90,7 +91,7 @@ async def test_messages_come_over_a_socket_as_a_poll_gives_them(caller: Caller, 
 
 @BOTH
 async def test_a_waiting_take_gets_what_is_pushed_meanwhile(caller: Caller, queue: str, way: str) -> None:
-    async with source_in(way, caller, Wish(queue=queue)) as source:
+    async with source_in(way, caller, PopParams(queue=queue)) as source:
         waiting = asyncio.create_task(source.take(1))
         await (until_polled if way == "poll" else until_room)(caller, queue)
         await push(caller, queue, "now")
@@ -99,7 +100,7 @@ async def test_a_waiting_take_gets_what_is_pushed_meanwhile(caller: Caller, queu
 
 @BOTH
 async def test_a_take_that_is_cancelled_or_whose_time_is_up_takes_nothing(caller: Caller, queue: str, way: str) -> None:
-    async with source_in(way, caller, Wish(queue=queue, timeout_ms=600_000)) as source:
+    async with source_in(way, caller, PopParams(queue=queue, timeout_ms=600_000)) as source:
         waiting = asyncio.create_task(source.take(1))
         await (until_polled if way == "poll" else until_room)(caller, queue)
         waiting.cancel()
@@ -108,7 +109,7 @@ async def test_a_take_that_is_cancelled_or_whose_time_is_up_takes_nothing(caller
         await push(caller, queue, 1)
         assert payloads(await source.take(1)) == [1]
     other = f"{queue}-2"
-    async with source_in(way, caller, Wish(queue=other, timeout_ms=50)) as source:
+    async with source_in(way, caller, PopParams(queue=other, timeout_ms=50)) as source:
         assert await source.take(1) == []
         await (until_polled(caller, other, 0) if way == "poll" else until_paused(caller, other))
         await push(caller, other, "later")
@@ -120,7 +121,7 @@ async def test_a_take_gives_no_more_than_is_asked_for_and_than_the_wish_says(
     caller: Caller, queue: str, way: str
 ) -> None:
     await push(caller, queue, *range(10))
-    async with source_in(way, caller, Wish(queue=queue, batch=3, auto_ack=True)) as source:
+    async with source_in(way, caller, PopParams(queue=queue, batch=3, auto_ack=True)) as source:
         assert payloads(await source.take(2)) == [0, 1]
         assert payloads(await source.take(9)) == [2, 3, 4]
         with pytest.raises(InvalidInput, match="most: expected at least 1, got 0"):
@@ -130,20 +131,20 @@ async def test_a_take_gives_no_more_than_is_asked_for_and_than_the_wish_says(
 @BOTH
 async def test_labels_modes_and_lease_times_are_asked_for(caller: Caller, queue: str, way: str) -> None:
     await push(caller, f"{queue}.mail.today", 1)
-    async with source_in(way, caller, Wish(namespace=queue, task="mail")) as source:
+    async with source_in(way, caller, PopParams(namespace=queue, task="mail")) as source:
         assert payloads(await source.take(1)) == [1]
     await push(caller, queue, 1, 2)
-    async with source_in(way, caller, Wish(queue=queue, group="g", group_mode="shared")) as source:
+    async with source_in(way, caller, PopParams(queue=queue, group="g", group_mode="shared")) as source:
         assert payloads(await source.take(1) + await source.take(1)) == [1, 2]
-    async with source_in(way, caller, Wish(queue=queue, group="g", group_mode="ordered")) as source:
+    async with source_in(way, caller, PopParams(queue=queue, group="g", group_mode="ordered")) as source:
         with pytest.raises(Conflict) as refusal:
             await source.take(1)
         assert refusal.value.code == "group_mode_conflict"
-    async with source_in(way, caller, Wish(queue=queue, subscription_mode="odd")) as source:
+    async with source_in(way, caller, PopParams(queue=queue, subscription_mode="odd")) as source:
         with pytest.raises(InvalidInput, match="subscriptionMode"):
             await source.take(1)
     # The queue's own lease time is 300 seconds: only the wish lets it come again within the time of this take.
-    async with source_in(way, caller, Wish(queue=queue, group="h", lease_seconds=1, timeout_ms=20_000)) as source:
+    async with source_in(way, caller, PopParams(queue=queue, group="h", lease_seconds=1, timeout_ms=20_000)) as source:
         [first] = await source.take(1)
         [second] = await source.take(1)
         assert (second.id, second.delivery_attempt) == (first.id, 2)
@@ -169,7 +170,7 @@ async def test_a_poll_whose_answer_was_lost_is_asked_again_unless_it_settles(
 
 async def test_an_answer_that_is_not_harks_is_a_clear_error() -> None:
     with pytest.raises(HarkError, match="does not come from a Hark server"):
-        await PollSource(Caller(Script(Answer(200, b"<html>"))), Wish(queue="q")).take(1)
+        await PollSource(Caller(Script(Answer(200, b"<html>"))), PopParams(queue="q")).take(1)
 
 
 # WebSockets: room, and settlements on the same way -------------------------------------------------------------
@@ -177,7 +178,7 @@ async def test_an_answer_that_is_not_harks_is_a_clear_error() -> None:
 
 async def test_no_more_is_delivered_than_was_asked_for(caller: Caller, queue: str) -> None:
     await push(caller, queue, *range(14))
-    async with source_of(caller, Wish(queue=queue, batch=5, group="g", group_mode="shared")) as source:
+    async with source_of(caller, PopParams(queue=queue, batch=5, group="g", group_mode="shared")) as source:
         for expected in ([0, 1], [2, 3]):
             messages = await source.take(2)
             assert payloads(messages) == expected
@@ -204,7 +205,7 @@ async def test_settlements_go_over_the_socket_and_by_requests_while_there_is_non
     transport = Recorder(HttpTransport(url))
     caller = Caller(transport)
     await push(caller, queue, *range(5))
-    wish = Wish(queue=queue, batch=4, group="g", group_mode="shared")
+    wish = PopParams(queue=queue, batch=4, group="g", group_mode="shared")
     [polled] = await PollSource(caller, once(queue, group="g", group_mode="shared")).take(1)
     async with source_of(caller, wish) as source:
         assert not source.connected
@@ -227,7 +228,7 @@ async def test_settlements_go_over_the_socket_and_by_requests_while_there_is_non
 
 async def test_automatic_acks_settle_what_is_taken_and_nothing_else(caller: Caller, queue: str) -> None:
     await push(caller, queue, *range(3))
-    async with source_of(caller, Wish(queue=queue, batch=9, auto_ack=True)) as source:
+    async with source_of(caller, PopParams(queue=queue, batch=9, auto_ack=True)) as source:
         taken = await source.take(2)
         assert (payloads(taken), [message.lease_id for message in taken]) == ([0, 1], ["", ""])
         assert [one.unsettled for one in await streams(caller, queue)] == [0]
@@ -236,7 +237,7 @@ async def test_automatic_acks_settle_what_is_taken_and_nothing_else(caller: Call
 
 async def test_closing_gives_back_what_nobody_took_uncounted(caller: Caller, queue: str) -> None:
     await push(caller, queue, *range(3))
-    source = SocketSource(caller, Wish(queue=queue, batch=3, group="g", group_mode="shared"), linger=3600)
+    source = SocketSource(caller, PopParams(queue=queue, batch=3, group="g", group_mode="shared"), linger=3600)
     taken = await source.take(3)
     source._receive(taken[1:])  # As if they had come when nobody asked.
     await source.close()
@@ -246,11 +247,11 @@ async def test_closing_gives_back_what_nobody_took_uncounted(caller: Caller, que
 
 
 async def test_what_came_too_late_goes_back_when_nobody_comes_for_it(caller: Caller, queue: str) -> None:
-    wish = Wish(queue=queue, batch=2, group="g", group_mode="shared")
+    wish = PopParams(queue=queue, batch=2, group="g", group_mode="shared")
     async with source_of(caller, wish, linger=0.0) as source:
         await push(caller, queue, 1, 2)
         await source.take(1)
-        late = Wish(queue=queue, group="g", timeout_ms=20_000)
+        late = PopParams(queue=queue, group="g", timeout_ms=20_000)
         [other] = await PollSource(caller, late).take(1)
         source._receive([other])
         [again] = await PollSource(caller, late).take(1)
@@ -259,7 +260,7 @@ async def test_what_came_too_late_goes_back_when_nobody_comes_for_it(caller: Cal
 
 async def test_what_waits_behind_a_failure_goes_back_too(caller: Caller, queue: str) -> None:
     await push(caller, queue, 1, 2)
-    async with source_of(caller, Wish(queue=queue, batch=2), linger=3600) as source:
+    async with source_of(caller, PopParams(queue=queue, batch=2), linger=3600) as source:
         first, second = await source.take(2)
         source._receive([second])
         await source.settler.settle(Verdict(first, "failed"))
@@ -269,7 +270,7 @@ async def test_what_waits_behind_a_failure_goes_back_too(caller: Caller, queue: 
 
 
 async def test_takes_at_the_same_time_have_their_turns(caller: Caller, queue: str) -> None:
-    async with source_of(caller, Wish(queue=queue)) as source:
+    async with source_of(caller, PopParams(queue=queue)) as source:
         waiting = [asyncio.create_task(source.take(1)) for _ in range(3)]
         await until_room(caller, queue)
         await spread(caller, queue, 1, 2, 3)
@@ -278,7 +279,7 @@ async def test_takes_at_the_same_time_have_their_turns(caller: Caller, queue: st
 
 
 async def test_closing_ends_a_take_that_waits(caller: Caller, queue: str) -> None:
-    source = SocketSource(caller, Wish(queue=queue, timeout_ms=600_000))
+    source = SocketSource(caller, PopParams(queue=queue, timeout_ms=600_000))
     waiting = asyncio.create_task(source.take(1))
     await until_room(caller, queue)
     async with asyncio.timeout(PATIENCE):
@@ -307,7 +308,7 @@ async def test_without_a_server_the_time_is_up_with_the_reason() -> None:
         pauses.append(seconds)
 
     caller = Caller(HttpTransport("http://127.0.0.1:1"))
-    source = SocketSource(caller, Wish(queue="q", timeout_ms=1000), monotonic=lambda: next(times), sleep=sleep)
+    source = SocketSource(caller, PopParams(queue="q", timeout_ms=1000), monotonic=lambda: next(times), sleep=sleep)
     with pytest.raises(ConnectionFailed, match="cannot connect to"):
         await source.take(1)
     assert len(pauses) == 2
@@ -316,7 +317,7 @@ async def test_without_a_server_the_time_is_up_with_the_reason() -> None:
 
 
 async def test_a_route_that_is_no_websocket_is_no_reason_to_wait(url: str) -> None:
-    async with source_of(Caller(HttpTransport(f"{url}/elsewhere")), Wish(queue="q")) as source:
+    async with source_of(Caller(HttpTransport(f"{url}/elsewhere")), PopParams(queue="q")) as source:
         with pytest.raises(HarkError, match="404"):
             await source.take(1)
 
@@ -326,7 +327,7 @@ async def test_a_consumer_outlives_its_server(tmp_path: Path, queue: str, how: s
     server = Server("--data", str(tmp_path / "data"))
     transport = HttpTransport(server.url)
     caller = Caller(transport)
-    async with running(server), source_of(caller, Wish(queue=queue, batch=2, timeout_ms=60_000)) as source:
+    async with running(server), source_of(caller, PopParams(queue=queue, batch=2, timeout_ms=60_000)) as source:
         await spread(caller, queue, "before")
         [before] = await source.take(1)
         assert await source.settler.settle(Verdict(before)) == Settled(True)
@@ -349,7 +350,7 @@ async def test_a_consumer_outlives_its_server(tmp_path: Path, queue: str, how: s
 
 async def test_what_is_held_outlives_the_connection(caller: Caller, queue: str) -> None:
     await spread(caller, queue, "held", "next")
-    async with source_of(caller, Wish(queue=queue)) as source:
+    async with source_of(caller, PopParams(queue=queue)) as source:
         [held] = await source.take(1)
         assert source._connection is not None
         await source._connection.close()
@@ -366,7 +367,7 @@ async def test_whoever_renews_leases_hears_of_a_connection_that_broke_and_of_no_
 ) -> None:
     await spread(caller, queue, "held")
     broken: list[str] = []
-    source = SocketSource(caller, Wish(queue=queue), disconnected=lambda: broken.append("broken"))
+    source = SocketSource(caller, PopParams(queue=queue), disconnected=lambda: broken.append("broken"))
     [held] = await source.take(1)
     assert source._connection is not None
     await source._connection.close()
@@ -382,7 +383,7 @@ async def test_a_consumer_of_two_servers_goes_to_the_other_one(tmp_path: Path, u
     first = Server("--data", str(tmp_path / "data"))
     transport = FailoverTransport([first.url, url])
     caller, there = Caller(transport, sleep=no_sleep), HttpTransport(url)
-    async with running(first), source_of(caller, Wish(queue=queue, timeout_ms=60_000)) as source:
+    async with running(first), source_of(caller, PopParams(queue=queue, timeout_ms=60_000)) as source:
         await configure(caller, queue)
         waiting = asyncio.create_task(source.take(1))
         await until_room(caller, queue)

@@ -10,14 +10,12 @@ import msgspec
 import pytest
 
 import hark
-from hark.client.admin import Admin, Traces
+from hark.client.admin import Admin, DeadLetters, Groups, Traces
 from hark.client.arguments import PushOptions
 from hark.client.client import Client
 from hark.client.delivery.message import Message
-from hark.client.groups import DeadLetters, Groups
 from hark.client.keys import Atomic, KeyValue
-from hark.client.queue import Queue
-from hark.client.queue_admin import QueueAdmin
+from hark.client.queue import Queue, QueueAdmin
 from hark.client.transaction import Transaction
 from hark.polling import Poller, PollingStrategy
 from hark.settings import SETTINGS

@@ -7,14 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from hark.client.calling import Caller, CallPolicy
+from hark.client.builder import PopParams
+from hark.client.calling import Caller, CallPolicy, ConnectionFailed
 from hark.client.delivery.settling import Verdict
-from hark.client.delivery.sources import Wish
-from hark.client.transport.api import ConnectionFailed
 from hark.errors import HarkError
 from hark.model import Status
-from hark.polling import PollingStrategy
-from hark.polling.poller import Poller, pause
+from hark.polling import Poller, PollingStrategy, pause
 from hark.worker.fetcher import Answered, Feed
 from hark.worker.retrying import Ended, Held
 from tests.worker.workers import SECONDS, ScriptedServer
@@ -31,7 +29,7 @@ class Bench:
         self.rests: asyncio.Queue[float] = asyncio.Queue()
         self.feed = Feed(
             Caller(self.server, CallPolicy(attempts=1)),
-            Wish(queue="q", group="g", batch=100, wait=False),
+            PopParams(queue="q", group="g", batch=100, wait=False),
             Poller(PollingStrategy.fixed(interval_ms=interval_ms), pause=self._pause),
             slots=slots,
             lease_seconds=30,

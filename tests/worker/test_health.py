@@ -12,7 +12,7 @@ from hark.api.types.delivery import Delivered
 from hark.client.calling import CallPolicy
 from hark.client.client import Client
 from hark.client.delivery.settling import Settled, Verdict
-from hark.client.transport.http import HttpTransport
+from hark.client.http import HttpTransport
 from hark.errors import InvalidInput
 from hark.worker import MetricsMiddleware, RetryPolicy, Worker
 from hark.worker.retrying import Ended, Held

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property
-from types import TracebackType
 from typing import Self
 
-from hark.client.admin import Admin, Traces
+from hark.client.admin import Admin, DeadLetters, Groups, Traces
 from hark.client.arguments import a_name
 from hark.client.builder import Choices
-from hark.client.calling import Caller, CallPolicy
+from hark.client.calling import Caller, CallPolicy, Transport, client_closed
 from hark.client.delivery.consuming import Consumption, Handler, Messages
-from hark.client.delivery.io_thread import Line
 from hark.client.delivery.leases import Holds, LeaseKeeper
 from hark.client.delivery.message import Message
-from hark.client.delivery.prefetcher import Desk, Supply, wish_of
+from hark.client.delivery.prefetcher import Desk, PollSource, Source, Supply
 from hark.client.delivery.settling import Settler
 from hark.client.delivery.socket import SocketSource
-from hark.client.delivery.sources import PollSource, Source, Wish
-from hark.client.groups import DeadLetters, Groups
+from hark.client.io_thread import Line
 from hark.client.keys import KeyValue
 from hark.client.pushing import Buffers, Pusher
 from hark.client.queue import Queue
 from hark.client.transaction import Transaction
-from hark.client.transport.api import Transport, client_closed
 from hark.polling import PollingStrategy
 
 _PLAIN_POLL_MS = 1000
@@ -128,65 +124,54 @@ class Client:
     async def pop(self, choices: Choices) -> list[Message]:
         """One pop request with these choices."""
         self._check_open()
-        # With renew_lease(True) leases are renewed from delivery on, otherwise from `async with message` on.
-        seconds = choices.renewed_seconds if choices.renew else None
-        wish = wish_of(choices, wait=choices.wait or False, lease_seconds=seconds or choices.lease_seconds)
-        source = PollSource(self.caller, wish, self.settler.give_back)
+        choices = choices.of_a_pop()
+        source = PollSource(self.caller, choices, self.settler.give_back)
         try:
             delivered = await source.take(choices.batch)
         except asyncio.CancelledError:
             self._retire(source)
             raise
-        return await self._desk.receive(delivered, choices, wish.lease_seconds, begin=seconds is not None)
+        # With renew_lease(True) leases are renewed from delivery on, otherwise from `async with message` on.
+        return await self._desk.receive(delivered, choices, begin=choices.renew is True)
 
     def iterate(self, choices: Choices) -> Messages:
         """Iterate over messages with these choices."""
-        wish = self._lasting_wish(choices)
-        return Messages(lambda: self._supply(choices, wish), self._retire, choices)
+        choices = choices.of_a_consumer()
+        return Messages(lambda: self._supply(choices), self._retire, choices)
 
     def consume(self, choices: Choices, handler: Handler) -> Consumption:
         """Consume messages into a handler with these choices."""
-        wish = self._lasting_wish(choices)
+        choices = choices.of_a_consumer()
         # A handler that blocks the event loop must not keep the messages of the others from being read and renewed.
         apart = choices.concurrency > 1 and choices.renewed_seconds is not None
-        return Consumption(lambda: self._supply(choices, wish, apart), choices, handler)
+        return Consumption(lambda: self._supply(choices, apart), choices, handler)
 
     @cached_property
     def _desk(self) -> Desk:
         return Desk(self.caller, self.settler, self._holds)
 
-    @staticmethod
-    def _lasting_wish(choices: Choices) -> Wish:
-        wait = not choices.polling and choices.wait is not False
-        wish = wish_of(choices, wait=wait, lease_seconds=choices.renewed_seconds or choices.lease_seconds)
-        if choices.idle_ms is not None and choices.idle_ms < wish.timeout_ms:
-            return wish_of(choices, wait=wait, lease_seconds=wish.lease_seconds, timeout_ms=choices.idle_ms)
-        return wish
-
-    async def _supply(self, choices: Choices, wish: Wish, apart: bool = False) -> Supply:
+    async def _supply(self, choices: Choices, apart: bool = False) -> Supply:
         """A supply of messages, received in the thread of the lease keeper if `apart`."""
         line = await self._holds.line() if apart else None
         self._check_open()
         strategy = self._polling
         if choices.polling:
             strategy = PollingStrategy.fixed(interval_ms=choices.poll_ms or _PLAIN_POLL_MS)
-        source, desk = self._source(wish, line)
+        source, desk = self._source(choices, line)
         # A poll that does not wait would find nothing before the ack and then rest. A socket needs no poll at all.
-        overlaps = wish.wait and desk is self._desk
-        supply = Supply(
-            desk, source, choices, wish.lease_seconds, strategy, self._supplies.discard, overlaps=overlaps, line=line
-        )
+        overlaps = choices.waits and desk is self._desk
+        supply = Supply(desk, source, choices, strategy, self._supplies.discard, overlaps=overlaps, line=line)
         self._supplies.add(supply)
         return supply
 
-    def _source(self, wish: Wish, line: Line | None) -> tuple[Source, Desk]:
+    def _source(self, choices: Choices, line: Line | None) -> tuple[Source, Desk]:
         """The source of messages and the session that settles them. With WebSockets both use the same socket."""
         caller = self.caller if line is None else line.caller
-        if self.sockets and wish.wait and wish.timeout_ms:
-            source = SocketSource(caller, wish, headers=self.headers, disconnected=self._holds.hurry)
+        if self.sockets and choices.seconds:
+            source = SocketSource(caller, choices, headers=self.headers, disconnected=self._holds.hurry)
             return source, Desk(self.caller, source.settler, self._holds, line)
         settler = self.settler if line is None else Settler(caller)
-        return PollSource(caller, wish, settler.give_back), self._desk
+        return PollSource(caller, choices, settler.give_back), self._desk
 
     def _retire(self, left: Supply | Source) -> None:
         """Close a supply or source that has no consumer any more."""
@@ -221,10 +206,11 @@ class Client:
         if self._closed:
             return
         self._closed = True
-        steps: list[Callable[[], Coroutine[object, object, object]]] = [
+        steps: list[Callable[[], Awaitable[object]]] = [
             self.buffers.close,
-            self._close_supplies,
-            self._drain,
+            lambda: asyncio.gather(*(supply.close() for supply in list(self._supplies)), *self._tasks),
+            self.pusher.close,
+            self.settler.drain,
             self._holds.close,
             self.caller.transport.close,
         ]
@@ -242,13 +228,6 @@ class Client:
         if failure is not None:
             raise failure
 
-    async def _close_supplies(self) -> None:
-        await asyncio.gather(*(supply.close() for supply in list(self._supplies)), *self._tasks)
-
-    async def _drain(self) -> None:
-        await self.pusher.close()
-        await self.settler.drain()
-
     def _check_open(self) -> None:
         if self._closed:
             raise client_closed()
@@ -257,7 +236,5 @@ class Client:
         await self.open()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.close()

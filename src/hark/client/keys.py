@@ -18,8 +18,7 @@ from hark.api.operations import Operation
 from hark.api.types.base import decode_value
 from hark.api.types.keys import PolledKeys, PolledPrefix, WireEntry
 from hark.client.arguments import KeyParts, json_value, key_of, key_text, new_message, time_to_live
-from hark.client.calling import Caller
-from hark.client.transport.api import Query
+from hark.client.calling import Caller, Query
 from hark.errors import HarkError, InvalidInput, NotFound
 from hark.keys import MAX_KEYS
 from hark.model import Key

@@ -14,9 +14,8 @@ from hark.api import operations
 from hark.api.types.delivery import PushAnswer
 from hark.batching import Batcher
 from hark.client.arguments import NewMessage, new_message
-from hark.client.calling import Caller, decode, encoded
+from hark.client.calling import Caller, Home, client_closed, decode
 from hark.client.tracing import pushing, stamped
-from hark.client.transport.api import Home, client_closed
 from hark.errors import HarkError, InvalidInput, Overloaded, error_of
 from hark.model.messages import RESERVED
 
@@ -148,8 +147,8 @@ class Pusher:
 
     async def _request(self, messages: Sequence[NewMessage]) -> list[Pushed | HarkError]:
         try:
-            body = encoded({"items": messages})
-            answer = await self._caller.send(operations.PUSH, raw_body=body, safe=True, final=_OF_ONE_QUEUE)
+            body = {"items": messages}
+            answer = await self._caller.send(operations.PUSH, body=body, safe=True, final=_OF_ONE_QUEUE)
             return _outcomes(answer.body, len(messages))
         except HarkError as error:
             if len(messages) == 1:

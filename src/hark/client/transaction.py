@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from types import TracebackType
 from typing import Generic, TypeVar, Unpack
 
 import msgspec
@@ -56,10 +55,8 @@ class Transaction:
     async def __aenter__(self) -> Transaction:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if kind is None and not self._tried:
+    async def __aexit__(self, *error: object) -> None:
+        if error[0] is None and not self._tried:
             await self.commit()
 
     # Operations --------------------------------------------------------------------------------------------

@@ -10,14 +10,15 @@ from datetime import UTC, datetime
 from heapq import heappop, heappush
 
 from hark.api.types.delivery import Delivered
+from hark.client.builder import PopParams
 from hark.client.calling import Caller
 from hark.client.delivery.leases import LeaseKeeper
+from hark.client.delivery.prefetcher import PollSource, Source
 from hark.client.delivery.settling import MOST_WITH_POP, PiggybackedAcks, Settled, Settler, Verdict
 from hark.client.delivery.socket import SocketSource
-from hark.client.delivery.sources import PollSource, Source, Wish
 from hark.client.pushing import NewMessage
 from hark.errors import HarkError
-from hark.polling.poller import Poller
+from hark.polling import Poller
 from hark.worker.retrying import Ended, Held
 from hark.worker.stats import UNKNOWN
 
@@ -85,7 +86,7 @@ class Feed:
     def __init__(
         self,
         caller: Caller,
-        wish: Wish,
+        params: PopParams,
         poller: Poller,
         *,
         slots: int,
@@ -100,14 +101,14 @@ class Feed:
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._keeper = LeaseKeeper(caller, monotonic=monotonic)
-        self._source, self._settler = self._ways(caller, wish, sockets, headers)
-        self._carries_acks = wish.wait and isinstance(self._source, PollSource)
+        self._source, self._settler = self._ways(caller, params, sockets, headers)
+        self._carries_acks = params.waits and isinstance(self._source, PollSource)
         self._acks: PiggybackedAcks | None = None
         """Settlements for the next poll to carry."""
-        self._queue = wish.queue
+        self._queue = params.queue
         self._poller = poller
-        self._waits_there = wish.wait
-        self.rests = not wish.wait or poller.strategy.longest_interval() > wish.seconds
+        self._waits_there = params.waits
+        self.rests = not params.waits or poller.strategy.longest_interval() > params.seconds
         """Whether there are times without a waiting request. Then known due times of messages are useful."""
         self._dues = Dues()
         self._is_resting = False
@@ -129,14 +130,14 @@ class Feed:
         """The error of the last poll, or None."""
 
     def _ways(
-        self, caller: Caller, wish: Wish, sockets: bool, headers: Mapping[str, str] | None
+        self, caller: Caller, params: PopParams, sockets: bool, headers: Mapping[str, str] | None
     ) -> tuple[Source, Settler]:
         """The source of messages and their settler. With WebSockets both use the same socket."""
-        if sockets and wish.wait:
-            source = SocketSource(caller, wish, headers=headers, disconnected=self._keeper.hurry)
+        if sockets and params.wait:
+            source = SocketSource(caller, params, headers=headers, disconnected=self._keeper.hurry)
             return source, source.settler
         settler = Settler(caller)
-        return PollSource(caller, wish, settler.give_back), settler
+        return PollSource(caller, params, settler.give_back), settler
 
     def open(self) -> None:
         """Start to renew leases."""

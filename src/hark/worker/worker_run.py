@@ -17,20 +17,19 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from hark.client.arguments import MAX_NAME_BYTES
-from hark.client.calling import CallPolicy
-from hark.client.delivery.io_thread import Line
-from hark.client.delivery.sources import Wish
+from hark.client.builder import PopParams
+from hark.client.calling import CallPolicy, Transport
+from hark.client.io_thread import Line
 from hark.client.pushing import NewMessage
-from hark.client.transport.api import Transport
-from hark.polling.poller import Poller, PollMetrics
+from hark.polling import Poller, PollMetrics
 from hark.worker.executor import Workbench
 from hark.worker.fetcher import LAST_ANSWER_SECONDS, Answered, Feed, seconds_until_due
 from hark.worker.middleware import AnyMiddleware
-from hark.worker.options import Plan
 from hark.worker.retrying import Ended, Held
 from hark.worker.stats import (
     Health,
@@ -44,6 +43,9 @@ from hark.worker.stats import (
     summary_of,
 )
 from hark.worker.task import AnyTask
+
+if TYPE_CHECKING:
+    from hark.worker.worker import Plan
 
 EXIT_CODE = 1
 _log = logging.getLogger("hark.worker")
@@ -186,7 +188,7 @@ class Shift:
         self.loop = asyncio.get_running_loop()
         """The event loop of the handlers."""
         self._line = Line(transport, retry)
-        self._wish = Wish(
+        self._params = PopParams(
             queue=queue,
             group=group,
             group_mode="shared",
@@ -312,7 +314,7 @@ class Shift:
             self.health_port = await self._endpoint.open(*plan.health)
         self._feed = Feed(
             self._line.caller,
-            self._wish,
+            self._params,
             Poller(plan.polling, metrics=self._own_polls, monotonic=self._monotonic),
             slots=plan.concurrency,
             lease_seconds=plan.lease_seconds,

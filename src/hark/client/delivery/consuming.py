@@ -7,7 +7,6 @@ import contextlib
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from types import TracebackType
 from typing import Self, cast
 
 import msgspec
@@ -17,6 +16,7 @@ from hark.client.builder import Choices
 from hark.client.delivery.message import Message, error_text
 from hark.client.delivery.prefetcher import Supply
 from hark.client.delivery.settling import PiggybackedAcks
+from hark.client.io_thread import is_cancelling
 from hark.client.tracing import processing
 from hark.errors import HarkError
 
@@ -67,9 +67,7 @@ class Messages:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.aclose()
 
     def __del__(self) -> None:
@@ -300,8 +298,7 @@ class Consumption:
             await self._fail(supply, messages, given, error)
             return
         except BaseException as error:
-            task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and not (task and task.cancelling()):
+            if isinstance(error, asyncio.CancelledError) and not is_cancelling():
                 # Not our own cancellation: releasing the message without counting an attempt would repeat for ever.
                 self._failed += len(messages)
                 await self._fail(supply, messages, given, _cancelled_within(error))

@@ -12,8 +12,7 @@ import msgspec
 from hark.api import operations
 from hark.api.types.delivery import AckAnswer, AckBatchBody, AckBody, Delivered
 from hark.batching import Batcher
-from hark.client.calling import Caller, after_lost, decode, is_lost
-from hark.client.transport.api import ConnectionFailed
+from hark.client.calling import Caller, ConnectionFailed, after_lost, decode, is_lost
 from hark.errors import HarkError, InvalidInput
 from hark.model import Status
 
@@ -112,7 +111,6 @@ class PiggybackedAcks:
         self.failed(ConnectionFailed("the settlements were not sent", sent=False))
 
     async def settle(self, group: str, items: Sequence[AckBody]) -> list[AckAnswer]:
-        """See `Road`."""
         del group, items  # They are in the body.
         return await self._answers
 
@@ -131,15 +129,11 @@ class Settler:
         *,
         road: Road | None = None,
         max_items: int = 1000,
-        max_calls: int = 2,
-        max_pending: int = 100_000,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._caller = caller
         self._road = road
         self._max_items = max_items
-        self._max_calls = max_calls
-        self._max_pending = max_pending
         self._sleep = sleep
         self._batchers: dict[str, Batcher[list[AckBody], _Answers]] = {}
         self._carried: set[asyncio.Task[_Answers]] = set()
@@ -151,23 +145,21 @@ class Settler:
 
     async def settle_many(self, verdicts: Sequence[Verdict], road: Road | None = None) -> list[Settled]:
         """Settle messages of any groups. The answers are in the same order. `road` carries them, if it can."""
+        items = [_item(verdict) for verdict in verdicts]
         if road is not None:
-            asking = self._ask(verdicts[0].message.consumer_group, [_item(one) for one in verdicts], road)
-            task = asyncio.ensure_future(asking)
+            task = asyncio.ensure_future(self._ask(verdicts[0].message.consumer_group, items, road))
             self._carried.add(task)
             task.add_done_callback(self._carried.discard)
             return await task
         by_group: dict[str, list[int]] = {}
-        items = [_item(verdict) for verdict in verdicts]
         for index, verdict in enumerate(verdicts):
             by_group.setdefault(verdict.message.consumer_group, []).append(index)
         if len(by_group) == 1:
             return await self._submit(verdicts[0].message.consumer_group, items)
         pending = [self._submit(group, [items[index] for index in indexes]) for group, indexes in by_group.items()]
-        answers = await asyncio.gather(*pending)
         settled: dict[int, Settled] = {}
-        for indexes, group_answers in zip(by_group.values(), answers, strict=True):
-            settled.update(zip(indexes, group_answers, strict=True))
+        for indexes, answers in zip(by_group.values(), await asyncio.gather(*pending), strict=True):
+            settled.update(zip(indexes, answers, strict=True))
         return [settled[index] for index in range(len(verdicts))]
 
     async def give_back(self, delivered: Sequence[Delivered]) -> None:
@@ -178,11 +170,8 @@ class Settler:
         try:
             await self.settle_many([Verdict(message, "retry") for message in delivered])
         except HarkError as error:
-            _log.warning(
-                "%d messages could not be released: %s; they are redelivered when their leases expire",
-                len(delivered),
-                error,
-            )
+            text = "%d messages could not be released: %s; they are redelivered when their leases expire"
+            _log.warning(text, len(delivered), error)
 
     async def drain(self) -> None:
         """Wait until all settlements so far have an answer."""
@@ -199,12 +188,7 @@ class Settler:
                 return await self._send(group, requests)
 
             batcher = self._batchers[group] = Batcher(
-                "settle",
-                send,
-                max_items=self._max_items,
-                max_wait=0.005,
-                max_pending=self._max_pending,
-                max_calls=self._max_calls,
+                "settle", send, max_items=self._max_items, max_wait=0.005, max_pending=100_000, max_calls=2
             )
         return batcher.submit(items, len(items))
 
@@ -284,20 +268,15 @@ def _item(verdict: Verdict) -> AckBody:
             raise InvalidInput(f"delay_ms: only valid with status failed or retry, got {status}")
         if not isinstance(delay, int) or not 0 <= delay <= _MAX_DELAY_MS:
             raise InvalidInput(f"delay_ms: expected an integer from 0 to {_MAX_DELAY_MS}, got {delay!r}")
-    message = verdict.message
+    message, error = verdict.message, verdict.error
+    if error:  # JSON can carry the text then: its content must not prevent the settlement.
+        error = error[:MAX_ERROR_CHARACTERS].encode("utf-8", "backslashreplace").decode()
     # The message id, not the transaction id: it is valid even if the message has been removed.
     return AckBody(
         message.id,
         message.partition_id,
         status=None if status == "completed" else status,
         lease_id=message.lease_id or None,
-        error=_printable(verdict.error),
+        error=error or None,
         delay=delay,
     )
-
-
-def _printable(text: str | None) -> str | None:
-    """An error text that JSON can carry: its content must not prevent the settlement."""
-    if not text:
-        return None
-    return text[:MAX_ERROR_CHARACTERS].encode("utf-8", "backslashreplace").decode()

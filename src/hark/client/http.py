@@ -15,7 +15,7 @@ import msgspec
 from yarl import URL
 
 from hark.api.types.base import ErrorAnswer
-from hark.client.transport.api import (
+from hark.client.calling import (
     Answer,
     ConnectionFailed,
     Home,
@@ -25,7 +25,7 @@ from hark.client.transport.api import (
     query_text,
     retry_after_seconds,
 )
-from hark.client.transport.credentials import refused_by_tls
+from hark.client.credentials import refused_by_tls
 from hark.errors import InvalidInput
 
 _JSON = {"Content-Type": "application/json"}
