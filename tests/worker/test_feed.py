@@ -81,7 +81,7 @@ async def test_each_poll_asks_for_the_free_slots_and_none_is_made_without_any() 
     second = await bench.held()
     await asyncio.sleep(0)
     assert bench.server.batches == [3, 1]  # Full: nobody asks.
-    assert bench.feed.is_full
+    assert not bench.feed.free
     bench.feed.finished(done(first), 2)
     async with asyncio.timeout(SECONDS):
         for _ in range(3):

@@ -121,7 +121,7 @@ async def test_metrics_have_polling_tasks_and_middleware(server_url: str, queue:
         'worker_task_seconds_count{outcome="ok",task="work"} 2.0',
         'worker_task_seconds_count{outcome="error",task="work"} 1.0',
     } <= set(lines)
-    assert (metrics.durations.count("work", "ok"), metrics.durations.count("work", "error")) == (2, 1)
+    assert (metrics.seconds["work", "ok"].count, metrics.seconds["work", "error"].count) == (2, 1)
 
 
 async def test_other_requests_are_refused_and_a_port_that_is_taken_is_a_clear_error(

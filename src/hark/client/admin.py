@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Literal, TypedDict, Unpack
 
 from hark.api import operations
 from hark.api.types.dead_letters import DeadLetterPage, ListedDeadLetter, RequeuedDeadLetter
@@ -30,7 +30,7 @@ from hark.model import Limits, MessageState, SeekOutcome
 
 
 class Traces:
-    """TraceEvent events about messages, `client.traces`. Give the message, or its partition id and transaction id."""
+    """Trace events about messages, `client.traces`. Give the message, or its partition id and transaction id."""
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
@@ -115,14 +115,7 @@ class Admin:
         `search` matches a part of the name. `sort` is `newest` (newest queue first), `name`, or `backlog` (largest
         backlog first).
         """
-        query = {
-            "search": search,
-            "namespace": namespace,
-            "task": task,
-            "sort": sort,
-            "limit": limit,
-            "offset": offset,
-        }
+        query = {"search": search, "namespace": namespace, "task": task, "sort": sort, "limit": limit, "offset": offset}
         return (await self._caller.ask(operations.LIST_QUEUES, query=query)).queues
 
     async def namespaces(self, *, limit: int = 10_000, offset: int = 0) -> tuple[Namespace, ...]:
@@ -211,13 +204,7 @@ class Admin:
         """
         if partition_id is not None:
             return (await self._caller.ask(operations.DELETE_MESSAGE, partition_id, id)).success
-        try:
-            await self._caller.send(operations.DELETE_MESSAGE_BY_ID, id)
-        except NotFound as error:
-            if error.code != "message_not_found":
-                raise
-            return False
-        return True
+        return await self._caller.find("message_not_found", operations.DELETE_MESSAGE_BY_ID, id) is not None
 
     async def cancel(self, id: str) -> None:
         """Cancel a message that no consumer has received yet.
@@ -375,11 +362,24 @@ _GRAIN = timedelta(milliseconds=1)
 """Resolution of failure times."""
 
 
+class DeadLetterFilter(TypedDict, total=False):
+    """Which dead letters of a queue and group. All conditions must match."""
+
+    since: datetime | None
+    """Failures from this time on, which must have a time zone."""
+    until: datetime | None
+    """Failures before this time, which must have a time zone."""
+    partition: str | None
+    """The name of the partition."""
+    search: str | None
+    """A part of the error text. ASCII letters match in any case."""
+
+
 class DeadLetters:
     """The dead letters of all queues, of one queue, or of one group: `client.dlq()` or `queue.dlq()`.
 
     `async for letter in dead_letters` iterates over all of them, newest failure first. You can requeue or delete
-    letters during the iteration.
+    letters during the iteration. The filters of the methods are those of `DeadLetterFilter`.
     """
 
     def __init__(self, caller: Caller, queue: str | None = None, group: str | None = None) -> None:
@@ -390,40 +390,23 @@ class DeadLetters:
     def __aiter__(self) -> AsyncIterator[ListedDeadLetter]:
         return self.all()
 
-    async def list(
-        self,
-        *,
-        limit: int = 100,
-        offset: int = 0,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        partition: str | None = None,
-        search: str | None = None,
-    ) -> DeadLetterPage:
+    async def list(self, *, limit: int = 100, offset: int = 0, **filters: Unpack[DeadLetterFilter]) -> DeadLetterPage:
         """A page of dead letters, newest failure first, with the number of all matches.
 
         `since` and `until` select by the time of failure. `search` matches a part of the error text; ASCII letters
         match in any case.
         """
-        query = self._filter(since, until, partition, search) | {"limit": limit, "offset": offset}
+        query = self._query(**filters) | {"limit": limit, "offset": offset}
         return await self._caller.ask(operations.LIST_DEAD_LETTERS, query=query)
 
     async def all(
-        self,
-        *,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        partition: str | None = None,
-        search: str | None = None,
-        page_size: int = 100,
+        self, *, page_size: int = 100, **filters: Unpack[DeadLetterFilter]
     ) -> AsyncIterator[ListedDeadLetter]:
         """Iterate over all matching dead letters, page by page. The filters are those of `list`."""
         offset = 0
         seen: set[str] = set()
         while True:
-            page = await self.list(
-                limit=page_size, offset=offset, since=since, until=until, partition=partition, search=search
-            )
+            page = await self.list(limit=page_size, offset=offset, **filters)
             fresh = [letter for letter in page.items if letter.dead_letter_id not in seen]
             for letter in fresh:
                 yield letter
@@ -432,9 +415,9 @@ class DeadLetters:
             # By time, not by offset: offsets move if letters are removed during the iteration. Letters that failed in
             # the same millisecond are read again, and skipped by offset if a page has nothing else.
             ids = {letter.dead_letter_id for letter in page.items}
-            end = page.items[-1].failed_at + _GRAIN
+            end, until = page.items[-1].failed_at + _GRAIN, filters.get("until")
             if until is None or end < until:
-                seen, offset, until = ids, 0, end
+                seen, offset, filters["until"] = ids, 0, end
             elif fresh:
                 seen |= ids
             else:
@@ -464,20 +447,13 @@ class DeadLetters:
         query = {"consumerGroup": group or self.group}
         return await self._caller.ask(operations.REQUEUE, id, query=query)
 
-    async def requeue_all(
-        self,
-        *,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        partition: str | None = None,
-        search: str | None = None,
-    ) -> int:
+    async def requeue_all(self, **filters: Unpack[DeadLetterFilter]) -> int:
         """Requeue all matching dead letters, with the earliest failure in front. Returns their number.
 
         Letters that fail again meanwhile are not requeued a second time.
         """
         # All ids are read before the first letter is requeued, so that a letter that fails again is not requeued twice.
-        letters = self.all(since=since, until=until, partition=partition, search=search, page_size=_AT_ONCE)
+        letters = self.all(page_size=_AT_ONCE, **filters)
         ids = [*reversed(dict.fromkeys([letter.dead_letter_id async for letter in letters]))]
         requeued = 0
         for start in range(0, len(ids), _AT_ONCE):
@@ -488,30 +464,21 @@ class DeadLetters:
 
     async def delete(self, id: str, *, group: str | None = None) -> bool:
         """Delete one dead letter, by its own id or by the message id. Returns whether it existed."""
-        try:
-            await self._caller.send(operations.DELETE_DEAD_LETTER, id, query={"consumerGroup": group or self.group})
-        except NotFound as error:
-            if error.code != _NOT_FOUND:
-                raise
-            return False
-        return True
+        query = {"consumerGroup": group or self.group}
+        return await self._caller.find(_NOT_FOUND, operations.DELETE_DEAD_LETTER, id, query=query) is not None
 
-    async def purge(
+    async def purge(self, **filters: Unpack[DeadLetterFilter]) -> int:
+        """Delete all matching dead letters of the queue. Returns their number. The filters are those of `list`."""
+        if self.queue is None:
+            raise InvalidInput('queue: is required to purge dead letters; use client.dlq("orders").purge()')
+        return (await self._caller.ask(operations.PURGE_DEAD_LETTERS, query=self._query(**filters))).deleted
+
+    def _query(
         self,
-        *,
         since: datetime | None = None,
         until: datetime | None = None,
         partition: str | None = None,
         search: str | None = None,
-    ) -> int:
-        """Delete all matching dead letters of the queue. Returns their number. The filters are those of `list`."""
-        if self.queue is None:
-            raise InvalidInput('queue: is required to purge dead letters; use client.dlq("orders").purge()')
-        query = self._filter(since, until, partition, search)
-        return (await self._caller.ask(operations.PURGE_DEAD_LETTERS, query=query)).deleted
-
-    def _filter(
-        self, since: datetime | None, until: datetime | None, partition: str | None, search: str | None
     ) -> dict[str, str | int | None]:
         return {
             "queue": self.queue,

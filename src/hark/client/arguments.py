@@ -287,6 +287,6 @@ def key_of(parts: KeyParts, field: str = "key") -> Key:
         raise InvalidInput(f"{field}: {error}") from None
 
 
-def key_text(key: Key) -> str:
-    """A key as JSON, which keeps the types of its parts in a path or a parameter."""
-    return _encode(key).decode()
+def key_text(parts: KeyParts, field: str = "key") -> str:
+    """A key, checked, as JSON, which keeps the types of its parts in a path or a parameter."""
+    return _encode(key_of(parts, field)).decode()

@@ -13,7 +13,7 @@ import msgspec
 from hark.api.operations import Operation
 from hark.api.types.base import ErrorAnswer
 from hark.client import tracing
-from hark.errors import HarkError, InvalidInput, error_of
+from hark.errors import HarkError, InvalidInput, NotFound, error_of
 
 T = TypeVar("T")
 
@@ -268,6 +268,17 @@ class Caller:
     async def send(self, operation: Operation[Any], *names: str, **options: Unpack[CallOptions]) -> Answer:
         """Call an operation with the names in its path, as `call` does."""
         return await self.call(operation.method, place(operation, *names), **options)
+
+    async def find(
+        self, missing: str, operation: Operation[Any], *names: str, **options: Unpack[CallOptions]
+    ) -> Answer | None:
+        """Call an operation with the names in its path. None if the error code says that the object is missing."""
+        try:
+            return await self.send(operation, *names, **options)
+        except NotFound as error:
+            if error.code != missing:
+                raise
+            return None
 
 
 def is_lost(failure: HarkError) -> bool:

@@ -1,4 +1,7 @@
-"""Known due times of messages, so that a polling worker does not sleep past them."""
+"""Receives messages for the free slots of a worker, and settles those that have ended.
+
+It runs on the event loop of the network thread, so that a blocking handler does not stop it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from heapq import heappop, heappush
 
 from hark.api.types.delivery import Delivered
@@ -16,6 +20,7 @@ from hark.client.delivery.leases import LeaseKeeper
 from hark.client.delivery.prefetcher import PollSource, Source
 from hark.client.delivery.settling import MOST_WITH_POP, PiggybackedAcks, Settled, Settler, Verdict
 from hark.client.delivery.socket import SocketSource
+from hark.client.io_thread import is_cancelling
 from hark.client.pushing import NewMessage
 from hark.errors import HarkError
 from hark.polling import Poller
@@ -26,27 +31,9 @@ MOST = 1000
 """Maximum number of remembered times. Later messages are found by polling."""
 
 
-class Dues:
-    """Times at which messages are due, by a monotonic clock."""
-
-    def __init__(self) -> None:
-        self._heap: list[float] = []
-
-    def add(self, due: float) -> None:
-        """Add a time."""
-        if len(self._heap) < MOST:
-            heappush(self._heap, due)
-
-    def next_after(self, moment: float) -> float | None:
-        """The first time after a moment. Earlier times are dropped."""
-        while self._heap and self._heap[0] <= moment:
-            heappop(self._heap)
-        return self._heap[0] if self._heap else None
-
-
-def seconds_until_again(verdict: Verdict, settled: Settled) -> float | None:
+def seconds_until_again(verdict: Verdict | None, settled: Settled) -> float | None:
     """Seconds until a settled message is redelivered. None: never, or only the server knows."""
-    if not settled.success or settled.dead_lettered or verdict.status not in ("failed", "retry"):
+    if verdict is None or not settled.success or settled.dead_lettered or verdict.status not in ("failed", "retry"):
         return None
     if verdict.delay_ms is not None:
         return verdict.delay_ms / 1000
@@ -62,9 +49,6 @@ def seconds_until_due(message: NewMessage) -> float:
     else:
         at = datetime.fromisoformat(message.deliver_at)
     return max(0.0, (at - datetime.now(UTC)).total_seconds())
-
-
-# It runs on the event loop of the network thread, so that a blocking handler does not stop it.
 
 
 LAST_ANSWER_SECONDS = 0.25
@@ -101,7 +85,13 @@ class Feed:
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._keeper = LeaseKeeper(caller, monotonic=monotonic)
-        self._source, self._settler = self._ways(caller, params, sockets, headers)
+        self._source: Source
+        if sockets and params.waits:  # The messages and their settlements use the same socket.
+            self._source = SocketSource(caller, params, headers=headers, disconnected=self._keeper.hurry)
+            self._settler = self._source.settler
+        else:
+            self._settler = Settler(caller)
+            self._source = PollSource(caller, params, self._settler.give_back)
         self._carries_acks = params.waits and isinstance(self._source, PollSource)
         self._acks: PiggybackedAcks | None = None
         """Settlements for the next poll to carry."""
@@ -110,7 +100,8 @@ class Feed:
         self._waits_there = params.waits
         self.rests = not params.waits or poller.strategy.longest_interval() > params.seconds
         """Whether there are times without a waiting request. Then known due times of messages are useful."""
-        self._dues = Dues()
+        self._due_times: list[float] = []
+        """A heap of times at which messages are due, so that a polling worker does not sleep past them."""
         self._is_resting = False
         self._slots = self.free = slots
         self._lease_seconds = lease_seconds
@@ -128,16 +119,6 @@ class Feed:
         """When the server last answered a poll."""
         self.problem: str | None = None
         """The error of the last poll, or None."""
-
-    def _ways(
-        self, caller: Caller, params: PopParams, sockets: bool, headers: Mapping[str, str] | None
-    ) -> tuple[Source, Settler]:
-        """The source of messages and their settler. With WebSockets both use the same socket."""
-        if sockets and params.wait:
-            source = SocketSource(caller, params, headers=headers, disconnected=self._keeper.hurry)
-            return source, source.settler
-        settler = Settler(caller)
-        return PollSource(caller, params, settler.give_back), settler
 
     def open(self) -> None:
         """Start to renew leases."""
@@ -163,17 +144,20 @@ class Feed:
             self._poller.saw(bool(messages))
             if self._burst and not messages and was_quiet:
                 return
+            while self._due_times and self._due_times[0] <= began:
+                heappop(self._due_times)
+            next_due = self._due_times[0] if self._due_times else None
             self._is_resting = True
-            await self._poller.rest(
-                self._dues.next_after(began), self._monotonic() - began if self._waits_there else 0.0
-            )
+            await self._poller.rest(next_due, self._monotonic() - began if self._waits_there else 0.0)
             self._is_resting = False
 
     def stop(self) -> None:
         """Stop receiving."""
         self._poller.stop()
         self._room.set()
-        self._send_alone()
+        acks, self._acks = self._acks, None
+        if acks is not None:
+            acks.not_sent()
         if self._taking is not None:
             loop = asyncio.get_running_loop()
             cancel = self._taking.cancel
@@ -186,7 +170,8 @@ class Feed:
         if seconds <= 0:
             self._poller.wake()
             return
-        self._dues.add(self._monotonic() + seconds)
+        if len(self._due_times) < MOST:
+            heappush(self._due_times, self._monotonic() + seconds)
         if self._is_resting and seconds < self._poller.interval:
             self._poller.wake()  # This rest may be too long.
 
@@ -212,11 +197,6 @@ class Feed:
         if 0 < len(verdicts) <= MOST_WITH_POP and not any(verdict.error for verdict in verdicts):
             self._acks = PiggybackedAcks(verdicts)
         return self._acks
-
-    def _send_alone(self) -> None:
-        acks, self._acks = self._acks, None
-        if acks is not None:
-            acks.not_sent()
 
     async def close(self, seconds: float) -> None:
         """Settle what is left, for at most this many seconds, and stop renewing leases."""
@@ -248,11 +228,6 @@ class Feed:
         await self.close(seconds)
 
     @property
-    def is_full(self) -> bool:
-        """Whether there are no free slots, so that nothing is requested."""
-        return not self.free
-
-    @property
     def _is_quiet(self) -> bool:
         return self.free == self._slots and not self._settling
 
@@ -275,7 +250,7 @@ class Feed:
         try:
             messages = await self._taking
         except asyncio.CancelledError:
-            if self._poller.stopped and not _is_cancelling():
+            if self._poller.stopped and not is_cancelling():
                 return None
             raise
         except HarkError as error:
@@ -308,7 +283,7 @@ class Feed:
             held = Held(lease_id, together)
             self._held.add(held)
             self.free -= len(together)
-            self._keeper.hold(lease_id, self._lease_seconds, _Loss(self, held))
+            self._keeper.hold(lease_id, self._lease_seconds, partial(self.lost, held))
             if self._poller.stopped:
                 back = [_returned(held, message) for message in together]
                 self.finished(back, len(back))
@@ -342,15 +317,10 @@ class Feed:
                 self._keeper.drop(one.held.lease_id)
                 self._held.discard(one.held)
         if self.rests:
-            self._expect_again(told, answers)
+            for one, answer in zip(told, answers, strict=True):
+                if (again := seconds_until_again(one.verdict, answer)) is not None:
+                    self.expect(again)  # The retried message is due.
         self._answered([(one, by_ended.get(id(one))) for one in ended])
-
-    def _expect_again(self, told: Sequence[Ended], answers: Sequence[Settled]) -> None:
-        """Remember when retried messages are due."""
-        for one, answer in zip(told, answers, strict=True):
-            again = None if one.verdict is None else seconds_until_again(one.verdict, answer)
-            if again is not None:
-                self.expect(again)
 
 
 def _verdicts(ended: Sequence[Ended]) -> list[Verdict]:
@@ -359,21 +329,3 @@ def _verdicts(ended: Sequence[Ended]) -> list[Verdict]:
 
 def _returned(held: Held, message: Delivered) -> Ended:
     return Ended(held, message, Verdict(message, "retry"), "handed_back", UNKNOWN)
-
-
-class _Loss:
-    """Notifies the feed that a lease is lost."""
-
-    __slots__ = ("_feed", "_held")
-
-    def __init__(self, feed: Feed, held: Held) -> None:
-        self._feed, self._held = feed, held
-
-    def __call__(self) -> None:
-        self._feed.lost(self._held)
-
-
-def _is_cancelling() -> bool:
-    """Whether the running task is itself being cancelled."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 from weakref import WeakKeyDictionary
@@ -21,7 +21,7 @@ from hark.errors import HarkError, InvalidInput
 from hark.model import QUEUE_MODE
 from hark.polling import PollingStrategy, PollMetrics, strategy_from
 from hark.settings import load
-from hark.worker.middleware import AnyMiddleware, current_or_none
+from hark.worker.middleware import AnyMiddleware, current_task
 from hark.worker.retrying import RetryPolicy
 from hark.worker.stats import Snapshot, Summary, TaskEvent
 from hark.worker.task import AnyTask, Task
@@ -282,7 +282,8 @@ class Worker:
 
     def push_from_thread(self, push: Callable[[], Coroutine[Any, Any, Pushed]]) -> Pushed:
         """Push for a function that is not async: on the loop of `run` if the worker runs, otherwise on a new loop."""
-        if _has_loop():
+        with suppress(RuntimeError):
+            asyncio.get_running_loop()
             raise HarkError("push_sync cannot be called in an event loop; use: await task.push(...)")
         if self._shift is not None:
             return asyncio.run_coroutine_threadsafe(push(), self._shift.loop).result()
@@ -355,16 +356,12 @@ class Worker:
             return await shift.run()
         finally:
             self._shift = None
-            if not shift.is_in_place:
-                await self._close_within(shift.seconds_left)
-
-    async def _close_within(self, seconds: float) -> None:
-        """Close the client, with a time limit for pushes of handlers that get no answer."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self.close()
-        except TimeoutError:
-            _log.warning("pushes of handlers got no answer within the grace period; they may not be stored")
+            if not shift.line.in_place:
+                try:
+                    async with asyncio.timeout(shift.seconds_left):
+                        await self.close()
+                except TimeoutError:
+                    _log.warning("pushes of handlers got no answer within the grace period; they may not be stored")
 
     async def ready(self) -> None:
         """Wait until `run`, which was called in another task of this event loop, is ready to receive messages.
@@ -375,7 +372,7 @@ class Worker:
             await asyncio.sleep(0)  # The task that calls `run` may not have started yet.
         if self._shift is None:
             raise HarkError("this worker is not running; call run() first", code="not_running")
-        await self._shift.ready()
+        await self._shift.ready.wait()
 
     async def stop(self) -> None:
         """Shut down gracefully, and wait until `run` is about to return. Does nothing if the worker is not running.
@@ -385,8 +382,8 @@ class Worker:
         shift = self._shift
         if shift is not None:
             shift.stop()
-            if current_or_none() is None:
-                await shift.over()
+            if current_task.get() is None:
+                await shift.over.wait()
 
     @property
     def stats(self) -> Snapshot | None:
@@ -405,12 +402,3 @@ class Worker:
         """
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
-
-
-def _has_loop() -> bool:
-    """Whether the caller runs in an event loop."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

@@ -1,8 +1,4 @@
-"""Ends a process whose handlers block their event loop for longer than the grace period.
-
-A blocked event loop cannot start a graceful shutdown. The supervisor of the process would then kill it, and its tasks
-would run again only after their leases expire, with one attempt less. Instead, the network thread releases them and
-ends the process."""
+"""One run of a worker: from its start to its graceful shutdown, or to the end of a process that handlers block."""
 
 from __future__ import annotations
 
@@ -30,18 +26,8 @@ from hark.polling import Poller, PollMetrics
 from hark.worker.executor import Workbench
 from hark.worker.fetcher import LAST_ANSWER_SECONDS, Answered, Feed, seconds_until_due
 from hark.worker.middleware import AnyMiddleware
-from hark.worker.retrying import Ended, Held
-from hark.worker.stats import (
-    Health,
-    HealthEndpoint,
-    Snapshot,
-    Stats,
-    Summary,
-    TaskEvent,
-    event_of,
-    prometheus,
-    summary_of,
-)
+from hark.worker.retrying import Ended
+from hark.worker.stats import Health, HealthEndpoint, Snapshot, Stats, Summary, TaskEvent, event_of, prometheus
 from hark.worker.task import AnyTask
 
 if TYPE_CHECKING:
@@ -60,7 +46,11 @@ async def leave_if_blocked(
     leave: Callable[[int], object],
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
 ) -> None:
-    """Runs in the network thread, from the stop on, until the thread is closed.
+    """Ends a process whose handlers block their event loop for longer than the grace period.
+
+    A blocked event loop cannot start a graceful shutdown. The supervisor of the process would then kill it, and its
+    tasks would run again only after their leases expire, with one attempt less. Instead, the network thread releases
+    them and ends the process. This runs there, from the stop on, until the thread is closed.
 
     After `after` seconds, `ask` requests a response from the handlers' event loop, again and again. If there is none
     within `patience` seconds, it calls `give_back` and `leave`.
@@ -179,7 +169,6 @@ class Shift:
         self.plan = plan
         self.health_port: int | None = None
         self._queue = queue
-        self._middleware = middleware
         self._stats = Stats(monotonic)
         self._listeners = listeners
         self._sockets = sockets
@@ -187,7 +176,8 @@ class Shift:
         self._monotonic = monotonic
         self.loop = asyncio.get_running_loop()
         """The event loop of the handlers."""
-        self._line = Line(transport, retry)
+        self.line = Line(transport, retry)
+        """The network thread."""
         self._params = PopParams(
             queue=queue,
             group=group,
@@ -203,7 +193,9 @@ class Shift:
         self._poll_metrics = self._own_polls if poll_metrics is None else poll_metrics
         """The polls that cost something: the worker's own, or those of the store that polls for it."""
         self._feed: Feed | None = None
-        self._endpoint = HealthEndpoint(self._health, self._metrics_text)
+        self._endpoint = HealthEndpoint(
+            self._health, lambda: prometheus(self.snapshot(), self._poll_metrics.text(), middleware)
+        )
         self._bench = Workbench(
             tasks,
             middleware,
@@ -214,8 +206,10 @@ class Shift:
         )
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
-        self._ready = asyncio.Event()
-        self._over = asyncio.Event()
+        self.ready = asyncio.Event()
+        """The run receives messages, or has failed to start."""
+        self.over = asyncio.Event()
+        """The run has ended."""
         self.is_stopping = False
         self._stopped_at: float | None = None
         self._interrupted = False
@@ -260,19 +254,6 @@ class Shift:
         since = 0.0 if self._stopped_at is None else self._monotonic() - self._stopped_at
         return self.plan.grace_seconds - since
 
-    @property
-    def is_in_place(self) -> bool:
-        """Whether the server lives in this event loop."""
-        return self._line.in_place
-
-    async def ready(self) -> None:
-        """Wait until the run receives messages, or has failed to start."""
-        await self._ready.wait()
-
-    async def over(self) -> None:
-        """Wait until the run has ended."""
-        await self._over.wait()
-
     def snapshot(self) -> Snapshot:
         """The current state and counts."""
         return Snapshot(
@@ -294,18 +275,26 @@ class Shift:
 
     async def run(self) -> Summary:
         """Work until stopped, or in a burst until there is nothing to do."""
-        await self._line.start()
+        await self.line.start()
         try:
             with stop_signals(self.plan.handle_signals, self._stop_by_signal, self.stop_now):
-                await self._line.run(self._open)
-                self._ready.set()
+                await self.line.run(self._open)
+                self.ready.set()
                 abandoned = await self._work()
         finally:
             self._hung_up = True
-            await self._line.close()
-            self._ready.set()
-            self._over.set()
-        return summary_of(self.snapshot(), abandoned)
+            await self.line.close()
+            self.ready.set()
+            self.over.set()
+        last = self.snapshot()
+        return Summary(
+            worker_id=last.worker_id,
+            totals=last.totals,
+            tasks=last.tasks,
+            polls=last.polls,
+            empty_polls=last.empty_polls,
+            abandoned=abandoned,
+        )
 
     async def _open(self) -> None:
         """Runs in the network thread: creates the objects that belong to its event loop."""
@@ -313,13 +302,13 @@ class Shift:
         if plan.health is not None:  # First, because it is the most likely to fail.
             self.health_port = await self._endpoint.open(*plan.health)
         self._feed = Feed(
-            self._line.caller,
+            self.line.caller,
             self._params,
             Poller(plan.polling, metrics=self._own_polls, monotonic=self._monotonic),
             slots=plan.concurrency,
             lease_seconds=plan.lease_seconds,
-            receive=self._receive,
-            lose=self._lose,
+            receive=lambda held: self._here(lambda: self._bench.receive(held)),
+            lose=lambda held: self._here(lambda: self._bench.lose(held)),
             answered=self._count,
             burst=plan.burst,
             sockets=self._sockets,
@@ -331,7 +320,7 @@ class Shift:
             self._stop_feed()
 
     async def _work(self) -> int:
-        pulling = asyncio.create_task(self._line.run(self._opened.pull))
+        pulling = asyncio.create_task(self.line.run(self._opened.pull))
         stopping = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait((pulling, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -367,7 +356,7 @@ class Shift:
                 abandoned,
             )
         left = self.seconds_left
-        await self._line.run(lambda: self._close(left))
+        await self.line.run(lambda: self._close(left))
         return abandoned
 
     async def _finish_or_hurry(self, seconds: float) -> None:
@@ -400,7 +389,8 @@ class Shift:
         if self._feed is None:
             return
         self._feed.stop()
-        if self._last_resort is None and self._owns_process:
+        # After a signal that would have ended the process, if this thread can act while the handlers block theirs.
+        if self._last_resort is None and self._by_signal and not self.line.in_place:
             self._last_resort = asyncio.get_running_loop().create_task(
                 leave_if_blocked(
                     after=max(self._grace_left - self._reserved, 0.0),
@@ -416,20 +406,9 @@ class Shift:
         """Seconds at the end of the grace period that are reserved for releasing work."""
         return min(MOST_RESERVED, self.plan.grace_seconds / 5)
 
-    @property
-    def _owns_process(self) -> bool:
-        """Whether it handled a signal that would have ended the process, and can act from another thread."""
-        return self._by_signal and not self._line.in_place
-
     def _hand_over(self, ended: Sequence[Ended], slots: int) -> None:
         feed = self._opened
         self._on_line(lambda: feed.finished(ended, slots))
-
-    def _receive(self, held: Held) -> None:
-        self._here(lambda: self._bench.receive(held))
-
-    def _lose(self, held: Held) -> None:
-        self._here(lambda: self._bench.lose(held))
 
     def _count(self, answered: Sequence[Answered]) -> None:
         self._stats.add(answered)
@@ -451,7 +430,7 @@ class Shift:
 
     def _on_line(self, callback: Callable[[], object]) -> None:
         if not self._hung_up:  # An abandoned handler may end after the run.
-            self._line.post(callback)
+            self.line.post(callback)
 
     # Health ---------------------------------------------------------------------------------------------------
 
@@ -463,7 +442,7 @@ class Shift:
             status = "stopping"
         elif self._bench.stuck >= self.plan.concurrency:
             status = "stuck"
-        elif silent > due + SILENCE_SECONDS and not feed.is_full:
+        elif silent > due + SILENCE_SECONDS and feed.free:
             status = "silent"
         else:
             status = "running"
@@ -477,6 +456,3 @@ class Shift:
             round(silent, 3),
             feed.problem,
         )
-
-    def _metrics_text(self) -> str:
-        return prometheus(self.snapshot(), self._poll_metrics.text(), self._middleware)
