@@ -207,7 +207,7 @@ FACADES: dict[type, tuple[type, set[str]]] = {
     QueueAdmin: (parts.QueueAdmin, set()),
     Traces: (parts.Traces, set()),
     Transaction: (parts.Transaction, set()),
-    hark.Client: (hark.sync.Client, {"consume", "iterate", "keeper", "open", "pop", "pusher", "settler"}),
+    hark.Client: (hark.sync.Client, {"consume", "iterate", "open", "pop"}),
 }
 """The async classes, their sync faces, and what is only for the parts of the client among themselves."""
 

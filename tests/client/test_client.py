@@ -183,8 +183,8 @@ async def test_the_thread_that_renews_ends_with_the_client_and_is_not_started_af
         assert set(threading.enumerate()) == before
         async with message:
             assert len(set(threading.enumerate()) - before) == 1
-            assert (await client.keeper()).held == 1
-        assert (await client.keeper()).held == 0
+            assert (await client._holds.keeper()).held == 1
+        assert (await client._holds.keeper()).held == 0
     assert set(threading.enumerate()) == before
     with pytest.raises(HarkError, match="client is closed"):
         await late.begin()

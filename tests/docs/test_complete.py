@@ -30,7 +30,7 @@ from .test_examples import PAGES
 _CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 
 UNSAID = {
-    Client: {"buffers", "caller", "headers", "iterate", "keeper", "open", "pusher", "settler", "sockets"},
+    Client: {"buffers", "caller", "headers", "iterate", "open", "pusher", "settler", "sockets"},
     Message: {"begin", "conclude", "delivered", "in_span", "let_go", "open_span", "released"}
     | {"close_span", "settle_at_end"},
     Atomic: {"body", "empty", "repeatable"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Set
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, Protocol, TypedDict, TypeVar, Unpack
 
 import msgspec
@@ -313,3 +313,14 @@ def decode(body: bytes | msgspec.Raw, shape: type[T]) -> T:
         raise HarkError(
             f"the response does not come from a Hark server: {error}; check the URL", code="not_hark"
         ) from error
+
+
+def parts_of(items: Sequence[T], max_items: int, max_bytes: int, size_of: Callable[[T], int]) -> Iterator[Sequence[T]]:
+    """Split items, in order, into requests that fit. An item that is too large for any request is sent alone."""
+    start = size = 0
+    for index, item in enumerate(items):
+        size += (added := size_of(item))
+        if index > start and (size > max_bytes or index - start == max_items):
+            yield items[start:index]
+            start, size = index, added
+    yield items[start:]

@@ -12,7 +12,7 @@ from hark.client.arguments import a_name
 from hark.client.builder import Choices
 from hark.client.calling import Caller, CallPolicy, Transport, client_closed
 from hark.client.delivery.consuming import Consumption, Handler, Messages
-from hark.client.delivery.leases import Holds, LeaseKeeper
+from hark.client.delivery.leases import Holds
 from hark.client.delivery.message import Message
 from hark.client.delivery.prefetcher import Desk, PollSource, Source, Supply
 from hark.client.delivery.settling import Settler
@@ -53,6 +53,11 @@ class Client:
         on_open: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.caller = Caller(transport, retry)
+        self.pusher = Pusher(self.caller)
+        """Sends pushes. Concurrent pushes share a request."""
+        self.settler = Settler(self.caller)
+        """Sends settlements. Concurrent settlements share a request."""
+        self.buffers = Buffers(self.pusher)
         self._polling = polling or PollingStrategy.adaptive()
         self.sockets = sockets
         """Whether messages are delivered over WebSockets."""
@@ -61,25 +66,9 @@ class Client:
         self._on_open = on_open
         self._opened = self._closed = False
         self._holds = Holds(transport, retry)
+        self._desk = Desk(self.caller, self.settler, self._holds)
         self._supplies: set[Supply] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.buffers = Buffers(lambda: self.pusher)
-
-    # Parts, created on first use ---------------------------------------------------------------------------
-
-    @cached_property
-    def pusher(self) -> Pusher:
-        """Sends pushes. Concurrent pushes share a request."""
-        return Pusher(self.caller)
-
-    @cached_property
-    def settler(self) -> Settler:
-        """Sends settlements. Concurrent settlements share a request."""
-        return Settler(self.caller)
-
-    async def keeper(self) -> LeaseKeeper:
-        """The lease keeper, which renews leases in a separate thread."""
-        return await self._holds.keeper()
 
     @cached_property
     def kv(self) -> KeyValue:
@@ -119,8 +108,6 @@ class Client:
         """The dead letters of one queue and one consumer group. None means all queues, or all groups."""
         return DeadLetters(self.caller, queue, group)
 
-    # Used by queues ----------------------------------------------------------------------------------------
-
     async def pop(self, choices: Choices) -> list[Message]:
         """One pop request with these choices."""
         self._check_open()
@@ -145,10 +132,6 @@ class Client:
         # A handler that blocks the event loop must not keep the messages of the others from being read and renewed.
         apart = choices.concurrency > 1 and choices.renewed_seconds is not None
         return Consumption(lambda: self._supply(choices, apart), choices, handler)
-
-    @cached_property
-    def _desk(self) -> Desk:
-        return Desk(self.caller, self.settler, self._holds)
 
     async def _supply(self, choices: Choices, apart: bool = False) -> Supply:
         """A supply of messages, received in the thread of the lease keeper if `apart`."""
@@ -178,8 +161,6 @@ class Client:
         task = asyncio.ensure_future(left.close())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    # Opening and closing -----------------------------------------------------------------------------------
 
     async def open(self) -> None:
         """Prepare the transport: a server in this process starts here. Entering the context calls this."""

@@ -62,11 +62,9 @@ class HttpTransport:
 
     @property
     def url(self) -> str:
-        """The address of the server."""
         return self._base
 
     async def send(self, request: Request) -> Answer:
-        """Send one request. Raises `ConnectionFailed` if there is no response."""
         self._home.check()
         session = self._session or self._open()
         url = self._base + request.path
@@ -103,11 +101,9 @@ class HttpTransport:
             raise ConnectionFailed(text, sent=True) from error
 
     def fork(self) -> HttpTransport:
-        """The same transport for another event loop."""
         return HttpTransport(self._base, self._headers, self.tls)
 
     async def close(self) -> None:
-        """Close all connections. Nothing more can be sent."""
         self._closed = True
         session, self._session = self._session, None  # Before it is closed, so that nothing is sent with it meanwhile.
         if session is not None:
@@ -209,7 +205,10 @@ class FailoverTransport:
                 unreachable.append(error)
                 continue
             if answer.status in _IN_TROUBLE:
-                code = _code(answer)
+                try:
+                    code = _decode_problem(answer.body).code
+                except (msgspec.DecodeError, UnicodeDecodeError):
+                    code = None  # The response comes from a proxy.
                 if code in _ELSEWHERE or code is None:
                     self._leave(index)
                 if code in _ELSEWHERE:
@@ -220,14 +219,15 @@ class FailoverTransport:
             return answer
         if refused is not None:
             return refused
-        raise _nowhere(unreachable)
+        if len(unreachable) == 1:
+            raise unreachable[0]
+        texts = "; ".join(failure.text for failure in unreachable)
+        raise ConnectionFailed(f"none of {len(unreachable)} servers can be reached: {texts}", sent=False)
 
     def fork(self) -> FailoverTransport:
-        """The same servers for another event loop."""
         return FailoverTransport(self._urls, pause=self._pause, monotonic=self._monotonic, make=self._make)
 
     async def close(self) -> None:
-        """Close all connections."""
         async with AsyncExitStack() as servers:  # All of them, even if one fails or this is cancelled.
             for server in self._servers:
                 servers.push_async_callback(server.close)
@@ -250,20 +250,3 @@ class FailoverTransport:
         if self._current in self._failed_at:
             self._current = index
         self._failed_at.pop(index, None)
-
-
-def _code(answer: Answer) -> str | None:
-    """The error code of a Hark server. None: the response comes from a proxy."""
-    try:
-        return _decode_problem(answer.body).code
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-
-
-def _nowhere(failures: Sequence[ConnectionFailed]) -> ConnectionFailed:
-    if len(failures) == 1:
-        return failures[0]
-    return ConnectionFailed(
-        f"none of {len(failures)} servers can be reached: " + "; ".join(failure.text for failure in failures),
-        sent=False,
-    )

@@ -71,7 +71,6 @@ class AsgiTransport:
         await asyncio.shield(self._opening)
 
     async def send(self, request: Request) -> Answer:
-        """Send one request. Raises `ConnectionFailed` if there is no response in time."""
         await self.open()
         exchange = _Exchange(request)
         task = asyncio.create_task(self._run(exchange))
@@ -202,7 +201,6 @@ class BesideTransport:
 
     @property
     def url(self) -> str:
-        """The address, for messages."""
         return self._thread.server.url
 
     @property
@@ -215,7 +213,6 @@ class BesideTransport:
         await self._ask(self._thread.server.open())
 
     async def send(self, request: Request) -> Answer:
-        """Send one request. Raises `ConnectionFailed` if there is no response in time."""
         if request.first_line is not None:
             loop, callback = asyncio.get_running_loop(), request.first_line
             request = msgspec.structs.replace(
@@ -240,7 +237,6 @@ class BesideTransport:
             self._asked.discard(future)
 
     def fork(self) -> BesideTransport:
-        """The same transport for another event loop."""
         return BesideTransport(self._thread)
 
     async def close(self) -> None:

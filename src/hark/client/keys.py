@@ -63,16 +63,6 @@ def entry_of(found: WireEntry) -> Entry | None:
     return None if found.versionstamp is None else Entry(found.key, found.value, found.versionstamp)
 
 
-def present(found: WireEntry) -> Entry:
-    """The entry of a key that must exist."""
-    if (entry := entry_of(found)) is None:
-        raise HarkError(
-            f"the server listed the key {found.key} without a versionstamp; check that it is a Hark server",
-            code="not_hark",
-        )
-    return entry
-
-
 Self = TypeVar("Self", bound="KeyChanges")
 Number = int | float
 
@@ -337,8 +327,6 @@ class KeyValue:
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
 
-    # Entries -----------------------------------------------------------------------------------------------
-
     async def get(self, key: KeyParts) -> Entry | None:
         """The entry of a key. None if the key does not exist."""
         found = await self._caller.find("key_not_found", operations.KEYVAL_GET_KEY, key_text(key))
@@ -388,8 +376,6 @@ class KeyValue:
         answer = await self._caller.ask(operations.KEYVAL_DELETE_BATCH, body=body, safe=True)
         return answer.deleted_count
 
-    # Ranges ------------------------------------------------------------------------------------------------
-
     async def list(
         self,
         prefix: KeyParts = (),
@@ -421,8 +407,9 @@ class KeyValue:
             page = await self._caller.ask(
                 operations.KEYVAL_PAGINATE_KEYS, query=query | {"limit": size, "cursor": cursor}
             )
-            for found in page.entries:
-                yield present(found)
+            for entry in map(entry_of, page.entries):
+                if entry is not None:  # It exists, because the server listed it.
+                    yield entry
             left = None if left is None else left - len(page.entries)
             cursor = page.cursor
             if cursor is None or left == 0:
@@ -432,8 +419,6 @@ class KeyValue:
         """The number of entries below a prefix. The default is the number of all entries."""
         query = {"prefix": key_text(prefix, "prefix") if len(prefix) else None}
         return (await self._caller.ask(operations.KEYVAL_COUNT_KEYS, query=query)).count
-
-    # Atomic writes and watches -----------------------------------------------------------------------------
 
     def atomic(self) -> Atomic:
         """A new atomic write: checks and changes of keys that are applied together or not at all.

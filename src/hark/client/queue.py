@@ -44,8 +44,6 @@ class Queue(Builder["Client"]):
 
     __slots__ = ()
 
-    # Producers ---------------------------------------------------------------------------------------------
-
     async def push(self, data: object, **options: Unpack[PushOptions]) -> Pushed:
         """Push a message and wait until it is stored.
 
@@ -87,8 +85,6 @@ class Queue(Builder["Client"]):
         )._choices
         return BufferedQueue(self._client, choices)
 
-    # Consumers ---------------------------------------------------------------------------------------------
-
     async def pop(self) -> list[Message]:
         """Receive up to `batch` messages with one request. Returns an empty list if there are none.
 
@@ -118,8 +114,6 @@ class Queue(Builder["Client"]):
         raises, they are rejected with the error text and the traceback. `concurrency` handlers run at the same time.
         """
         return self._client.consume(self._choices, handler)
-
-    # Administrators ----------------------------------------------------------------------------------------
 
     @property
     def admin(self) -> QueueAdmin:
@@ -253,8 +247,6 @@ class QueueAdmin:
         self._caller = caller
         self.name = name
 
-    # Options -----------------------------------------------------------------------------------------------
-
     async def configure(
         self, *, namespace: str | None = None, task: str | None = None, **options: Unpack[QueueOptionsGiven]
     ) -> ConfiguredQueue:
@@ -276,8 +268,7 @@ class QueueAdmin:
 
     async def limits(self) -> Limits:
         """The limits that all groups of the queue share. 0 means no limit."""
-        options = (await self.stats(limit=1)).options
-        return limits_of(options)
+        return limits_of((await self.stats(limit=1)).options)
 
     async def set_limits(
         self, *, max_in_flight: int | None = None, rate_limit: float | None = None, rate_burst: int | None = None
@@ -287,8 +278,7 @@ class QueueAdmin:
             rate_burst = 0  # A burst without a rate has no meaning, and the server rejects it.
         named = {"max_in_flight": max_in_flight, "rate_limit": rate_limit, "rate_burst": rate_burst}
         given = {name: value for name, value in named.items() if value is not None}
-        options = (await self.change(**cast(QueueOptionsGiven, given))).options
-        return limits_of(options)
+        return limits_of((await self.change(**cast(QueueOptionsGiven, given))).options)
 
     async def _configure(
         self, namespace: str | None, task: str | None, options: Mapping[str, object]
@@ -300,8 +290,6 @@ class QueueAdmin:
             text = f"the server does not know these options and configured the queue without them: {names}"
             raise InvalidInput(f"{text}; leave them out or update the server")
         return configured
-
-    # Inspection --------------------------------------------------------------------------------------------
 
     async def stats(self, *, limit: int = 1000, offset: int = 0, search: str | None = None) -> ShownQueue:
         """The queue with its message counts and options, and a page of its partitions."""
@@ -318,8 +306,6 @@ class QueueAdmin:
         """The backlog of a group. Without a group: of the group that is furthest behind."""
         query = {"group": group, "limit": limit}
         return await self._caller.ask(operations.SHOW_DEPTH, self.name, query=query)
-
-    # Actions -----------------------------------------------------------------------------------------------
 
     async def delete(self) -> bool:
         """Delete the queue with its messages, groups and dead letters. Returns whether the queue existed."""
@@ -339,8 +325,6 @@ class QueueAdmin:
         If the request is repeated after a lost reply, the number is that of the second request.
         """
         return (await self._caller.ask(operations.PURGE_QUEUE, self.name, safe=True)).purged
-
-    # The key-value API -------------------------------------------------------------------------------------
 
     async def work_stats(self) -> WorkStats:
         """Message counts of the default group, by state."""

@@ -59,8 +59,6 @@ class Transaction:
         if error[0] is None and not self._tried:
             await self.commit()
 
-    # Operations --------------------------------------------------------------------------------------------
-
     def ack(
         self,
         message: Held | Wrapped,
@@ -114,8 +112,6 @@ class Transaction:
         self._open()
         self._leases.append(lease if isinstance(lease, str) else held(lease).lease_id)
         return self
-
-    # Commit ------------------------------------------------------------------------------------------------
 
     async def commit(self) -> TransactionResult:
         """Apply everything. Raises `TransactionRefused` if the server rejects it; nothing was applied in that case.

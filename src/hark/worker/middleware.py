@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime
 from functools import partial
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -129,11 +129,6 @@ class Middleware:
 
     async def on_push(self, outgoing: Outgoing) -> None:
         """Called before each push. Add headers to `outgoing.headers`, or raise to reject the push."""
-
-
-def sees_pushes(layer: object) -> TypeGuard[SeesPushes]:
-    """Whether a middleware handles pushes."""
-    return isinstance(layer, SeesPushes) and getattr(type(layer), "on_push", None) is not Middleware.on_push
 
 
 def chained(middleware: Sequence[AnyMiddleware], context: TaskContext, call: CallNext) -> CallNext:

@@ -13,7 +13,7 @@ import msgspec
 
 from hark.client.pushing import Pushed, new_message
 from hark.errors import InvalidInput
-from hark.worker.middleware import Outgoing, sees_pushes
+from hark.worker.middleware import Middleware, Outgoing, SeesPushes
 from hark.worker.retrying import RetryPolicy, policy_of, seconds_of
 
 if TYPE_CHECKING:
@@ -346,7 +346,12 @@ class Task(Generic[P, R]):
         return await self._worker.send(message)
 
     async def _headers(self, options: PushOptions, encoded: msgspec.Raw) -> dict[str, str]:
-        watching = [layer for layer in self._worker.middleware if sees_pushes(layer)]
+        layers: Sequence[object] = self._worker.middleware
+        watching = [
+            layer
+            for layer in layers
+            if isinstance(layer, SeesPushes) and getattr(type(layer), "on_push", None) is not Middleware.on_push
+        ]
         if not watching:
             return {}
         delay = None if options.delay is None else seconds_of("delay", options.delay)

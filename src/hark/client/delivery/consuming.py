@@ -301,7 +301,8 @@ class Consumption:
             if isinstance(error, asyncio.CancelledError) and not is_cancelling():
                 # Not our own cancellation: releasing the message without counting an attempt would repeat for ever.
                 self._failed += len(messages)
-                await self._fail(supply, messages, given, _cancelled_within(error))
+                failure = HandlerCancelled("the handler ended because something that it awaited was cancelled")
+                await self._fail(supply, messages, given, failure.with_traceback(error.__traceback__))
                 return
             await supply.give_back(messages)
             raise
@@ -333,13 +334,8 @@ class Consumption:
         self, supply: Supply, messages: Sequence[Message], given: Message | list[Message], error: Exception
     ) -> None:
         if self._on_error is None:
-            _log.warning(
-                "handler failed for %d messages of queue %s: %s: %s; they are rejected",
-                len(messages),
-                messages[0].queue,
-                type(error).__name__,
-                error,
-            )
+            text = "handler failed for %d messages of queue %s: %s: %s; they are rejected"
+            _log.warning(text, len(messages), messages[0].queue, type(error).__name__, error)
         else:
             try:
                 await _call(self._on_error, given, error)
@@ -360,8 +356,3 @@ def what_ran(function: object, result: object) -> object:
     if inspect.isasyncgen(result) or inspect.isgenerator(result):
         raise TypeError(f"{name_of(function)} is a generator: calling it runs nothing; remove the yield")
     return result
-
-
-def _cancelled_within(error: asyncio.CancelledError) -> HandlerCancelled:
-    failure = HandlerCancelled("the handler ended because something that it awaited was cancelled")
-    return failure.with_traceback(error.__traceback__)

@@ -119,13 +119,9 @@ class PollSource:
         """Acknowledge and pop with one request. A repetition has no further effect on the acknowledgements."""
         query = {**self._next_query, "batch": min(most, self._params.batch)}
         try:
+            seconds, body = self._seconds, acks.body
             answer = await self._caller.send(
-                operations.NEXT,
-                query=query,
-                raw_body=acks.body,
-                seconds=self._seconds,
-                safe=True,
-                first_line=acks.answered,
+                operations.NEXT, query=query, raw_body=body, seconds=seconds, safe=True, first_line=acks.answered
             )
         except HarkError as error:
             acks.failed(error.again())
@@ -215,20 +211,14 @@ class Desk:
         try:
             outcomes = await self._there(lambda: self._settler.settle_many(verdicts, road))
         except HarkError as failure:
-            _log.warning(
-                "%d messages could not be settled as %s: %s; they are redelivered", len(still_open), status, failure
-            )
+            text = "%d messages could not be settled as %s: %s; they are redelivered"
+            _log.warning(text, len(still_open), status, failure)
             return
         for message, outcome in zip(still_open, outcomes, strict=True):
             message.conclude(status, outcome)
             if not outcome.success:
-                _log.warning(
-                    "message %s of queue %s could not be settled as %s: %s; it is redelivered",
-                    message.id,
-                    message.queue,
-                    status,
-                    outcome.error,
-                )
+                text = "message %s of queue %s could not be settled as %s: %s; it is redelivered"
+                _log.warning(text, message.id, message.queue, status, outcome.error)
 
     async def settle(self, verdict: Verdict) -> Settled:
         """Settle a message at the server."""

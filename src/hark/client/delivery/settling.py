@@ -12,7 +12,7 @@ import msgspec
 from hark.api import operations
 from hark.api.types.delivery import AckAnswer, AckBatchBody, AckBody, Delivered
 from hark.batching import Batcher
-from hark.client.calling import Caller, ConnectionFailed, after_lost, decode, is_lost
+from hark.client.calling import Caller, ConnectionFailed, after_lost, decode, is_lost, parts_of
 from hark.errors import HarkError, InvalidInput
 from hark.model import Status
 
@@ -145,22 +145,18 @@ class Settler:
 
     async def settle_many(self, verdicts: Sequence[Verdict], road: Road | None = None) -> list[Settled]:
         """Settle messages of any groups. The answers are in the same order. `road` carries them, if it can."""
-        items = [_item(verdict) for verdict in verdicts]
         if road is not None:
-            task = asyncio.ensure_future(self._ask(verdicts[0].message.consumer_group, items, road))
+            asking = self._ask(verdicts[0].message.consumer_group, [_item(verdict) for verdict in verdicts], road)
+            task = asyncio.ensure_future(asking)
             self._carried.add(task)
             task.add_done_callback(self._carried.discard)
             return await task
-        by_group: dict[str, list[int]] = {}
-        for index, verdict in enumerate(verdicts):
-            by_group.setdefault(verdict.message.consumer_group, []).append(index)
-        if len(by_group) == 1:
-            return await self._submit(verdicts[0].message.consumer_group, items)
-        pending = [self._submit(group, [items[index] for index in indexes]) for group, indexes in by_group.items()]
-        settled: dict[int, Settled] = {}
-        for indexes, answers in zip(by_group.values(), await asyncio.gather(*pending), strict=True):
-            settled.update(zip(indexes, answers, strict=True))
-        return [settled[index] for index in range(len(verdicts))]
+        by_group: dict[str, list[AckBody]] = {}
+        for verdict in verdicts:
+            by_group.setdefault(verdict.message.consumer_group, []).append(_item(verdict))
+        answers = await asyncio.gather(*(self._submit(group, items) for group, items in by_group.items()))
+        settled = dict(zip(by_group, map(iter, answers), strict=True))
+        return [next(settled[verdict.message.consumer_group]) for verdict in verdicts]
 
     async def give_back(self, delivered: Sequence[Delivered]) -> None:
         """Release messages that no consumer received: they are redelivered, and no attempt is counted.
@@ -196,7 +192,9 @@ class Settler:
         """One entry per request. An invalid settlement of one caller does not fail the others."""
         items = [item for request in requests for item in request]
         try:
-            answers = [answer for part in self._parts(items) for answer in await self._ask(group, part)]
+            answers: list[Settled] = []
+            for part in parts_of(items, self._max_items, MAX_BYTES, _size):
+                answers += await self._ask(group, part)
         except InvalidInput as error:
             if len(requests) == 1:
                 return [error]
@@ -206,20 +204,7 @@ class Settler:
         settled = iter(answers)
         return [[next(settled) for _ in request] for request in requests]
 
-    def _parts(self, items: Sequence[AckBody]) -> list[list[AckBody]]:
-        """Split items into requests, by number and by size."""
-        parts: list[list[AckBody]] = [[]]
-        size = 0
-        for item in items:
-            bytes_of_it = _ITEM_BYTES if item.error is None else _ITEM_BYTES + _MOST_BYTES * len(item.error)
-            if len(parts[-1]) >= self._max_items or (parts[-1] and size + bytes_of_it > MAX_BYTES):
-                parts.append([])
-                size = 0
-            parts[-1].append(item)
-            size += bytes_of_it
-        return parts
-
-    async def _ask(self, group: str, items: list[AckBody], road: Road | None = None) -> list[Settled]:
+    async def _ask(self, group: str, items: Sequence[AckBody], road: Road | None = None) -> list[Settled]:
         """Send, and repeat while the answer is lost, as the retry policy allows."""
         lost = 0
         road = road or self._road
@@ -241,15 +226,19 @@ class Settler:
                 raise HarkError(f"{text}; check that it is a Hark server", code="not_hark")
             return [_settled(item, answer, lost > 0) for item, answer in zip(items, answers, strict=True)]
 
-    async def _answers(self, group: str, items: list[AckBody], road: Road | None) -> list[AckAnswer]:
+    async def _answers(self, group: str, items: Sequence[AckBody], road: Road | None) -> list[AckAnswer]:
         if road is not None:
             try:
                 return await road.settle(group, items)
             except HarkError as error:
                 if is_lost(error):
                     raise
-        answer = await self._caller.send(operations.ACK_BATCH, raw_body=_encode(AckBatchBody(items, group)), safe=False)
+        answer = await self._caller.send(operations.ACK_BATCH, body=AckBatchBody(list(items), group), safe=False)
         return decode(answer.body, list[AckAnswer])
+
+
+def _size(item: AckBody) -> int:
+    return _ITEM_BYTES + (_MOST_BYTES * len(item.error) if item.error else 0)
 
 
 def _settled(ack: AckBody, answer: AckAnswer, again: bool) -> Settled:
