@@ -326,7 +326,7 @@ SEED_CASES = (
     Case("Adaptive (50% busy)", PollingStrategy.adaptive(), 0.5),
     Case("Adaptive (always busy)", PollingStrategy.adaptive(), 1),
 )
-"""The table of seed 002. Its own figures for the third and the fourth row do not follow from its intervals."""
+"""The cases that `hark polling` compares."""
 
 
 def estimate(

@@ -157,7 +157,7 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False, rename="ca
     trace_id: str | None = None
     priority: int | None = None
     delay: int | None = None
-    deliver_at: str | int | None = None
+    deliver_at: str | None = None
     backoff_schedule: tuple[int, ...] | None = None
     ttl: int | None = None
     keys_if_undelivered: tuple[Key, ...] | None = None

@@ -66,7 +66,7 @@ class AsgiTransport:
             raise client_closed()
         self._home.check()
         if self._opening is None:
-            self._opening = asyncio.ensure_future(_nothing() if self._on_open is None else self._on_open())
+            self._opening = asyncio.ensure_future(asyncio.sleep(0) if self._on_open is None else self._on_open())
         # Others may wait for it, too: a cancelled caller does not cancel the start.
         await asyncio.shield(self._opening)
 
@@ -80,9 +80,8 @@ class AsgiTransport:
             async with asyncio.timeout(request.timeout):
                 return await exchange.answer
         except TimeoutError:
-            raise ConnectionFailed(
-                f"no response from the server in this process within {request.timeout:g} s", sent=True
-            ) from None
+            text = f"no response from the server in this process within {request.timeout:g} s"
+            raise ConnectionFailed(text, sent=True) from None
         finally:
             # The application learns that its client is gone, as over a socket, and can release the messages of a pop.
             exchange.left.set()
@@ -111,10 +110,6 @@ class AsgiTransport:
         await asyncio.wait([self._opening, *self._running])
         if not self._opening.cancelled() and self._opening.exception() is None and self._on_close is not None:
             await self._on_close()
-
-
-async def _nothing() -> None:
-    """There is nothing to start."""
 
 
 class _Exchange:

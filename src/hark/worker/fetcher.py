@@ -28,7 +28,18 @@ from hark.worker.retrying import Ended, Held
 from hark.worker.stats import UNKNOWN
 
 MOST = 1000
-"""Maximum number of remembered times. Later messages are found by polling."""
+"""Maximum number of remembered due times. Later messages are found by polling."""
+LAST_ANSWER_SECONDS = 0.25
+"""Seconds that a poll in flight may still take when the worker stops, so that an answer in flight is not lost."""
+_LAST_LOOK_SECONDS = 0.02
+"""Seconds after that, because this loop may have been late itself: answers that arrived are read first."""
+_SETTLE_AGAIN_SECONDS = 0.5
+_CLOSE_SECONDS = 0.5
+"""Minimum time in seconds for releasing messages that arrived too late."""
+_log = logging.getLogger("hark.worker")
+
+Answered = tuple[Ended, Settled | None]
+"""None: the lease was lost before."""
 
 
 def seconds_until_again(verdict: Verdict | None, settled: Settled) -> float | None:
@@ -44,24 +55,7 @@ def seconds_until_due(message: NewMessage) -> float:
     """Seconds until a message that is pushed now can be delivered."""
     if message.deliver_at is None:
         return (message.delay or 0) / 1000
-    if isinstance(message.deliver_at, int):
-        at = datetime.fromtimestamp(message.deliver_at / 1000, UTC)
-    else:
-        at = datetime.fromisoformat(message.deliver_at)
-    return max(0.0, (at - datetime.now(UTC)).total_seconds())
-
-
-LAST_ANSWER_SECONDS = 0.25
-"""Seconds that a poll in flight may still take when the worker stops, so that an answer in flight is not lost."""
-_LAST_LOOK_SECONDS = 0.02
-"""Seconds after that, because this loop may have been late itself: answers that arrived are read first."""
-_SETTLE_AGAIN_SECONDS = 0.5
-_CLOSE_SECONDS = 0.5
-"""Minimum time in seconds for releasing messages that arrived too late."""
-_log = logging.getLogger("hark.worker")
-
-Answered = tuple[Ended, Settled | None]
-"""None: the lease was lost before."""
+    return max(0.0, (datetime.fromisoformat(message.deliver_at) - datetime.now(UTC)).total_seconds())
 
 
 class Feed:

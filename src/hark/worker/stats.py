@@ -20,6 +20,10 @@ RATE_SECONDS = 10
 UNKNOWN = "(unknown)"
 """The task name for messages that match no task of the worker. Their own names could be anything."""
 
+REQUEST_SECONDS = 5.0
+_REASONS = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+_MAX_REQUEST = 8192
+
 OUTCOMES = ("done", "failed", "retried", "dead", "discarded", "handed_back", "lost")
 
 
@@ -183,11 +187,6 @@ def prometheus(snapshot: Snapshot, polling: str, middleware: Sequence[object]) -
         )
     )
     return own.decode() + polling + "".join(each.prometheus() for each in middleware if isinstance(each, HasMetrics))
-
-
-REQUEST_SECONDS = 5.0
-_REASONS = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
-_MAX_REQUEST = 8192
 
 
 class Health(msgspec.Struct, frozen=True, rename="camel"):

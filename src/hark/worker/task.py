@@ -45,9 +45,8 @@ def unseal(payload: msgspec.Raw | bytes) -> Envelope:
     try:
         return _decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise NotATask(
-            f'the payload is not a task: {error}; expected {{"task": "name", "arguments": {{...}}}}'
-        ) from error
+        text = f'the payload is not a task: {error}; expected {{"task": "name", "arguments": {{...}}}}'
+        raise NotATask(text) from error
 
 
 OPTION_NAMES = frozenset({"delay"})
@@ -253,7 +252,9 @@ class Task(Generic[P, R]):
         self.signature = Signature(name, function)
         self.is_async = inspect.iscoroutinefunction(function)
         self.retry = DEFAULT_RETRY if retry is None else policy_of(retry)
-        self.timeout = None if timeout is None else _checked_timeout(name, timeout)
+        self.timeout = None if timeout is None else seconds_of(f"timeout of task {name!r}", timeout)
+        if self.timeout == 0:
+            raise InvalidInput(f"timeout of task {name!r}: expected seconds above 0, or None for no limit, got 0")
         self.unique = _unique_names(name, unique, self.signature.names)
         if self.unique is not None:
             self.signature.check_unique(self.unique)
@@ -383,13 +384,6 @@ class TaskPush(Generic[P]):
 
 
 AnyTask = Task[..., Any]
-
-
-def _checked_timeout(name: str, timeout: float | timedelta) -> float:
-    seconds = seconds_of(f"timeout of task {name!r}", timeout)
-    if not seconds:
-        raise InvalidInput(f"timeout of task {name!r}: expected seconds above 0, or None for no limit, got 0")
-    return seconds
 
 
 def _unique_names(name: str, unique: bool | Sequence[str], known: tuple[str, ...]) -> tuple[str, ...] | None:

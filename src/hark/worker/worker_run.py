@@ -34,6 +34,16 @@ if TYPE_CHECKING:
     from hark.worker.worker import Plan
 
 EXIT_CODE = 1
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+MOST_RESERVED = 2.0
+"""Maximum number of seconds at the end of the grace period that are reserved for releasing work. At most a fifth of
+it."""
+LEAST_SECONDS = 0.5
+"""Minimum time in seconds for the last settlements, however short the grace period is."""
+LEAST_PATIENCE = 1.0
+"""Minimum time in seconds for the handlers' event loop to respond at the end of the grace period."""
+SILENCE_SECONDS = 30.0
+"""How many seconds late an answer of the server may be before the worker reports itself as unhealthy."""
 _log = logging.getLogger("hark.worker")
 
 
@@ -68,9 +78,6 @@ async def leave_if_blocked(
     _log.error("a handler blocks the event loop: all tasks are released, and the process exits with code 1")
     await give_back()
     leave(EXIT_CODE)
-
-
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextmanager
@@ -130,17 +137,6 @@ def _waking_the_loop() -> Iterator[None]:
         finally:
             loop.remove_reader(reader)
             signal.set_wakeup_fd(-1)
-
-
-MOST_RESERVED = 2.0
-"""Maximum number of seconds at the end of the grace period that are reserved for releasing work. At most a fifth of
-it."""
-LEAST_SECONDS = 0.5
-"""Minimum time in seconds for the last settlements, however short the grace period is."""
-LEAST_PATIENCE = 1.0
-"""Minimum time in seconds for the handlers' event loop to respond at the end of the grace period."""
-SILENCE_SECONDS = 30.0
-"""How many seconds late an answer of the server may be before the worker reports itself as unhealthy."""
 
 
 class Shift:
@@ -210,7 +206,6 @@ class Shift:
         """The run receives messages, or has failed to start."""
         self.over = asyncio.Event()
         """The run has ended."""
-        self.is_stopping = False
         self._stopped_at: float | None = None
         self._interrupted = False
         self._hung_up = False
@@ -224,7 +219,6 @@ class Shift:
         """Stop receiving immediately, and end within the grace period."""
         if self._stopped_at is None:
             self._stopped_at = self._monotonic()
-        self.is_stopping = True
         self._on_line(self._stop_feed)
         self._here(self._stop.set)
 
@@ -262,7 +256,7 @@ class Shift:
             concurrency=self.plan.concurrency,
             running=self._bench.running,
             stuck=self._bench.stuck,
-            stopping=self.is_stopping,
+            stopping=self._stopped_at is not None,
             totals=msgspec.structs.replace(self._stats.totals),
             tasks={name: msgspec.structs.replace(counts) for name, counts in list(self._stats.tasks.items())},
             rate=self._stats.rate,
@@ -316,7 +310,7 @@ class Shift:
             monotonic=self._monotonic,
         )
         self._feed.open()
-        if self.is_stopping:  # A signal came first.
+        if self._stopped_at is not None:  # A signal came first.
             self._stop_feed()
 
     async def _work(self) -> int:
@@ -438,7 +432,7 @@ class Shift:
         feed = self._opened
         silent = self._monotonic() - feed.heard_at
         due = (self.plan.timeout_ms / 1000 if self.plan.wait else 0.0) + self._poll_metrics.interval_seconds
-        if self.is_stopping:
+        if self._stopped_at is not None:
             status = "stopping"
         elif self._bench.stuck >= self.plan.concurrency:
             status = "stuck"
