@@ -191,17 +191,12 @@ class BesideTransport:
     def __init__(self, server: AsgiTransport | ServerThread) -> None:
         self._thread = ServerThread(server) if isinstance(server, AsgiTransport) else server
         self._thread.join_in()
+        self.url = self._thread.server.url
+        """The address, for messages."""
+        self.poll_as = self._thread.server.poll_as
+        """Sets the polling strategy of the server's store, if it polls. Can be called from any thread."""
         self._closed = False
         self._asked: set[concurrent.futures.Future[Any]] = set()
-
-    @property
-    def url(self) -> str:
-        return self._thread.server.url
-
-    @property
-    def poll_as(self) -> PollAs | None:
-        """Sets the polling strategy of the server's store, if it polls. Can be called from any thread."""
-        return self._thread.server.poll_as
 
     async def open(self) -> None:
         """Start the server, unless it was started."""

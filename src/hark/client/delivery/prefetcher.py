@@ -278,37 +278,33 @@ class Supply:
 
         `acks` travel with the first request; only if `overlaps`.
         """
+        carried, idle = acks, None if self._choices.idle_ms is None else self._choices.idle_ms / 1000
+        since = time.monotonic()
         try:
-            return await self._batch(most, acks)
+            while not self._interrupted:
+                asked, waited = time.monotonic(), 0.0
+                self._poller.begin()
+                try:
+                    now, carried = carried, None
+                    await self._take(min(most, self._choices.batch), now)
+                except HarkError as error:
+                    if not error.retryable:
+                        raise
+                    queue = self._choices.queue or "(several)"
+                    _log.warning("cannot receive messages of queue %s: %s; trying again", queue, error)
+                    self._poller.failed(error.retry_after)
+                else:
+                    self._poller.saw(bool(self.held))
+                    if self.held:
+                        break
+                    waited = time.monotonic() - asked
+                if idle is not None and time.monotonic() - since >= idle:
+                    break
+                await self._poller.rest(waited=waited)
+            return len(self.held)
         finally:
             if acks is not None:
                 acks.not_sent()  # It has no effect on those that were sent.
-
-    async def _batch(self, most: int, acks: PiggybackedAcks | None) -> int:
-        idle = None if self._choices.idle_ms is None else self._choices.idle_ms / 1000
-        since = time.monotonic()
-        while not self._interrupted:
-            asked = time.monotonic()
-            waited = 0.0
-            self._poller.begin()
-            try:
-                carried, acks = acks, None
-                await self._take(min(most, self._choices.batch), carried)
-            except HarkError as error:
-                if not error.retryable:
-                    raise
-                queue = self._choices.queue or "(several)"
-                _log.warning("cannot receive messages of queue %s: %s; trying again", queue, error)
-                self._poller.failed(error.retry_after)
-            else:
-                self._poller.saw(bool(self.held))
-                if self.held:
-                    return len(self.held)
-                waited = time.monotonic() - asked
-            if idle is not None and time.monotonic() - since >= idle:
-                break
-            await self._poller.rest(waited=waited)
-        return 0
 
     async def _take(self, most: int, acks: PiggybackedAcks | None) -> None:
         """Receive from the source, unless that is interrupted."""
