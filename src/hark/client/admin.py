@@ -433,10 +433,8 @@ class DeadLetters:
         if not found:
             raise NotFound(f"dead letter {id} not found", code=_NOT_FOUND)
         if len(found) > 1:
-            raise Conflict(
-                f"message {id} is a dead letter in several groups; give the group, or use the dead_letter_id",
-                code="ambiguous",
-            )
+            text = f"message {id} is a dead letter in several groups; give the group, or use the dead_letter_id"
+            raise Conflict(text, code="ambiguous")
         return found[0]
 
     async def requeue(self, id: str, *, group: str | None = None) -> RequeuedDeadLetter:

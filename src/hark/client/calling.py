@@ -310,9 +310,12 @@ def decode(body: bytes | msgspec.Raw, shape: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=shape)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise HarkError(
-            f"the response does not come from a Hark server: {error}; check the URL", code="not_hark"
-        ) from error
+        raise not_hark(f"the response does not come from a Hark server: {error}; check the URL") from error
+
+
+def not_hark(text: str) -> HarkError:
+    """The error of a response that no Hark server sends."""
+    return HarkError(text, code="not_hark")
 
 
 def parts_of(items: Sequence[T], max_items: int, max_bytes: int, size_of: Callable[[T], int]) -> Iterator[Sequence[T]]:

@@ -14,7 +14,7 @@ from hark.api import operations
 from hark.api.types.delivery import PushAnswer
 from hark.batching import Batcher
 from hark.client.arguments import NewMessage, new_message
-from hark.client.calling import Caller, Home, client_closed, decode, parts_of
+from hark.client.calling import Caller, Home, client_closed, decode, not_hark, parts_of
 from hark.client.tracing import pushing, stamped
 from hark.errors import HarkError, InvalidInput, Overloaded, error_of
 from hark.model.messages import RESERVED
@@ -170,7 +170,7 @@ def _outcomes(body: bytes, expected: int) -> list[Pushed | HarkError]:
         pushed = [_outcome(one) for one in decode(body, list[PushAnswer])]  # At least one item was rejected.
     if len(pushed) != expected:
         text = f"the server returned {len(pushed)} results for {expected} pushed messages"
-        raise HarkError(f"{text}; check that it is a Hark server", code="not_hark")
+        raise not_hark(f"{text}; check that it is a Hark server")
     return pushed
 
 

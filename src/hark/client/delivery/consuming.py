@@ -293,19 +293,18 @@ class Consumption:
     ) -> None:
         try:
             await self._process(messages, given)
-        except Exception as error:
-            self._failed += len(messages)
-            await self._fail(supply, messages, given, error)
-            return
         except BaseException as error:
+            failure = error
             if isinstance(error, asyncio.CancelledError) and not is_cancelling():
                 # Not our own cancellation: releasing the message without counting an attempt would repeat for ever.
-                self._failed += len(messages)
                 failure = HandlerCancelled("the handler ended because something that it awaited was cancelled")
-                await self._fail(supply, messages, given, failure.with_traceback(error.__traceback__))
-                return
-            await supply.give_back(messages)
-            raise
+                failure = failure.with_traceback(error.__traceback__)
+            if not isinstance(failure, Exception):
+                await supply.give_back(messages)
+                raise
+            self._failed += len(messages)
+            await self._fail(supply, messages, given, failure)
+            return
         self._succeeded += len(messages)
         if self._on_success is None:
             await acks.send(messages, last=last)

@@ -12,7 +12,7 @@ import msgspec
 from hark.api import operations
 from hark.api.types.delivery import AckAnswer, AckBatchBody, AckBody, Delivered
 from hark.batching import Batcher
-from hark.client.calling import Caller, ConnectionFailed, after_lost, decode, is_lost, parts_of
+from hark.client.calling import Caller, ConnectionFailed, after_lost, decode, is_lost, not_hark, parts_of
 from hark.errors import HarkError, InvalidInput
 from hark.model import Status
 
@@ -223,7 +223,7 @@ class Settler:
                 continue
             if len(answers) != len(items):
                 text = f"the server returned {len(answers)} results for {len(items)} settlements"
-                raise HarkError(f"{text}; check that it is a Hark server", code="not_hark")
+                raise not_hark(f"{text}; check that it is a Hark server")
             return [_settled(item, answer, lost > 0) for item, answer in zip(items, answers, strict=True)]
 
     async def _answers(self, group: str, items: Sequence[AckBody], road: Road | None) -> list[AckAnswer]:

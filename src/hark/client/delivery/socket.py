@@ -18,7 +18,7 @@ from hark.api.types import frames
 from hark.api.types.delivery import AckAnswer, AckBody, Delivered
 from hark.api.types.frames import Error, ServerFrame
 from hark.client.builder import PopParams
-from hark.client.calling import Caller, CallPolicy, ConnectionFailed
+from hark.client.calling import Caller, CallPolicy, ConnectionFailed, not_hark
 from hark.client.delivery.prefetcher import check_most
 from hark.client.delivery.settling import PiggybackedAcks, Settler, Verdict
 from hark.client.http import FailoverTransport, HttpTransport, connector, unreachable
@@ -54,9 +54,7 @@ def decode_frame(text: str) -> ServerFrame | None:
                 raise
             return None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise HarkError(
-            f"a WebSocket frame does not come from a Hark server: {error}; check the URL", code="not_hark"
-        ) from error
+        raise not_hark(f"a WebSocket frame does not come from a Hark server: {error}; check the URL") from error
 
 
 def error_in(frame: Error) -> HarkError:
@@ -161,8 +159,7 @@ class Connection:
             self._waiting.pop(ref, None)
             answer.cancel()
         if not isinstance(frame, shape):
-            text = f"{self._url} sent an unexpected answer over the WebSocket; check that it is a Hark server"
-            raise HarkError(text, code="not_hark")
+            raise not_hark(f"{self._url} sent an unexpected answer over the WebSocket; check that it is a Hark server")
         return frame
 
     async def _within(self, answer: Awaitable[T]) -> T:
