@@ -21,7 +21,7 @@ from tests.client.transports import path
 
 T = TypeVar("T")
 
-PATIENCE = 20.0
+WAIT_SECONDS = 20.0
 """Seconds after which a test gives up on what should come at once."""
 
 
@@ -90,7 +90,7 @@ async def settle(caller: Caller, delivery: Delivery, status: str = "completed", 
     assert answer.success
 
 
-async def bury(caller: Caller, queue: str, *data: object, group: str = QUEUE_MODE) -> list[Delivery]:
+async def dead_letter(caller: Caller, queue: str, *data: object, group: str = QUEUE_MODE) -> list[Delivery]:
     """Make dead letters, in this order."""
     await push(caller, queue, *data)
     deliveries = await pop(caller, queue, group)
@@ -144,7 +144,7 @@ async def streams(caller: Caller, queue: str) -> list[Stream]:
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     """Ask again and again until it is so."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_SECONDS):
         while not await condition():
             pass
 
@@ -170,9 +170,9 @@ async def until_paused(caller: Caller, queue: str) -> None:
 
 
 @asynccontextmanager
-async def source_of(caller: Caller, wish: PopParams, linger: float = 1.0) -> AsyncIterator[SocketSource]:
+async def source_of(caller: Caller, params: PopParams, linger: float = 1.0) -> AsyncIterator[SocketSource]:
     """A source that is closed at the end."""
-    source = SocketSource(caller, wish, linger=linger)
+    source = SocketSource(caller, params, linger=linger)
     try:
         yield source
     finally:

@@ -15,12 +15,12 @@ from hark.api.types.frames import Error
 from hark.client.builder import PopParams
 from hark.client.calling import Answer, Caller, ConnectionFailed
 from hark.client.delivery.prefetcher import PollSource, Source
-from hark.client.delivery.settling import Settled, Verdict
+from hark.client.delivery.settling import Settled, SettleDecision
 from hark.client.delivery.socket import SocketSource, decode_frame, error_in
 from hark.client.http import FailoverTransport, HttpTransport
 from hark.errors import Conflict, HarkError, InvalidInput, Unavailable
 from tests.client.deliveries import (
-    PATIENCE,
+    WAIT_SECONDS,
     configure,
     payloads,
     push,
@@ -40,12 +40,12 @@ BOTH = pytest.mark.parametrize("way", ["poll", "socket"])
 
 
 @asynccontextmanager
-async def source_in(way: str, caller: Caller, wish: PopParams) -> AsyncIterator[Source]:
+async def source_in(way: str, caller: Caller, params: PopParams) -> AsyncIterator[Source]:
     """A source of one kind, closed at the end."""
     if way == "poll":
-        yield PollSource(caller, wish)
+        yield PollSource(caller, params)
     else:
-        async with source_of(caller, wish) as source:
+        async with source_of(caller, params) as source:
             yield source
 
 
@@ -117,7 +117,7 @@ async def test_a_take_that_is_cancelled_or_whose_time_is_up_takes_nothing(caller
 
 
 @BOTH
-async def test_a_take_gives_no_more_than_is_asked_for_and_than_the_wish_says(
+async def test_a_take_gives_no_more_than_the_request_and_the_parameters_allow(
     caller: Caller, queue: str, way: str
 ) -> None:
     await push(caller, queue, *range(10))
@@ -129,7 +129,7 @@ async def test_a_take_gives_no_more_than_is_asked_for_and_than_the_wish_says(
 
 
 @BOTH
-async def test_labels_modes_and_lease_times_are_asked_for(caller: Caller, queue: str, way: str) -> None:
+async def test_labels_modes_and_lease_times_are_requested(caller: Caller, queue: str, way: str) -> None:
     await push(caller, f"{queue}.mail.today", 1)
     async with source_in(way, caller, PopParams(namespace=queue, task="mail")) as source:
         assert payloads(await source.take(1)) == [1]
@@ -154,7 +154,7 @@ async def test_labels_modes_and_lease_times_are_asked_for(caller: Caller, queue:
 
 
 @pytest.mark.parametrize("auto_ack", [False, True])
-async def test_a_poll_whose_answer_was_lost_is_asked_again_unless_it_settles(
+async def test_a_poll_whose_answer_was_lost_is_requested_again_unless_it_settles(
     url: str, queue: str, auto_ack: bool
 ) -> None:
     transport = Recorder(HttpTransport(url), lose=first_of(path("pop", "queue", queue)))
@@ -176,7 +176,7 @@ async def test_an_answer_that_is_not_harks_is_a_clear_error() -> None:
 # WebSockets: room, and settlements on the same way -------------------------------------------------------------
 
 
-async def test_no_more_is_delivered_than_was_asked_for(caller: Caller, queue: str) -> None:
+async def test_no_more_is_delivered_than_was_requested(caller: Caller, queue: str) -> None:
     await push(caller, queue, *range(14))
     async with source_of(caller, PopParams(queue=queue, batch=5, group="g", group_mode="shared")) as source:
         for expected in ([0, 1], [2, 3]):
@@ -192,7 +192,7 @@ async def test_no_more_is_delivered_than_was_asked_for(caller: Caller, queue: st
         second = await source.take(9)
         assert payloads(second) == [7, 8, 9, 10, 11], "the batch of the wish is the most, whatever there is room for"
         # Room that settlements make is no wish for more.
-        await source.settler.settle_many([Verdict(message) for message in first + second])
+        await source.settler.settle_many([SettleDecision(message) for message in first + second])
 
         async def is_settled() -> bool:
             return [one.unsettled for one in await streams(caller, queue)] == [0]
@@ -205,24 +205,24 @@ async def test_settlements_go_over_the_socket_and_by_requests_while_there_is_non
     transport = Recorder(HttpTransport(url))
     caller = Caller(transport)
     await push(caller, queue, *range(5))
-    wish = PopParams(queue=queue, batch=4, group="g", group_mode="shared")
+    params = PopParams(queue=queue, batch=4, group="g", group_mode="shared")
     [polled] = await PollSource(caller, once(queue, group="g", group_mode="shared")).take(1)
-    async with source_of(caller, wish) as source:
+    async with source_of(caller, params) as source:
         assert not source.connected
-        assert await source.settler.settle(Verdict(polled)) == Settled(True)
-        assert transport.asked(ACK) == 1
+        assert await source.settler.settle(SettleDecision(polled)) == Settled(True)
+        assert transport.count(ACK) == 1
         messages = await source.take(4)
-        verdicts = [
-            Verdict(messages[0]),
-            Verdict(messages[1], "dlq", "broken"),
-            Verdict(messages[2], "retry", None, 3_600_000),
-            Verdict(messages[3]),
+        decisions = [
+            SettleDecision(messages[0]),
+            SettleDecision(messages[1], "dlq", "broken"),
+            SettleDecision(messages[2], "retry", None, 3_600_000),
+            SettleDecision(messages[3]),
         ]
-        settled = await source.settler.settle_many(verdicts)
+        settled = await source.settler.settle_many(decisions)
         assert settled == [Settled(True), Settled(True, dead_lettered=True), Settled(True), Settled(True)]
-        again = await source.settler.settle(Verdict(messages[1]))
+        again = await source.settler.settle(SettleDecision(messages[1]))
         assert (again.success, again.code) == (False, "dead_lettered")
-    assert transport.asked(ACK) == 1
+    assert transport.count(ACK) == 1
     await transport.close()
 
 
@@ -235,7 +235,7 @@ async def test_automatic_acks_settle_what_is_taken_and_nothing_else(caller: Call
     assert payloads(await PollSource(caller, once(queue, 9)).take(9)) == [2]
 
 
-async def test_closing_gives_back_what_nobody_took_uncounted(caller: Caller, queue: str) -> None:
+async def test_closing_gives_back_what_no_one_took_uncounted(caller: Caller, queue: str) -> None:
     await push(caller, queue, *range(3))
     source = SocketSource(caller, PopParams(queue=queue, batch=3, group="g", group_mode="shared"), linger=3600)
     taken = await source.take(3)
@@ -246,9 +246,9 @@ async def test_closing_gives_back_what_nobody_took_uncounted(caller: Caller, que
     assert await source.take(1) == []
 
 
-async def test_what_came_too_late_goes_back_when_nobody_comes_for_it(caller: Caller, queue: str) -> None:
-    wish = PopParams(queue=queue, batch=2, group="g", group_mode="shared")
-    async with source_of(caller, wish, linger=0.0) as source:
+async def test_what_came_too_late_goes_back_when_no_one_comes_for_it(caller: Caller, queue: str) -> None:
+    params = PopParams(queue=queue, batch=2, group="g", group_mode="shared")
+    async with source_of(caller, params, linger=0.0) as source:
         await push(caller, queue, 1, 2)
         await source.take(1)
         late = PopParams(queue=queue, group="g", timeout_ms=20_000)
@@ -263,7 +263,7 @@ async def test_what_waits_behind_a_failure_goes_back_too(caller: Caller, queue: 
     async with source_of(caller, PopParams(queue=queue, batch=2), linger=3600) as source:
         first, second = await source.take(2)
         source._receive([second])
-        await source.settler.settle(Verdict(first, "failed"))
+        await source.settler.settle(SettleDecision(first, "failed"))
         assert not source._came
         again = await source.take(2)
         assert [(one.id, one.delivery_attempt) for one in again] == [(first.id, 2), (second.id, 1)]
@@ -282,7 +282,7 @@ async def test_closing_ends_a_take_that_waits(caller: Caller, queue: str) -> Non
     source = SocketSource(caller, PopParams(queue=queue, timeout_ms=600_000))
     waiting = asyncio.create_task(source.take(1))
     await until_room(caller, queue)
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_SECONDS):
         await source.close()
         assert await waiting == []
         await source.close()
@@ -330,7 +330,7 @@ async def test_a_consumer_outlives_its_server(tmp_path: Path, queue: str, how: s
     async with running(server), source_of(caller, PopParams(queue=queue, batch=2, timeout_ms=60_000)) as source:
         await spread(caller, queue, "before")
         [before] = await source.take(1)
-        assert await source.settler.settle(Verdict(before)) == Settled(True)
+        assert await source.settler.settle(SettleDecision(before)) == Settled(True)
         waiting = asyncio.create_task(source.take(1))
         await until_room(caller, queue)
         await server.end(how)
@@ -344,35 +344,35 @@ async def test_a_consumer_outlives_its_server(tmp_path: Path, queue: str, how: s
         await spread(caller, queue, "after")
         [after] = await waiting
         assert payloads([after]) == ["after"]
-        assert await source.settler.settle(Verdict(after)) == Settled(True)
+        assert await source.settler.settle(SettleDecision(after)) == Settled(True)
     await transport.close()
 
 
-async def test_what_is_held_outlives_the_connection(caller: Caller, queue: str) -> None:
+async def test_what_is_leased_outlives_the_connection(caller: Caller, queue: str) -> None:
     await spread(caller, queue, "held", "next")
     async with source_of(caller, PopParams(queue=queue)) as source:
-        [held] = await source.take(1)
+        [taken] = await source.take(1)
         assert source._connection is not None
         await source._connection.close()
         assert not source.connected
         [other] = await source.take(1)
         assert source.connected
-        assert {*payloads([held]), *payloads([other])} == {"held", "next"}
+        assert {*payloads([taken]), *payloads([other])} == {"held", "next"}
         assert await PollSource(caller, once(queue)).take(1) == []
-        assert await source.settler.settle_many([Verdict(held), Verdict(other)]) == [Settled(True)] * 2
+        assert await source.settler.settle_many([SettleDecision(taken), SettleDecision(other)]) == [Settled(True)] * 2
 
 
-async def test_whoever_renews_leases_hears_of_a_connection_that_broke_and_of_no_other(
+async def test_the_one_that_renews_leases_notices_a_connection_that_broke_and_of_no_other(
     caller: Caller, queue: str
 ) -> None:
     await spread(caller, queue, "held")
     broken: list[str] = []
     source = SocketSource(caller, PopParams(queue=queue), disconnected=lambda: broken.append("broken"))
-    [held] = await source.take(1)
+    [taken] = await source.take(1)
     assert source._connection is not None
     await source._connection.close()
     assert broken == ["broken"]
-    await source.settler.settle(Verdict(held))
+    await source.settler.settle(SettleDecision(taken))
     await spread(caller, queue, "next")
     await source.take(1)
     await source.close()

@@ -17,7 +17,7 @@ from hark.client.builder import PopParams
 from hark.client.calling import Caller
 from hark.client.client import Client
 from hark.client.delivery.leases import LeaseKeeper
-from hark.client.delivery.settling import Settler, Verdict
+from hark.client.delivery.settling import SettleDecision, Settler
 from hark.client.delivery.socket import SocketSource
 from hark.client.http import HttpTransport
 from hark.client.pushing import NewMessage, Pusher, new_message
@@ -132,10 +132,10 @@ client.kv.atomic().sum(("n",), math.nan) => value: expected a finite number
 client.kv.atomic().append(("n",), "abc") => values: expected a list of values, got str
 client.kv.atomic().enqueue(1, priority=10) => priority: expected an integer
 
-Settler(caller).settle(Verdict(MESSAGE, "done")) => status: expected completed, failed, retry or dlq, got 'done'
-Settler(caller).settle(Verdict(MESSAGE, "completed", None, 5)) => delay_ms: only valid with status failed or retry
-Settler(caller).settle(Verdict(MESSAGE, "retry", None, -1)) => delay_ms: expected an integer from 0
-Settler(caller).settle(Verdict(MESSAGE, "failed", None, 1.5)) => delay_ms: expected an integer from 0
+Settler(caller).settle(SettleDecision(MESSAGE, "done")) => status: expected completed, failed, retry or dlq, got 'done'
+Settler(caller).settle(SettleDecision(MESSAGE, "completed", None, 5)) => delay_ms: only valid with status failed or retry
+Settler(caller).settle(SettleDecision(MESSAGE, "retry", None, -1)) => delay_ms: expected an integer from 0
+Settler(caller).settle(SettleDecision(MESSAGE, "failed", None, 1.5)) => delay_ms: expected an integer from 0
 client.queue().pop() => queue, namespace or task is required
 client.queue().task("t").partition("p").pop() => partition: only valid with a queue
 SocketSource(caller, PopParams(queue="q")) => ...in this process has no WebSockets
@@ -169,7 +169,7 @@ ROWS = re.findall(r"^(.+) => (.+)$", WRONG, re.MULTILINE)
 MESSAGE = Delivered("i", "t", None, msgspec.Raw(b"null"), None, "", "p", "P", "l", "g", "q", 1, 0, 1)
 KINDS = (Caller, FakeClock, HttpTransport, LeaseKeeper, QueueAdmin, RetryPolicy, Settings, Settler, SocketSource)
 NAMES = {"HALF": HALF, "MESSAGE": MESSAGE, "UTC": UTC, "datetime": datetime, "hark": hark, "math": math}
-NAMES |= {kind.__name__: kind for kind in (*KINDS, Verdict, PopParams, new_message)}
+NAMES |= {kind.__name__: kind for kind in (*KINDS, SettleDecision, PopParams, new_message)}
 """What the expressions may name, beside a client over a script."""
 
 

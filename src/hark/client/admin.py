@@ -23,7 +23,7 @@ from hark.api.types.leases import ExplainedMessage, LeasePage
 from hark.api.types.messages import ListedMessage, NamedTraces, ShownMessage, TraceEvent, TraceNames
 from hark.api.types.queues import ListedQueue, Namespace, Overview, Task
 from hark.api.types.server import Health, Maintenance, MaintenanceBody, SystemMetrics
-from hark.client.arguments import Placed, Wrapped, a_moment, json_value, optional_moment, placed
+from hark.client.arguments import Identified, Wrapped, a_moment, ids_of, json_value, optional_moment
 from hark.client.calling import Caller
 from hark.errors import Conflict, InvalidInput, NotFound, Unavailable
 from hark.model import Limits, MessageState, SeekOutcome
@@ -37,7 +37,7 @@ class Traces:
 
     async def add(
         self,
-        message: Placed | Wrapped | None = None,
+        message: Identified | Wrapped | None = None,
         data: object = None,
         *,
         event: str = "info",
@@ -51,7 +51,7 @@ class Traces:
         `data` is any JSON value, `event` the type of the event. `by_name` finds the event by each of the `names`.
         `group` is the consumer group; the default is the group of the delivery.
         """
-        partition, transaction = placed(message, partition_id, transaction_id)
+        partition, transaction = ids_of(message, partition_id, transaction_id)
         delivered = getattr(message, "delivered", message)
         body = {
             "partitionId": partition,
@@ -65,7 +65,7 @@ class Traces:
 
     async def of(
         self,
-        message: Placed | Wrapped | None = None,
+        message: Identified | Wrapped | None = None,
         *,
         partition_id: str | None = None,
         transaction_id: str | None = None,
@@ -73,7 +73,7 @@ class Traces:
         offset: int = 0,
     ) -> tuple[TraceEvent, ...]:
         """The trace events of a message, oldest first."""
-        partition, transaction = placed(message, partition_id, transaction_id)
+        partition, transaction = ids_of(message, partition_id, transaction_id)
         query = {"limit": limit, "offset": offset}
         return (await self._caller.ask(operations.LIST_OF_MESSAGE, partition, transaction, query=query)).traces
 
@@ -277,7 +277,7 @@ class Groups:
     async def get(self, name: str, *, limit: int = 1000) -> dict[str, tuple[ShownPosition, ...]]:
         """The position of a group in each partition, by queue. Empty for an unknown group."""
         queues = await self._caller.ask(operations.SHOW_GROUP, name, query={"limit": limit})
-        return {queue: places.partitions for queue, places in queues.items()}
+        return {queue: partitions.partitions for queue, partitions in queues.items()}
 
     async def lagging(self, *, min_lag_seconds: int = 3600, limit: int = 1000) -> tuple[LaggingPosition, ...]:
         """Partitions in which a message has waited at least this many seconds for a group."""

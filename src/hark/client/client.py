@@ -14,10 +14,10 @@ from hark.client.calling import Caller, CallPolicy, Transport, client_closed
 from hark.client.delivery.consuming import Consumption, Handler, Messages
 from hark.client.delivery.leases import Holds
 from hark.client.delivery.message import Message
-from hark.client.delivery.prefetcher import Desk, PollSource, Source, Supply
+from hark.client.delivery.prefetcher import ConsumerSession, PollSource, Prefetcher, Source
 from hark.client.delivery.settling import Settler
 from hark.client.delivery.socket import SocketSource
-from hark.client.io_thread import Line
+from hark.client.io_thread import IoThread
 from hark.client.keys import KeyValue
 from hark.client.pushing import Buffers, Pusher
 from hark.client.queue import Queue
@@ -66,8 +66,8 @@ class Client:
         self._on_open = on_open
         self._opened = self._closed = False
         self._holds = Holds(transport, retry)
-        self._desk = Desk(self.caller, self.settler, self._holds)
-        self._supplies: set[Supply] = set()
+        self._session = ConsumerSession(self.caller, self.settler, self._holds)
+        self._prefetchers: set[Prefetcher] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     @cached_property
@@ -119,44 +119,46 @@ class Client:
             self._retire(source)
             raise
         # With renew_lease(True) leases are renewed from delivery on, otherwise from `async with message` on.
-        return await self._desk.receive(delivered, choices, begin=choices.renew is True)
+        return await self._session.receive(delivered, choices, begin=choices.renew is True)
 
     def iterate(self, choices: Choices) -> Messages:
         """Iterate over messages with these choices."""
         choices = choices.of_a_consumer()
-        return Messages(lambda: self._supply(choices), self._retire, choices)
+        return Messages(lambda: self._open_prefetcher(choices), self._retire, choices)
 
     def consume(self, choices: Choices, handler: Handler) -> Consumption:
         """Consume messages into a handler with these choices."""
         choices = choices.of_a_consumer()
         # A handler that blocks the event loop must not keep the messages of the others from being read and renewed.
         apart = choices.concurrency > 1 and choices.renewed_seconds is not None
-        return Consumption(lambda: self._supply(choices, apart), choices, handler)
+        return Consumption(lambda: self._open_prefetcher(choices, apart), choices, handler)
 
-    async def _supply(self, choices: Choices, apart: bool = False) -> Supply:
+    async def _open_prefetcher(self, choices: Choices, apart: bool = False) -> Prefetcher:
         """A supply of messages, received in the thread of the lease keeper if `apart`."""
-        line = await self._holds.line() if apart else None
+        io_thread = await self._holds.io_thread() if apart else None
         self._check_open()
         strategy = self._polling
         if choices.polling:
             strategy = PollingStrategy.fixed(interval_ms=choices.poll_ms or _PLAIN_POLL_MS)
-        source, desk = self._source(choices, line)
+        source, session = self._source(choices, io_thread)
         # A poll that does not wait would find nothing before the ack and then rest. A socket needs no poll at all.
-        overlaps = choices.waits and desk is self._desk
-        supply = Supply(desk, source, choices, strategy, self._supplies.discard, overlaps=overlaps, line=line)
-        self._supplies.add(supply)
-        return supply
+        overlaps = choices.waits and session is self._session
+        prefetcher = Prefetcher(
+            session, source, choices, strategy, self._prefetchers.discard, overlaps=overlaps, io_thread=io_thread
+        )
+        self._prefetchers.add(prefetcher)
+        return prefetcher
 
-    def _source(self, choices: Choices, line: Line | None) -> tuple[Source, Desk]:
+    def _source(self, choices: Choices, io_thread: IoThread | None) -> tuple[Source, ConsumerSession]:
         """The source of messages and the session that settles them. With WebSockets both use the same socket."""
-        caller = self.caller if line is None else line.caller
+        caller = self.caller if io_thread is None else io_thread.caller
         if self.sockets and choices.seconds:
             source = SocketSource(caller, choices, headers=self.headers, disconnected=self._holds.hurry)
-            return source, Desk(self.caller, source.settler, self._holds, line)
-        settler = self.settler if line is None else Settler(caller)
-        return PollSource(caller, choices, settler.give_back), self._desk
+            return source, ConsumerSession(self.caller, source.settler, self._holds, io_thread)
+        settler = self.settler if io_thread is None else Settler(caller)
+        return PollSource(caller, choices, settler.give_back), self._session
 
-    def _retire(self, left: Supply | Source) -> None:
+    def _retire(self, left: Prefetcher | Source) -> None:
         """Close a supply or source that has no consumer any more."""
         task = asyncio.ensure_future(left.close())
         self._tasks.add(task)
@@ -189,7 +191,7 @@ class Client:
         self._closed = True
         steps: list[Callable[[], Awaitable[object]]] = [
             self.buffers.close,
-            lambda: asyncio.gather(*(supply.close() for supply in list(self._supplies)), *self._tasks),
+            lambda: asyncio.gather(*(prefetcher.close() for prefetcher in list(self._prefetchers)), *self._tasks),
             self.pusher.close,
             self.settler.drain,
             self._holds.close,

@@ -196,7 +196,7 @@ class BesideTransport:
         self.poll_as = self._thread.server.poll_as
         """Sets the polling strategy of the server's store, if it polls. Can be called from any thread."""
         self._closed = False
-        self._asked: set[concurrent.futures.Future[Any]] = set()
+        self._pending: set[concurrent.futures.Future[Any]] = set()
 
     async def open(self) -> None:
         """Start the server, unless it was started."""
@@ -215,7 +215,7 @@ class BesideTransport:
             work.close()
             raise client_closed()
         future = self._thread.submit(work)
-        self._asked.add(future)
+        self._pending.add(future)
         try:
             # A cancellation here also cancels the request there, so the server releases the messages of a pop.
             return await asyncio.wrap_future(future)
@@ -224,7 +224,7 @@ class BesideTransport:
                 raise ConnectionFailed("the client was closed before the server answered", sent=True) from None
             raise
         finally:
-            self._asked.discard(future)
+            self._pending.discard(future)
 
     def fork(self) -> BesideTransport:
         return BesideTransport(self._thread)
@@ -234,7 +234,7 @@ class BesideTransport:
         if self._closed:
             return
         self._closed = True
-        for future in list(self._asked):
+        for future in list(self._pending):
             future.cancel()
         await self._thread.leave()
 

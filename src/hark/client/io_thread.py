@@ -81,7 +81,7 @@ class Line:
 
     def __init__(self, transport: Transport, retry: CallPolicy | None = None) -> None:
         fork = transport.fork()
-        self.in_place = fork is None
+        self.is_inline = fork is None
         """There is no thread: everything runs on the loop that called `start`."""
         self.caller = Caller(fork or transport, retry)
         """For use on the loop of this thread only."""
@@ -92,16 +92,16 @@ class Line:
         """Start the thread. Call it once."""
         if self._loop is not None:
             raise HarkError("the network thread was already started")
-        if self.in_place:
+        if self.is_inline:
             self._loop = asyncio.get_running_loop()
             return
         # The transport is closed twice if closing was cancelled: connections must not outlive their loop.
-        self._thread = LoopThread("hark-line", at_end=self.caller.transport.close)
+        self._thread = LoopThread("hark-io", at_end=self.caller.transport.close)
         self._loop = self._thread.loop
 
     def spawn(self, work: Coroutine[object, object, T]) -> asyncio.Future[T]:
         """Start a coroutine on the thread's loop at once, even if this loop is blocked after the call."""
-        if self.in_place:
+        if self.is_inline:
             return asyncio.ensure_future(work)
         return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._started()))
 
@@ -110,7 +110,7 @@ class Line:
 
         The coroutine may end before the cancellation reaches it: `late` gets its result then.
         """
-        if self.in_place:
+        if self.is_inline:
             return await make()
         loop = self._started()
         running: asyncio.Future[T] | None = None
@@ -173,5 +173,5 @@ class Line:
 
 def _closed() -> HarkError:
     return HarkError(
-        "the network thread is not running: it was closed or not started; create a new client", code="line_closed"
+        "the network thread is not running: it was closed or not started; create a new client", code="io_thread_closed"
     )

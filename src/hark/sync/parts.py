@@ -11,7 +11,7 @@ from hark.client.admin import Admin as AsyncAdmin
 from hark.client.admin import DeadLetters as AsyncDeadLetters
 from hark.client.admin import Groups as AsyncGroups
 from hark.client.admin import Traces as AsyncTraces
-from hark.client.arguments import Held, KeyParts, Wrapped
+from hark.client.arguments import DeliveredMessage, KeyParts, Wrapped
 from hark.client.calling import Caller
 from hark.client.delivery.message import Message as AsyncMessage
 from hark.client.delivery.message import Received
@@ -218,7 +218,7 @@ class Transaction(Part[AsyncTransaction]):
 
     def ack(
         self,
-        message: Message | Held | Wrapped,
+        message: Message | DeliveredMessage | Wrapped,
         status: Status = "completed",
         *,
         error: str | None = None,

@@ -166,8 +166,8 @@ class MetricsMiddleware(Middleware):
             outcome = "cancelled"
             raise
         finally:
-            measured = self.seconds.setdefault((context.task, outcome), Histogram(BOUNDS))
-            measured.add(self._monotonic() - started)
+            instrumented = self.seconds.setdefault((context.task, outcome), Histogram(BOUNDS))
+            instrumented.add(self._monotonic() - started)
 
     def prometheus(self) -> str:
         """The metric in the text format of Prometheus. The worker's /metrics includes it."""

@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from hark.api.types.delivery import Delivered
-from hark.client.delivery.settling import Verdict
+from hark.client.delivery.settling import SettleDecision
 from hark.errors import InvalidInput
 
 MAX_RETRIES = 100
@@ -154,19 +154,21 @@ class TimedOut(Exception):
         super().__init__(f"timed out after {seconds:g} s")
 
 
-def judge(message: Delivered, error: BaseException, policy: RetryPolicy, own_schedule: bool) -> tuple[Ending, Verdict]:
+def decide(
+    message: Delivered, error: BaseException, policy: RetryPolicy, own_schedule: bool
+) -> tuple[Ending, SettleDecision]:
     """How to settle a message after its handler raised."""
     if isinstance(error, Discard):
-        return "discarded", Verdict(message, "completed")
+        return "discarded", SettleDecision(message, "completed")
     after = None if own_schedule else policy.delay(message.delivery_attempt)
     if isinstance(error, Retry) and error.after is not None:
         after = error.after
     delay_ms = None if after is None else round(after * 1000)
     if not isinstance(error, Retry):
-        return "failed", Verdict(message, "failed", text_of(error), delay_ms)
+        return "failed", SettleDecision(message, "failed", text_of(error), delay_ms)
     if not error.counted:
-        return "retried", Verdict(message, "retry", None, delay_ms)
-    return "retried", Verdict(message, "failed", text_of(error), delay_ms)
+        return "retried", SettleDecision(message, "retry", None, delay_ms)
+    return "retried", SettleDecision(message, "failed", text_of(error), delay_ms)
 
 
 def text_of(error: BaseException) -> str:
@@ -200,7 +202,7 @@ def trace_of(error: BaseException) -> tuple[type[BaseException], BaseException, 
     return type(error), error, inner or error.__traceback__
 
 
-class Held(msgspec.Struct, eq=False):
+class InFlight(msgspec.Struct, eq=False):
     """Messages that were delivered together, under one lease."""
 
     lease_id: str
@@ -218,9 +220,9 @@ class Held(msgspec.Struct, eq=False):
 class Ended(msgspec.Struct, eq=False):
     """How the handling of one message ended, and how to settle it; None if there is nothing to settle."""
 
-    held: Held
+    in_flight: InFlight
     message: Delivered
-    verdict: Verdict | None
+    decision: SettleDecision | None
     ending: Ending
     task: str
     seconds: float = 0.0

@@ -25,7 +25,7 @@ from hark.worker.middleware import AnyMiddleware, current_task
 from hark.worker.retrying import RetryPolicy
 from hark.worker.stats import Snapshot, Summary, TaskEvent
 from hark.worker.task import AnyTask, Task
-from hark.worker.worker_run import Shift
+from hark.worker.worker_run import WorkerRun
 
 if TYPE_CHECKING:
     from hark.client.client import Client
@@ -203,7 +203,7 @@ class Worker:
         self._lease = lease
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, Client] = WeakKeyDictionary()
         self._listeners: list[Callable[[TaskEvent], None]] = []
-        self._shift: Shift | None = None
+        self._worker_run: WorkerRun | None = None
 
     # Tasks ----------------------------------------------------------------------------------------------------
 
@@ -276,8 +276,8 @@ class Worker:
     async def send(self, message: NewMessage) -> Pushed:
         """Push the message of a task. A running worker that polls then knows when the message is due."""
         pushed = await self.client.pusher.push(message)
-        if self._shift is not None:
-            self._shift.expect(message)
+        if self._worker_run is not None:
+            self._worker_run.expect(message)
         return pushed
 
     def push_from_thread(self, push: Callable[[], Coroutine[Any, Any, Pushed]]) -> Pushed:
@@ -285,8 +285,8 @@ class Worker:
         with suppress(RuntimeError):
             asyncio.get_running_loop()
             raise HarkError("push_sync cannot be called in an event loop; use: await task.push(...)")
-        if self._shift is not None:
-            return asyncio.run_coroutine_threadsafe(push(), self._shift.loop).result()
+        if self._worker_run is not None:
+            return asyncio.run_coroutine_threadsafe(push(), self._worker_run.loop).result()
         if self._given_client is not None:
             raise HarkError("push_sync: the client given to this worker belongs to another event loop; give it a URL")
 
@@ -333,12 +333,12 @@ class Worker:
 
         Raises `HarkError` with the code `already_running` if the worker is running.
         """
-        if self._shift is not None:
+        if self._worker_run is not None:
             raise HarkError("this worker is already running; create another Worker to run two", code="already_running")
         plan = plan_for(options or WorkerRunOptions(), concurrency=self._concurrency, lease=self._lease)
         client = self.client
         plan, poll_metrics = polled_by_store(client.caller.transport, plan)
-        shift = self._shift = Shift(
+        worker_run = self._worker_run = WorkerRun(
             client.caller.transport,
             self.queue,
             self.group,
@@ -353,12 +353,12 @@ class Worker:
             poll_metrics=poll_metrics,
         )
         try:
-            return await shift.run()
+            return await worker_run.run()
         finally:
-            self._shift = None
-            if not shift.line.in_place:
+            self._worker_run = None
+            if not worker_run.line.is_inline:
                 try:
-                    async with asyncio.timeout(shift.seconds_left):
+                    async with asyncio.timeout(worker_run.seconds_left):
                         await self.close()
                 except TimeoutError:
                     _log.warning("pushes of handlers got no answer within the grace period; they may not be stored")
@@ -368,32 +368,32 @@ class Worker:
 
         Raises `HarkError` with the code `not_running` if the worker is not running.
         """
-        if self._shift is None:
+        if self._worker_run is None:
             await asyncio.sleep(0)  # The task that calls `run` may not have started yet.
-        if self._shift is None:
+        if self._worker_run is None:
             raise HarkError("this worker is not running; call run() first", code="not_running")
-        await self._shift.ready.wait()
+        await self._worker_run.ready.wait()
 
     async def stop(self) -> None:
         """Shut down gracefully, and wait until `run` is about to return. Does nothing if the worker is not running.
 
         A handler can call it, too. It then does not wait, because the run waits for the handler.
         """
-        shift = self._shift
-        if shift is not None:
-            shift.stop()
+        worker_run = self._worker_run
+        if worker_run is not None:
+            worker_run.stop()
             if current_task.get() is None:
-                await shift.over.wait()
+                await worker_run.over.wait()
 
     @property
     def stats(self) -> Snapshot | None:
         """Counts and state of the running worker. None if it is not running."""
-        return None if self._shift is None else self._shift.snapshot()
+        return None if self._worker_run is None else self._worker_run.snapshot()
 
     @property
     def health_port(self) -> int | None:
         """The port of /health and /metrics. None if the worker does not serve them."""
-        return None if self._shift is None else self._shift.health_port
+        return None if self._worker_run is None else self._worker_run.health_port
 
     def listen(self, listener: Callable[[TaskEvent], None]) -> Callable[[], None]:
         """Call a function with a `TaskEvent` after each delivery, in the event loop of `run`.

@@ -20,11 +20,11 @@ import msgspec
 from hark.client.arguments import MAX_NAME_BYTES
 from hark.client.builder import PopParams
 from hark.client.calling import CallPolicy, Transport
-from hark.client.io_thread import Line
+from hark.client.io_thread import IoThread
 from hark.client.pushing import NewMessage
 from hark.polling import Poller, PollMetrics
-from hark.worker.executor import Workbench
-from hark.worker.fetcher import LAST_ANSWER_SECONDS, Answered, Feed, seconds_until_due
+from hark.worker.executor import Executor
+from hark.worker.fetcher import LAST_ANSWER_SECONDS, Answered, Fetcher, seconds_until_due
 from hark.worker.middleware import AnyMiddleware
 from hark.worker.retrying import Ended
 from hark.worker.stats import Health, HealthEndpoint, Snapshot, Stats, Summary, TaskEvent, event_of, prometheus
@@ -40,7 +40,7 @@ MOST_RESERVED = 2.0
 it."""
 LEAST_SECONDS = 0.5
 """Minimum time in seconds for the last settlements, however short the grace period is."""
-LEAST_PATIENCE = 1.0
+LEAST_RESPONSE_SECONDS = 1.0
 """Minimum time in seconds for the handlers' event loop to respond at the end of the grace period."""
 SILENCE_SECONDS = 30.0
 """How many seconds late an answer of the server may be before the worker reports itself as unhealthy."""
@@ -50,7 +50,7 @@ _log = logging.getLogger("hark.worker")
 async def leave_if_blocked(
     *,
     after: float,
-    patience: float,
+    response_seconds: float,
     ask: Callable[[Callable[[], None]], None],
     give_back: Callable[[], Awaitable[None]],
     leave: Callable[[int], object],
@@ -63,18 +63,18 @@ async def leave_if_blocked(
     them and ends the process. This runs there, from the stop on, until the thread is closed.
 
     After `after` seconds, `ask` requests a response from the handlers' event loop, again and again. If there is none
-    within `patience` seconds, it calls `give_back` and `leave`.
+    within `response_seconds` seconds, it calls `give_back` and `leave`.
     """
     await sleep(after)
     while True:
         answered = asyncio.Event()
         ask(answered.set)
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(response_seconds):
                 await answered.wait()
         except TimeoutError:
             break
-        await sleep(patience)
+        await sleep(response_seconds)
     _log.error("a handler blocks the event loop: all tasks are released, and the process exits with code 1")
     await give_back()
     leave(EXIT_CODE)
@@ -91,12 +91,12 @@ def stop_signals(enabled: bool, stop: Callable[[], None], stop_now: Callable[[],
         yield
         return
     before = {number: signal.getsignal(number) for number in SIGNALS}
-    heard = 0
+    signals = 0
 
-    def hear(_number: int, _frame: FrameType | None) -> None:
-        nonlocal heard
-        heard += 1
-        if heard == 1:
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        nonlocal signals
+        signals += 1
+        if signals == 1:
             stop()
             return
         stop_now()
@@ -104,7 +104,7 @@ def stop_signals(enabled: bool, stop: Callable[[], None], stop_now: Callable[[],
             signal.signal(number, signal.SIG_DFL)
 
     for number in SIGNALS:
-        signal.signal(number, hear)
+        signal.signal(number, on_signal)
     try:
         with _waking_the_loop():
             yield
@@ -139,8 +139,8 @@ def _waking_the_loop() -> Iterator[None]:
             signal.set_wakeup_fd(-1)
 
 
-class Shift:
-    """Connects the network side (`Feed`, in its own thread) with the handlers, which run on this loop."""
+class WorkerRun:
+    """Connects the network side (`Fetcher`, in its own thread) with the handlers, which run on this loop."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class Shift:
         self._monotonic = monotonic
         self.loop = asyncio.get_running_loop()
         """The event loop of the handlers."""
-        self.line = Line(transport, retry)
+        self.line = IoThread(transport, retry)
         """The network thread."""
         self._params = PopParams(
             queue=queue,
@@ -188,11 +188,11 @@ class Shift:
         self._own_polls = PollMetrics()
         self._poll_metrics = self._own_polls if poll_metrics is None else poll_metrics
         """The polls that cost something: the worker's own, or those of the store that polls for it."""
-        self._feed: Feed | None = None
+        self._fetcher: Fetcher | None = None
         self._endpoint = HealthEndpoint(
             self._health, lambda: prometheus(self.snapshot(), self._poll_metrics.text(), middleware)
         )
-        self._bench = Workbench(
+        self._executor = Executor(
             tasks,
             middleware,
             worker_id=self.worker_id,
@@ -219,7 +219,7 @@ class Shift:
         """Stop receiving immediately, and end within the grace period."""
         if self._stopped_at is None:
             self._stopped_at = self._monotonic()
-        self._on_line(self._stop_feed)
+        self._on_io_thread(self._stop_fetcher)
         self._here(self._stop.set)
 
     def _stop_by_signal(self) -> None:
@@ -233,10 +233,10 @@ class Shift:
 
     def expect(self, message: NewMessage) -> None:
         """A message was pushed: a polling worker must not sleep past its due time."""
-        feed = self._feed
-        if feed is not None and feed.rests:
+        fetcher = self._fetcher
+        if fetcher is not None and fetcher.rests:
             seconds = seconds_until_due(message)
-            self._on_line(lambda: feed.expect(seconds))
+            self._on_io_thread(lambda: fetcher.expect(seconds))
 
     @property
     def seconds_left(self) -> float:
@@ -254,8 +254,8 @@ class Shift:
             worker_id=self.worker_id,
             queue=self._queue,
             concurrency=self.plan.concurrency,
-            running=self._bench.running,
-            stuck=self._bench.stuck,
+            running=self._executor.running,
+            stuck=self._executor.stuck,
             stopping=self._stopped_at is not None,
             totals=msgspec.structs.replace(self._stats.totals),
             tasks={name: msgspec.structs.replace(counts) for name, counts in list(self._stats.tasks.items())},
@@ -295,23 +295,23 @@ class Shift:
         plan = self.plan
         if plan.health is not None:  # First, because it is the most likely to fail.
             self.health_port = await self._endpoint.open(*plan.health)
-        self._feed = Feed(
+        self._fetcher = Fetcher(
             self.line.caller,
             self._params,
             Poller(plan.polling, metrics=self._own_polls, monotonic=self._monotonic),
             slots=plan.concurrency,
             lease_seconds=plan.lease_seconds,
-            receive=lambda held: self._here(lambda: self._bench.receive(held)),
-            lose=lambda held: self._here(lambda: self._bench.lose(held)),
+            receive=lambda in_flight: self._here(lambda: self._executor.receive(in_flight)),
+            lose=lambda in_flight: self._here(lambda: self._executor.lose(in_flight)),
             answered=self._count,
             burst=plan.burst,
             sockets=self._sockets,
             headers=self._headers,
             monotonic=self._monotonic,
         )
-        self._feed.open()
+        self._fetcher.open()
         if self._stopped_at is not None:  # A signal came first.
-            self._stop_feed()
+            self._stop_fetcher()
 
     async def _work(self) -> int:
         pulling = asyncio.create_task(self.line.run(self._opened.pull))
@@ -334,16 +334,16 @@ class Shift:
         reserved = self._reserved
         # The grace period starts with the signal, which a blocking handler may have delayed.
         seconds = max(self._grace_left - reserved, 0.0)
-        self._bench.stop()
-        if self._bench.running:
-            _log.info("worker shutting down; running handlers: %d, %.1f s to finish", self._bench.running, seconds)
+        self._executor.stop()
+        if self._executor.running:
+            _log.info("worker shutting down; running handlers: %d, %.1f s to finish", self._executor.running, seconds)
         await self._finish_or_hurry(seconds)
         # The last poll must have ended, otherwise it would receive the released messages.
         await asyncio.wait((pulling,), timeout=max(reserved / 2, 2 * LAST_ANSWER_SECONDS))
         pulling.cancel()
-        self._bench.cancel()
-        await self._bench.wait(max(reserved / 2, 0.1))
-        abandoned = self._bench.close()
+        self._executor.cancel()
+        await self._executor.wait(max(reserved / 2, 0.1))
+        abandoned = self._executor.close()
         if abandoned:
             _log.warning(
                 "handlers that did not end in time: %d; they are abandoned, their tasks are released and run again",
@@ -354,7 +354,7 @@ class Shift:
         return abandoned
 
     async def _finish_or_hurry(self, seconds: float) -> None:
-        finishing = asyncio.create_task(self._bench.wait(seconds))
+        finishing = asyncio.create_task(self._executor.wait(seconds))
         hurrying = asyncio.create_task(self._stop_now.wait())
         try:
             await asyncio.wait((finishing, hurrying), return_when=asyncio.FIRST_COMPLETED)
@@ -374,22 +374,22 @@ class Shift:
     # Between the two sides ------------------------------------------------------------------------------------
 
     @property
-    def _opened(self) -> Feed:
-        assert self._feed is not None, "the shift has begun"
-        return self._feed
+    def _opened(self) -> Fetcher:
+        assert self._fetcher is not None, "the shift has begun"
+        return self._fetcher
 
-    def _stop_feed(self) -> None:
+    def _stop_fetcher(self) -> None:
         """Runs in the network thread."""
-        if self._feed is None:
+        if self._fetcher is None:
             return
-        self._feed.stop()
+        self._fetcher.stop()
         # After a signal that would have ended the process, if this thread can act while the handlers block theirs.
-        if self._last_resort is None and self._by_signal and not self.line.in_place:
+        if self._last_resort is None and self._by_signal and not self.line.is_inline:
             self._last_resort = asyncio.get_running_loop().create_task(
                 leave_if_blocked(
                     after=max(self._grace_left - self._reserved, 0.0),
-                    patience=max(self._reserved - LEAST_SECONDS, LEAST_PATIENCE),
-                    ask=lambda answer: self._here(lambda: self._on_line(answer)),
+                    response_seconds=max(self._reserved - LEAST_SECONDS, LEAST_RESPONSE_SECONDS),
+                    ask=lambda answer: self._here(lambda: self._on_io_thread(answer)),
                     give_back=lambda: self._opened.give_back(LEAST_SECONDS),
                     leave=self._leave,
                 )
@@ -401,15 +401,15 @@ class Shift:
         return min(MOST_RESERVED, self.plan.grace_seconds / 5)
 
     def _hand_over(self, ended: Sequence[Ended], slots: int) -> None:
-        feed = self._opened
-        self._on_line(lambda: feed.finished(ended, slots))
+        fetcher = self._opened
+        self._on_io_thread(lambda: fetcher.finished(ended, slots))
 
     def _count(self, answered: Sequence[Answered]) -> None:
         self._stats.add(answered)
         if self._listeners:  # Waking the other event loop costs more than counting.
-            self._here(lambda: self._tell(answered))
+            self._here(lambda: self._notify(answered))
 
-    def _tell(self, answered: Sequence[Answered]) -> None:
+    def _notify(self, answered: Sequence[Answered]) -> None:
         for listener in list(self._listeners):
             for ended, settled in answered:
                 try:
@@ -422,21 +422,21 @@ class Shift:
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(callback)
 
-    def _on_line(self, callback: Callable[[], object]) -> None:
+    def _on_io_thread(self, callback: Callable[[], object]) -> None:
         if not self._hung_up:  # An abandoned handler may end after the run.
             self.line.post(callback)
 
     # Health ---------------------------------------------------------------------------------------------------
 
     def _health(self) -> Health:
-        feed = self._opened
-        silent = self._monotonic() - feed.heard_at
+        fetcher = self._opened
+        silent = self._monotonic() - fetcher.answered_at
         due = (self.plan.timeout_ms / 1000 if self.plan.wait else 0.0) + self._poll_metrics.interval_seconds
         if self._stopped_at is not None:
             status = "stopping"
-        elif self._bench.stuck >= self.plan.concurrency:
+        elif self._executor.stuck >= self.plan.concurrency:
             status = "stuck"
-        elif silent > due + SILENCE_SECONDS and feed.free:
+        elif silent > due + SILENCE_SECONDS and fetcher.free:
             status = "silent"
         else:
             status = "running"
@@ -445,8 +445,8 @@ class Shift:
             self.worker_id,
             self._queue,
             self.plan.concurrency,
-            self._bench.running,
-            self._bench.stuck,
+            self._executor.running,
+            self._executor.stuck,
             round(silent, 3),
-            feed.problem,
+            fetcher.problem,
         )

@@ -17,7 +17,7 @@ from hark.api import operations
 from hark.api.types.leases import ExtendedLease, RenewalAnswer
 from hark.client.builder import RENEWED_LEASE_SECONDS
 from hark.client.calling import Caller, CallPolicy, Transport, client_closed
-from hark.client.io_thread import Line
+from hark.client.io_thread import IoThread
 from hark.errors import HarkError, InvalidInput, LeaseLost
 from hark.polling import Pause, pause
 
@@ -50,7 +50,7 @@ class _Lease(msgspec.Struct, eq=False):
     """When the next renewal is due."""
     holders: int = 0
     lost: list[Lost] = []
-    asking: bool = False
+    renewing: bool = False
     """A renewal is in flight."""
 
     def renewed(self, at: float) -> None:
@@ -82,7 +82,7 @@ class LeaseKeeper:
         self._leases: dict[str, _Lease] = {}
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._wake_at = 0.0
         """When `run` wakes up next. 0 before its first round; infinite while there are no leases."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -137,7 +137,7 @@ class LeaseKeeper:
         self._wake()
 
     @property
-    def held(self) -> int:
+    def kept(self) -> int:
         """Number of leases that are kept."""
         return len(self._leases)
 
@@ -146,10 +146,10 @@ class LeaseKeeper:
         self._loop = asyncio.get_running_loop()
         try:
             while not self._closed:
-                self._news.clear()
+                self._changed.clear()
                 wait = self._look()
                 if wait > 0:
-                    await self._wait(self._news, wait)
+                    await self._wait(self._changed, wait)
         finally:
             for task in self._tasks:
                 task.cancel()
@@ -164,7 +164,7 @@ class LeaseKeeper:
 
     def _wake(self) -> None:
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._news.set)
+            self._loop.call_soon_threadsafe(self._changed.set)
 
     def _look(self) -> float:
         """Renew due leases and drop expired ones. Returns the seconds until the next round."""
@@ -173,26 +173,26 @@ class LeaseKeeper:
             over = [lease for lease in self._leases.values() if lease.end <= now]
             for lease in over:
                 del self._leases[lease.id]
-            if any(lease.due <= now and not lease.asking for lease in self._leases.values()):
+            if any(lease.due <= now and not lease.renewing for lease in self._leases.values()):
                 self._ask_for_due(now)
-            moments = [lease.end if lease.asking else min(lease.due, lease.end) for lease in self._leases.values()]
+            moments = [lease.end if lease.renewing else min(lease.due, lease.end) for lease in self._leases.values()]
             self._wake_at = min(moments, default=math.inf)
         for lease in over:
             _log.warning("lease %s expired before it could be renewed; its messages are redelivered", lease.id)
-            _tell(lease)
+            _notify(lease)
         return max(0.0, self._wake_at - now)
 
     def _ask_for_due(self, now: float) -> None:
         by_seconds: dict[float, list[_Lease]] = {}
         for lease in self._leases.values():
             soon = lease.every / 2
-            if not lease.asking and lease.due <= now + soon:
+            if not lease.renewing and lease.due <= now + soon:
                 by_seconds.setdefault(lease.seconds, []).append(lease)
         for seconds, leases in by_seconds.items():
             for start in range(0, len(leases), _LEASES_OF_A_REQUEST):
                 part = leases[start : start + _LEASES_OF_A_REQUEST]
                 for lease in part:
-                    lease.asking = True
+                    lease.renewing = True
                 task = asyncio.get_running_loop().create_task(self._renew(part, seconds, now))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
@@ -209,25 +209,25 @@ class LeaseKeeper:
         finally:
             gone = self._learn(leases, answers, now)
         for lease in gone:
-            _tell(lease)
+            _notify(lease)
 
-    def _learn(self, leases: Sequence[_Lease], answers: Mapping[str, Renewal], asked_at: float) -> list[_Lease]:
+    def _learn(self, leases: Sequence[_Lease], answers: Mapping[str, Renewal], requested_at: float) -> list[_Lease]:
         """Record the answers. Returns the leases that are gone."""
         now = self._monotonic()
         gone = []
         with self._lock:
             for lease in leases:
-                lease.asking = False
+                lease.renewing = False
                 answer = answers.get(lease.id)
                 if answer is None or (not answer.success and answer.code != "lease_not_found"):
                     lease.due = now + min(_LATEST, max(_SOONEST, (lease.end - now) / 8))  # Unknown.
                 elif answer.success:
-                    lease.renewed(asked_at)
+                    lease.renewed(requested_at)
                 elif self._leases.get(lease.id) is lease:
                     del self._leases[lease.id]
                     gone.append(lease)
             self._wake_at = 0.0
-        self._news.set()
+        self._changed.set()
         return gone
 
     async def _ask(self, lease_ids: Sequence[str], seconds: float, within: float) -> Mapping[str, Renewal]:
@@ -243,12 +243,12 @@ class LeaseKeeper:
                     raise
                 self._one_by_one = True
         body = {"seconds": whole}
-        asking = [self._caller.ask(operations.EXTEND, one, body=body, seconds=within) for one in lease_ids]
-        answers = await asyncio.gather(*asking, return_exceptions=True)
+        renewing = [self._caller.ask(operations.EXTEND, one, body=body, seconds=within) for one in lease_ids]
+        answers = await asyncio.gather(*renewing, return_exceptions=True)
         return {answer.lease_id: answer for answer in answers if isinstance(answer, ExtendedLease)}
 
 
-def _tell(lease: _Lease) -> None:
+def _notify(lease: _Lease) -> None:
     """Notify all holders that a lease is gone. A failing callback does not stop the others."""
     for lost in lease.lost:
         try:
@@ -267,7 +267,7 @@ class Holds:
     def __init__(self, transport: Transport, retry: CallPolicy | None = None) -> None:
         self._transport = transport
         self._retry = retry
-        self._line: Line | None = None
+        self._io_thread: IoThread | None = None
         self._keeper: LeaseKeeper | None = None
         self._running: asyncio.Future[None] | None = None
         self._starting = asyncio.Lock()
@@ -285,11 +285,11 @@ class Holds:
         assert self._keeper is not None
         return self._keeper
 
-    async def line(self) -> Line | None:
+    async def io_thread(self) -> IoThread | None:
         """The thread of the running lease keeper. None if the server can only be reached from this event loop."""
         await self.keeper()
-        assert self._line is not None
-        return None if self._line.in_place else self._line
+        assert self._io_thread is not None
+        return None if self._io_thread.is_inline else self._io_thread
 
     def hurry(self) -> None:
         """Renew all leases now."""
@@ -299,19 +299,19 @@ class Holds:
     async def close(self) -> None:
         """Stop renewing leases, and end the thread."""
         self._closed = True
-        if self._keeper is not None and self._line is not None and self._running is not None:
+        if self._keeper is not None and self._io_thread is not None and self._running is not None:
             self._keeper.close()
             try:
                 await self._running
             finally:
-                await self._line.close()
-                self._keeper = self._running = self._line = None
+                await self._io_thread.close()
+                self._keeper = self._running = self._io_thread = None
 
     async def _start(self) -> None:
-        line = Line(self._transport, self._retry)
-        await line.start()
-        self._line, self._keeper = line, LeaseKeeper(line.caller)
-        self._running = line.spawn(self._keeper.run())
+        io_thread = IoThread(self._transport, self._retry)
+        await io_thread.start()
+        self._io_thread, self._keeper = io_thread, LeaseKeeper(io_thread.caller)
+        self._running = io_thread.spawn(self._keeper.run())
 
 
 class _Fate:
@@ -375,7 +375,7 @@ class Lease:
             self._keeper = keeper
             keeper.hold(self.id, self._seconds, self._fate.lose, self._every)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """One message less needs the lease."""
         self._open -= 1
         if not self._open and self._keeper is not None:

@@ -19,11 +19,11 @@ from hark.api.types.leases import ExtendBody
 from hark.client.admin import Traces
 from hark.client.arguments import an_integer
 from hark.client.builder import MAX_LEASE_SECONDS, Choices, PopParams
-from hark.client.calling import Caller, ConnectionFailed, Value, decode, place
+from hark.client.calling import Caller, ConnectionFailed, Value, decode, partition
 from hark.client.delivery.leases import Holds, Lease
 from hark.client.delivery.message import Message
-from hark.client.delivery.settling import MOST_WITH_POP, PiggybackedAcks, Settled, Settler, Verdict
-from hark.client.io_thread import Line, is_cancelling
+from hark.client.delivery.settling import MOST_WITH_POP, PiggybackedAcks, Settled, SettleDecision, Settler
+from hark.client.io_thread import IoThread, is_cancelling
 from hark.errors import HarkError, InvalidInput, LeaseLost, error_of
 from hark.model import Status
 from hark.polling import Poller, PollingStrategy
@@ -79,9 +79,9 @@ class PollSource:
         if params.queue is None:
             self._route = operations.POP.path
         elif params.partition is None:
-            self._route = place(operations.POP_OF_QUEUE, params.queue)
+            self._route = partition(operations.POP_OF_QUEUE, params.queue)
         else:
-            self._route = place(operations.POP_OF_QUEUE_PARTITION, params.queue, params.partition)
+            self._route = partition(operations.POP_OF_QUEUE_PARTITION, params.queue, params.partition)
         wait: dict[str, Value] = {"wait": True, "timeout": params.timeout_ms} if params.waits else {}
         query = wait | params.parameters()
         self._next_query = scope | query
@@ -99,12 +99,12 @@ class PollSource:
         check_most(most)
         if self._give_back is None:
             return await self._ask(most)
-        asked = time.monotonic()
-        asking = asyncio.ensure_future(self._ask(most) if acks is None else self._ask_next(most, acks))
+        requested_at = time.monotonic()
+        request_task = asyncio.ensure_future(self._ask(most) if acks is None else self._ask_next(most, acks))
         try:
-            return await asyncio.shield(asking)
+            return await asyncio.shield(request_task)
         except asyncio.CancelledError:
-            leaving = asyncio.ensure_future(self._leave(asking, asked, self._give_back))
+            leaving = asyncio.ensure_future(self._leave(request_task, requested_at, self._give_back))
             self._left.add(leaving)
             leaving.add_done_callback(self._left.discard)
             raise
@@ -129,21 +129,23 @@ class PollSource:
         except asyncio.CancelledError:
             acks.failed(ConnectionFailed("the pop with the acknowledgements was cancelled", sent=True))
             raise
-        line, _, reply = answer.body.partition(b"\n")
-        acks.answered(line)
+        io_thread, _, reply = answer.body.partition(b"\n")
+        acks.answered(io_thread)
         if reply.startswith(b'{"error"'):
             problem = decode(reply, _Problem)
             raise error_of(problem.status, problem.code, problem.error, problem.retry_after)
         return [] if reply.strip() == b"null" else list(decode(reply, PopReply).messages)
 
-    async def _leave(self, asking: asyncio.Task[list[Delivered]], asked: float, give_back: GiveBack) -> None:
+    async def _leave(
+        self, request_task: asyncio.Task[list[Delivered]], requested_at: float, give_back: GiveBack
+    ) -> None:
         """End a pop after a cancellation, but not during its first search, because the answer may be in flight."""
         try:
-            await asyncio.wait([asking], timeout=max(0.0, asked + FIRST_LOOK_SECONDS - time.monotonic()))
+            await asyncio.wait([request_task], timeout=max(0.0, requested_at + FIRST_LOOK_SECONDS - time.monotonic()))
         finally:
-            asking.cancel()
-        await asyncio.wait([asking])
-        if not asking.cancelled() and asking.exception() is None and (messages := asking.result()):
+            request_task.cancel()
+        await asyncio.wait([request_task])
+        if not request_task.cancelled() and request_task.exception() is None and (messages := request_task.result()):
             await give_back(messages)
 
     async def close(self) -> None:
@@ -160,13 +162,13 @@ def check_most(most: int) -> None:
         raise InvalidInput(f"most: expected at least 1, got {most}")
 
 
-class Desk:
+class ConsumerSession:
     """What the messages of a client share: the settler, the lease keeper and the traces."""
 
-    def __init__(self, caller: Caller, settler: Settler, holds: Holds, line: Line | None = None) -> None:
+    def __init__(self, caller: Caller, settler: Settler, holds: Holds, io_thread: IoThread | None = None) -> None:
         self.caller = caller
         self._settler = settler
-        self._line = line
+        self._io_thread = io_thread
         """The thread that the settler belongs to, if it is another one."""
         self._holds = holds
         self.traces = Traces(caller)
@@ -193,8 +195,8 @@ class Desk:
 
     def piggyback(self, messages: Sequence[Message]) -> PiggybackedAcks | None:
         """The acknowledgements of all unsettled messages, to send with the next pop; None if there are none."""
-        verdicts = [Verdict(message.delivered) for message in _unsettled(messages)]
-        return PiggybackedAcks(verdicts) if 0 < len(verdicts) <= MOST_WITH_POP else None
+        decisions = [SettleDecision(message.delivered) for message in _unsettled(messages)]
+        return PiggybackedAcks(decisions) if 0 < len(decisions) <= MOST_WITH_POP else None
 
     async def say(
         self,
@@ -207,9 +209,9 @@ class Desk:
         still_open = _unsettled(messages)
         if not still_open:
             return
-        verdicts = [Verdict(message.delivered, status, error) for message in still_open]
+        decisions = [SettleDecision(message.delivered, status, error) for message in still_open]
         try:
-            outcomes = await self._there(lambda: self._settler.settle_many(verdicts, road))
+            outcomes = await self._there(lambda: self._settler.settle_many(decisions, road))
         except HarkError as failure:
             text = "%d messages could not be settled as %s: %s; they are redelivered"
             _log.warning(text, len(still_open), status, failure)
@@ -220,13 +222,13 @@ class Desk:
                 text = "message %s of queue %s could not be settled as %s: %s; it is redelivered"
                 _log.warning(text, message.id, message.queue, status, outcome.error)
 
-    async def settle(self, verdict: Verdict) -> Settled:
+    async def settle(self, decision: SettleDecision) -> Settled:
         """Settle a message at the server."""
-        return await self._there(lambda: self._settler.settle(verdict))
+        return await self._there(lambda: self._settler.settle(decision))
 
     async def _there(self, make: Callable[[], Awaitable[T]]) -> T:
         """Run a call of the settler where it belongs."""
-        return await (make() if self._line is None else self._line.run(make))
+        return await (make() if self._io_thread is None else self._io_thread.run(make))
 
     async def extend(self, lease_id: str, seconds: int) -> datetime:
         """Renew a lease for a number of seconds. Returns when it expires. Raises `LeaseLost` if it has expired."""
@@ -241,34 +243,34 @@ def _unsettled(messages: Sequence[Message]) -> list[Message]:
     return [message for message in messages if message.settled is None and message.lease_id]
 
 
-class Supply:
+class Prefetcher:
     """Receives from a source, rests after empty responses as the strategy says, and survives outages of the server.
 
-    `held` are messages that were received but not started. Closing the supply releases them. With a `line`, the source
+    `buffered` are messages that were received but not started. Closing the supply releases them. With a `io_thread`, the source
     belongs to that thread: messages are received there, and their leases renewed, while the event loop is blocked.
     """
 
     def __init__(
         self,
-        desk: Desk,
+        session: ConsumerSession,
         source: Source,
         choices: Choices,
         strategy: PollingStrategy,
-        forget: Callable[[Supply], object],
+        forget: Callable[[Prefetcher], object],
         *,
         overlaps: bool = False,
-        line: Line | None = None,
+        io_thread: IoThread | None = None,
     ) -> None:
-        self.desk = desk
+        self.session = session
         self.overlaps = overlaps
         """Whether the next batch can be requested while the previous one is being settled."""
-        self.held: deque[Message] = deque()
+        self.buffered: deque[Message] = deque()
         self._in_order = choices.group_mode != "shared"
         self._source = source
         self._choices = choices
         self._poller = Poller(strategy)
         self._forget = forget
-        self._line = line
+        self._io_thread = io_thread
         self._taking: set[asyncio.Task[None]] = set()
         self._interrupted = False
         self._closing: asyncio.Task[None] | None = None
@@ -282,7 +284,7 @@ class Supply:
         since = time.monotonic()
         try:
             while not self._interrupted:
-                asked, waited = time.monotonic(), 0.0
+                requested_at, waited = time.monotonic(), 0.0
                 self._poller.begin()
                 try:
                     now, carried = carried, None
@@ -294,14 +296,14 @@ class Supply:
                     _log.warning("cannot receive messages of queue %s: %s; trying again", queue, error)
                     self._poller.failed(error.retry_after)
                 else:
-                    self._poller.saw(bool(self.held))
-                    if self.held:
+                    self._poller.saw(bool(self.buffered))
+                    if self.buffered:
                         break
-                    waited = time.monotonic() - asked
+                    waited = time.monotonic() - requested_at
                 if idle is not None and time.monotonic() - since >= idle:
                     break
                 await self._poller.rest(waited=waited)
-            return len(self.held)
+            return len(self.buffered)
         finally:
             if acks is not None:
                 acks.not_sent()  # It has no effect on those that were sent.
@@ -315,29 +317,29 @@ class Supply:
         except asyncio.CancelledError:
             if self._interrupted and not is_cancelling():
                 return
-            await self.give_back_held()  # The messages arrived at the moment of the cancellation.
+            await self.give_back_buffered()  # The messages arrived at the moment of the cancellation.
             raise
         finally:
             self._taking.discard(task)
 
     async def _hold(self, most: int, acks: PiggybackedAcks | None) -> None:
-        if self._line is None:
+        if self._io_thread is None:
             messages = await self._receive(most, acks)
         else:
-            messages = await self._line.run(lambda: self._receive(most, acks), self.give_back)
-        self.held.extend(messages)
+            messages = await self._io_thread.run(lambda: self._receive(most, acks), self.give_back)
+        self.buffered.extend(messages)
 
     async def _receive(self, most: int, acks: PiggybackedAcks | None) -> list[Message]:
         """Receive messages, and renew their leases from now on. Runs in the thread of the source."""
-        asked = time.monotonic()
+        requested_at = time.monotonic()
         delivered = await self._source.take(most, acks)
         # In the user's event loop, messages that arrived long ago may have waited for a handler that blocks it.
-        age = time.monotonic() - asked if self._line is None else 0.0
-        return await self.desk.receive(delivered, self._choices, age=age) if delivered else []
+        age = time.monotonic() - requested_at if self._io_thread is None else 0.0
+        return await self.session.receive(delivered, self._choices, age=age) if delivered else []
 
     async def next(self, most: int) -> Message | None:
         """The next held message, or the first of a new batch. None: see `batch`."""
-        while self.held or await self.batch(most):
+        while self.buffered or await self.batch(most):
             if begun := await self.begin(1):
                 return begun[0]
         return None
@@ -349,20 +351,20 @@ class Supply:
             """Whether its lease is valid, and no earlier message of its order was released."""
             return not (message.lost or (self._in_order and message.released))
 
-        if not all(is_ours(message) for message in islice(self.held, most)):
-            skipped = [message for message in self.held if not is_ours(message)]
-            self.held = deque(message for message in self.held if is_ours(message))
+        if not all(is_ours(message) for message in islice(self.buffered, most)):
+            skipped = [message for message in self.buffered if not is_ours(message)]
+            self.buffered = deque(message for message in self.buffered if is_ours(message))
             await self.give_back(skipped)
-        return [self.held.popleft() for _ in range(min(len(self.held), most or len(self.held)))]
+        return [self.buffered.popleft() for _ in range(min(len(self.buffered), most or len(self.buffered)))]
 
     async def give_back(self, messages: Sequence[Message]) -> None:
         """Release messages that were not started: they are redelivered, and no attempt is counted."""
-        await self.desk.say(messages, "retry")
+        await self.session.say(messages, "retry")
 
-    async def give_back_held(self) -> None:
+    async def give_back_buffered(self) -> None:
         """Release all messages that were received but not started."""
-        held, self.held = list(self.held), deque()
-        await self.give_back(held)
+        buffered, self.buffered = list(self.buffered), deque()
+        await self.give_back(buffered)
 
     def interrupt(self) -> None:
         """Receive nothing more, and end waiting requests."""
@@ -391,10 +393,10 @@ class Supply:
         try:
             if self._taking:
                 await asyncio.wait(self._taking)
-            await self.give_back_held()
+            await self.give_back_buffered()
         finally:
             # Also after a cancellation: no other object closes the connections of the source.
             try:
-                await (self._source.close() if self._line is None else self._line.run(self._source.close))
+                await (self._source.close() if self._io_thread is None else self._io_thread.run(self._source.close))
             finally:
                 self._forget(self)

@@ -20,7 +20,7 @@ from hark.api.types.frames import Error, ServerFrame
 from hark.client.builder import PopParams
 from hark.client.calling import Caller, CallPolicy, ConnectionFailed, not_hark
 from hark.client.delivery.prefetcher import check_most
-from hark.client.delivery.settling import PiggybackedAcks, Settler, Verdict
+from hark.client.delivery.settling import PiggybackedAcks, SettleDecision, Settler
 from hark.client.http import FailoverTransport, HttpTransport, connector, unreachable
 from hark.errors import HarkError, InvalidInput, error_of
 
@@ -117,14 +117,14 @@ class Connection:
 
     async def settle(self, group: str, items: Sequence[AckBody]) -> list[AckAnswer]:
         """Settle messages of any lease of the group."""
-        asked: list[tuple[list[int], Awaitable[frames.Settled]]] = []
+        requests: list[tuple[list[int], Awaitable[frames.Settled]]] = []
         for frame, acks in ((frames.Ack, True), (frames.Nack, False)):
             indexes = [index for index, item in enumerate(items) if (item.status is None) is acks]
             if indexes:
                 make = partial(frame, [items[index] for index in indexes], consumer_group=group)
-                asked.append((indexes, self._ask(frames.Settled, make)))
+                requests.append((indexes, self._ask(frames.Settled, make)))
         answers: dict[int, AckAnswer] = {}
-        for (indexes, _), settled in zip(asked, await asyncio.gather(*(ask for _, ask in asked)), strict=True):
+        for (indexes, _), settled in zip(requests, await asyncio.gather(*(ask for _, ask in requests)), strict=True):
             answers.update(zip(indexes, settled.results, strict=True))
         return [answers[index] for index in range(len(items))]
 
@@ -185,7 +185,7 @@ class Connection:
         try:
             async for message in self._socket:
                 if message.type is aiohttp.WSMsgType.TEXT:
-                    await self._hear(decode_frame(message.data))
+                    await self._on_frame(decode_frame(message.data))
                     if self.failure is not None:
                         break
         except (aiohttp.ClientError, OSError):
@@ -201,7 +201,7 @@ class Connection:
             self._receive([])
         await self._socket.close()
 
-    async def _hear(self, frame: frames.ServerFrame | None) -> None:
+    async def _on_frame(self, frame: frames.ServerFrame | None) -> None:
         match frame:
             case frames.Messages():
                 self._receive(list(frame.messages))
@@ -274,7 +274,7 @@ class SocketSource:
         self._failures = 0
         """Consecutive connections that failed or broke."""
         self._came: deque[Delivered] = deque()
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._turn = asyncio.Lock()
         self._taking = False
         self._closed = False
@@ -306,7 +306,7 @@ class SocketSource:
         if self._closed:
             return
         self._closed = True
-        self._news.set()
+        self._changed.set()
         self._stop_timer()
         try:
             async with asyncio.timeout(_CLOSE_SECONDS), self._turn:
@@ -375,14 +375,14 @@ class SocketSource:
         if self._came:
             return
         self._failures = 0
-        self._news.clear()
+        self._changed.clear()
         if self._closed:
             return
         try:
             await connection.send(frames.Credit(unsettled + most))
             await connection.send(frames.Resume())
             async with asyncio.timeout(seconds):
-                await self._news.wait()
+                await self._changed.wait()
         except TimeoutError:
             pass
         finally:
@@ -413,7 +413,7 @@ class SocketSource:
     def _receive(self, messages: list[Delivered]) -> None:
         """Store messages of a connection. An empty list means that it has ended."""
         self._came.extend(messages)
-        self._news.set()
+        self._changed.set()
         if not messages and not self._closed:
             self._disconnected()
         if not self._taking:
@@ -421,7 +421,7 @@ class SocketSource:
 
     async def _settled(self, messages: list[Delivered]) -> list[Delivered]:
         """Settle messages before they are returned: at most once. Messages that are not settled are redelivered."""
-        outcomes = await self.settler.settle_many([Verdict(message) for message in messages])
+        outcomes = await self.settler.settle_many([SettleDecision(message) for message in messages])
         return [
             msgspec.structs.replace(message, lease_id="")
             for message, outcome in zip(messages, outcomes, strict=True)
