@@ -8,9 +8,7 @@ import random
 import msgspec
 
 from hark.cli.bench import percentile
-from hark.polling import PollingStrategy
-from hark.polling.poller import Poller
-from hark.polling.strategy import AWS_S3
+from hark.polling import AWS_S3, Poller, PollingStrategy
 
 DAY = 86_400.0
 MESSAGES = 200

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeGuard, runtime_checka
 
 import msgspec
 
-from hark.client.calling import CallPolicy
+from hark.client.calling import CallPolicy, Transport
 from hark.client.client import Client
-from hark.client.transport.api import Transport
-from hark.client.transport.credentials import trusting, with_token
-from hark.client.transport.http import FailoverTransport, HttpTransport
-from hark.client.transport.inprocess import AsgiApp, AsgiTransport, BesideTransport
+from hark.client.credentials import trusting, with_token
+from hark.client.http import FailoverTransport, HttpTransport
+from hark.client.inprocess import AsgiApp, AsgiTransport, BesideTransport
 from hark.clock import Clock, SystemClock
 from hark.errors import InvalidInput, InvalidSetting
 from hark.polling import PollingStrategy, PollMetrics

@@ -18,7 +18,7 @@ from hark.cli.working import ConsoleLog, JsonDisplay, LogDisplay, View, drawn, o
 from hark.polling import PollingStrategy
 from hark.settings import load
 from hark.worker import Counts, Snapshot
-from hark.worker.options import plan_for
+from hark.worker.worker import plan_for
 
 from .conftest import Run
 

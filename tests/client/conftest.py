@@ -10,7 +10,7 @@ import pytest
 import hark
 from hark.client.calling import Caller
 from hark.client.client import Client
-from hark.client.transport.http import HttpTransport
+from hark.client.http import HttpTransport
 from tests.client.transports import Recorder
 
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import TypeVar, Unpack
 
 import msgspec
 
 from hark.api.types.delivery import Delivered
-from hark.client.calling import Caller, decode
+from hark.client.builder import PopParams
+from hark.client.calling import Caller, CallOptions, decode
 from hark.client.client import Client
 from hark.client.delivery.message import Message
 from hark.client.delivery.socket import SocketSource
-from hark.client.delivery.sources import PopParams
 from hark.client.pushing import Pushed, new_message
 from hark.model import QUEUE_MODE
 from tests.client.transports import path
+
+T = TypeVar("T")
 
 WAIT_SECONDS = 20.0
 """Seconds after which a test gives up on what should come at once."""
@@ -47,10 +50,15 @@ class _Settled(msgspec.Struct):
     success: bool
 
 
+async def read(caller: Caller, shape: type[T], method: str, route: str, **options: Unpack[CallOptions]) -> T:
+    """Call a route and decode the answer."""
+    return decode((await caller.call(method, route, **options)).body, shape)
+
+
 async def push(caller: Caller, queue: str, *data: object, partition: str | None = None) -> list[Pushed]:
     """Push some messages into one partition."""
     items = [new_message(queue, one, partition=partition) for one in data]
-    return await caller.read(list[Pushed], "POST", path("push"), body={"items": items}, safe=True)
+    return await read(caller, list[Pushed], "POST", path("push"), body={"items": items}, safe=True)
 
 
 async def spread(caller: Caller, queue: str, *data: object) -> None:
@@ -78,7 +86,7 @@ async def settle(caller: Caller, delivery: Delivery, status: str = "completed", 
         "status": status,
         "error": error,
     }
-    [answer] = await caller.read(list[_Settled], "POST", path("ack"), body=body)
+    [answer] = await read(caller, list[_Settled], "POST", path("ack"), body=body)
     assert answer.success
 
 
@@ -130,7 +138,7 @@ class _Consumers(msgspec.Struct):
 
 async def streams(caller: Caller, queue: str) -> list[Stream]:
     """The streams that the server knows."""
-    answer = await caller.read(_Consumers, "GET", path("consumers"), query={"queue": queue})
+    answer = await read(caller, _Consumers, "GET", path("consumers"), query={"queue": queue})
     return [consumer for consumer in answer.consumers if consumer.kind == "stream"]
 
 

@@ -14,12 +14,10 @@ import pytest
 import hark
 from hark import __version__
 from hark.api.types.groups import WaitingBrowser, WaitingPop, WaitingStream
-from hark.client.admin import Admin
-from hark.client.calling import Caller, CallPolicy
+from hark.client.admin import Admin, DeadLetters
+from hark.client.calling import Answer, Caller, CallPolicy
 from hark.client.client import Client
-from hark.client.groups import DeadLetters
-from hark.client.queue_admin import QueueAdmin
-from hark.client.transport.api import Answer
+from hark.client.queue import QueueAdmin
 from hark.clock import SystemClock
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import Conflict, InvalidInput, NotFound, Unavailable

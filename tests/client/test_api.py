@@ -14,15 +14,12 @@ from urllib.parse import unquote, urlencode
 import pytest
 
 import hark.sync
-from hark.client.admin import Admin, Traces
-from hark.client.calling import CallPolicy
+from hark.client.admin import Admin, DeadLetters, Groups, Traces
+from hark.client.calling import CallPolicy, ConnectionFailed, query_text
 from hark.client.delivery.message import Message
-from hark.client.groups import DeadLetters, Groups
 from hark.client.keys import KeyValue
-from hark.client.queue import Queue
-from hark.client.queue_admin import QueueAdmin, QueueOptionsGiven
+from hark.client.queue import Queue, QueueAdmin, QueueOptionsGiven
 from hark.client.transaction import Transaction
-from hark.client.transport.api import ConnectionFailed, query_text
 from hark.model import QueueOptions
 from hark.sync import parts
 from tests.client.transports import Script
@@ -212,7 +209,7 @@ FACADES: dict[type, tuple[type, set[str]]] = {
     QueueAdmin: (parts.QueueAdmin, set()),
     Traces: (parts.Traces, set()),
     Transaction: (parts.Transaction, set()),
-    hark.Client: (hark.sync.Client, {"consume", "iterate", "keeper", "open", "pop", "pusher", "settler"}),
+    hark.Client: (hark.sync.Client, {"consume", "iterate", "open", "pop"}),
 }
 """The async classes, their sync faces, and what is only for the parts of the client among themselves."""
 

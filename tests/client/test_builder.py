@@ -10,9 +10,9 @@ import pytest
 
 from hark.client.builder import RENEWED_LEASE_SECONDS, Choices
 from hark.client.client import Client
+from hark.client.http import HttpTransport
 from hark.client.pushing import NewMessage, new_message
 from hark.client.queue import Queue
-from hark.client.transport.http import HttpTransport
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def wire(message: NewMessage) -> object:
 
 
 def test_options_are_written_in_the_words_of_the_wire_and_nothing_else_is() -> None:
-    message = new_message("orders", {"id": 17}, partition="customer-4", make_key=lambda: "k1")
+    message = new_message("orders", {"id": 17}, partition="customer-4", key="k1")
     assert wire(message) == {"queue": "orders", "partition": "customer-4", "payload": {"id": 17}, "transactionId": "k1"}
     message = new_message("q", 1, key="k", delay=0.25, ttl=timedelta(minutes=1), retry_delays=[1, timedelta(seconds=2)])
     assert (message.delay, message.ttl, message.backoff_schedule) == (250, 60_000, (1000, 2000))

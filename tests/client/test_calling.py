@@ -11,16 +11,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hark.client.calling import Caller, CallPolicy
+from hark.client.calling import Answer, Caller, CallPolicy, ConnectionFailed, Request, Transport
+from hark.client.http import FailoverTransport, HttpTransport
+from hark.client.inprocess import AsgiTransport
 from hark.client.pushing import Pusher, new_message
-from hark.client.transport.api import Answer, ConnectionFailed, Request, Transport
-from hark.client.transport.http import FailoverTransport, HttpTransport
-from hark.client.transport.inprocess import AsgiTransport
 from hark.clock import FakeClock, SystemClock
 from hark.connecting import connect
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import Conflict, EngineFailure, HarkError, InvalidInput, NotFound, Overloaded, Unavailable
 from hark.settings import Settings
+from tests.client.deliveries import read
 from tests.client.transports import Pauses, Proxy, Script, path, problem
 from tests.crash.server import Server, running
 
@@ -40,9 +40,9 @@ async def test_a_call_is_sent_as_it_was_stated_and_its_answer_handed_on_or_decod
     assert await make(script).call("POST", "/x", body={"a": 1}, query={"b": None}, seconds=3.0) is OK
     [request] = script.requests
     assert (request.method, request.path, request.body, request.timeout) == ("POST", "/x", b'{"a":1}', 3.0)
-    assert await make(script).read(dict[str, bool], "GET", "/x") == {"fine": True}
+    assert await read(make(script), dict[str, bool], "GET", "/x") == {"fine": True}
     with pytest.raises(HarkError) as refused:
-        await make(script).read(dict[str, int], "GET", "/x")
+        await read(make(script), dict[str, int], "GET", "/x")
     assert refused.value.code == "not_hark"
 
 

@@ -8,15 +8,14 @@ import pytest
 
 import hark
 from hark.api.types.delivery import Delivered
-from hark.client.builder import Choices
+from hark.client.builder import Choices, PopParams
+from hark.client.calling import Answer, Request
 from hark.client.client import Client
-from hark.client.delivery import sources
+from hark.client.delivery import prefetcher
 from hark.client.delivery.leases import Holds
-from hark.client.delivery.prefetcher import ConsumerSession, Prefetcher
+from hark.client.delivery.prefetcher import ConsumerSession, PollSource, Prefetcher
 from hark.client.delivery.settling import PiggybackedAcks
-from hark.client.delivery.sources import PollSource, PopParams
-from hark.client.transport.api import Answer, Request
-from hark.client.transport.http import HttpTransport
+from hark.client.http import HttpTransport
 from hark.polling import PollingStrategy
 from tests.client.deliveries import attempts
 from tests.client.transports import Recorder
@@ -47,7 +46,7 @@ async def left_in(url: str, queue: str) -> list[tuple[object, int]]:
 
 @pytest.fixture(autouse=True)
 def a_first_look_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "FIRST_LOOK_SECONDS", 60.0)
+    monkeypatch.setattr(prefetcher, "FIRST_LOOK_SECONDS", 60.0)
 
 
 async def test_those_of_a_pop(url: str, queue: str) -> None:
@@ -110,7 +109,7 @@ async def test_those_of_an_iteration_whose_client_is_closed(url: str, queue: str
 async def test_a_pop_that_waits_for_long_ends_with_the_one_that_waited(
     url: str, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "FIRST_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(prefetcher, "FIRST_LOOK_SECONDS", 0.0)
     async with hark.connect(url) as client:
         waiting = asyncio.ensure_future(client.queue(queue).wait().pop())
         while not (await client.admin.consumers(queue=queue)).items:
@@ -145,7 +144,7 @@ def prefetcher_of(client: Client, source: Late) -> Prefetcher:
     """A supply of the source, of batches of 9."""
     holds = Holds(client.caller.transport)
     session = ConsumerSession(client.caller, client.settler, holds)
-    return Prefetcher(session, source, Choices(batch=9, renew=False), None, PollingStrategy.adaptive(), lambda _: None)
+    return Prefetcher(session, source, Choices(batch=9, renew=False), PollingStrategy.adaptive(), lambda _: None)
 
 
 async def test_what_came_in_the_moment_of_a_cancellation_goes_back(client: Client, queue: str) -> None:

@@ -11,12 +11,12 @@ import aiohttp
 import pytest
 
 import hark
+from hark.client.calling import Request
 from hark.client.client import Client
-from hark.client.delivery.io_thread import IoThread
 from hark.client.delivery.message import Message
 from hark.client.delivery.socket import SocketSource
-from hark.client.transport.api import Request
-from hark.client.transport.http import FailoverTransport, HttpTransport
+from hark.client.http import FailoverTransport, HttpTransport
+from hark.client.io_thread import IoThread
 from hark.clock import SystemClock
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import HarkError
@@ -183,8 +183,8 @@ async def test_the_thread_that_renews_ends_with_the_client_and_is_not_started_af
         assert set(threading.enumerate()) == before
         async with message:
             assert len(set(threading.enumerate()) - before) == 1
-            assert (await client.keeper()).kept == 1
-        assert (await client.keeper()).kept == 0
+            assert (await client._holds.keeper()).kept == 1
+        assert (await client._holds.keeper()).kept == 0
     assert set(threading.enumerate()) == before
     with pytest.raises(HarkError, match="client is closed"):
         await late.begin()

@@ -10,12 +10,11 @@ import pytest
 
 import hark
 import hark.sync
-from hark.client.calling import CallPolicy
+from hark.client.calling import Answer, CallPolicy, Request
 from hark.client.client import Client
 from hark.client.delivery.consuming import Budget, Consumed, HandlerCancelled
 from hark.client.delivery.message import Message
-from hark.client.transport.api import Answer, Request
-from hark.client.transport.http import HttpTransport
+from hark.client.http import HttpTransport
 from hark.errors import Conflict, HarkError, InvalidInput
 from tests.client.deliveries import attempts, streams, taken, until
 from tests.client.transports import Recorder, problem, until_waiting
@@ -106,7 +105,7 @@ async def test_on_success_settles_instead(client: Client, queue: str) -> None:
 
     await client.queue(queue).group("g", "shared").limit(2).consume(handle).on_success(succeeded)
     assert outcomes == [(1, "did 1"), (2, "did 2")]
-    assert (await client.keeper()).kept == 0
+    assert (await client._holds.keeper()).kept == 0
     assert (await client.queue(queue).group("g").depth()).pending == 1
 
 

@@ -13,9 +13,9 @@ from aiohttp.test_utils import TestServer
 
 import hark
 from hark.api.types.groups import WaitingStream
+from hark.client.calling import Answer, ConnectionFailed, Request
 from hark.client.client import Client
-from hark.client.transport.api import Answer, ConnectionFailed, Request
-from hark.client.transport.http import HttpTransport
+from hark.client.http import HttpTransport
 from hark.clock import SystemClock
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import Forbidden

@@ -10,10 +10,9 @@ import pytest
 
 from hark.api import operations
 from hark.client.arguments import KeyParts
-from hark.client.calling import Caller, CallPolicy
+from hark.client.calling import Answer, Caller, CallPolicy, ConnectionFailed
 from hark.client.keys import Change, Entry, KeyValue, KeyWatch
-from hark.client.queue_admin import QueueAdmin
-from hark.client.transport.api import Answer, ConnectionFailed
+from hark.client.queue import QueueAdmin
 from hark.clock import SystemClock
 from hark.connecting import connect
 from hark.engine.sqlite import SqliteEngine

@@ -13,13 +13,14 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from hark.client.calling import Caller
-from hark.client.delivery.io_thread import IoThread
+from hark.api.types.leases import ExtendedLease, ExtendedLeases
+from hark.client.calling import Answer, Caller, ConnectionFailed, Request
 from hark.client.delivery.leases import FIRST_AFTER, LeaseKeeper
-from hark.client.transport.api import Answer, ConnectionFailed, Request
-from hark.client.transport.http import HttpTransport
+from hark.client.http import HttpTransport
+from hark.client.io_thread import IoThread
 from hark.errors import HarkError
 from tests.client.transports import Script, path
+from tests.whole import whole
 
 EXTEND = path("lease", "extend")
 
@@ -62,10 +63,10 @@ class FakeServer(Script):
             for lease in leases
         ]
         if request.path != EXTEND:
-            return Answer(200, msgspec.json.encode(results[0]))
+            return Answer(200, msgspec.json.encode(whole(results[0], ExtendedLease)))
         if not self.has_batch_route:
             return Answer(404, b'{"error": "no such route", "code": "route_not_found"}')
-        return Answer(200, msgspec.json.encode({"results": results}))
+        return Answer(200, msgspec.json.encode(whole({"results": results}, ExtendedLeases)))
 
     async def wait(self, changed: asyncio.Event, seconds: float) -> None:
         """Let time pass until there is something to do, or until the end of the test."""

@@ -9,11 +9,10 @@ import msgspec
 import pytest
 
 import hark
-from hark.client.calling import Caller, CallPolicy
+from hark.client.calling import Answer, Caller, CallPolicy, ConnectionFailed, Request
 from hark.client.client import Client
+from hark.client.http import HttpTransport
 from hark.client.pushing import Buffer, FlushFailed, Pushed, Pusher, new_message
-from hark.client.transport.api import Answer, ConnectionFailed, Request
-from hark.client.transport.http import HttpTransport
 from hark.clock import SystemClock
 from hark.connecting import in_process
 from hark.engine.sqlite import SqliteEngine

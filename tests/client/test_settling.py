@@ -9,13 +9,13 @@ import msgspec
 import pytest
 
 from hark.api.types.delivery import AckAnswer, AckBody, Delivered
-from hark.client.calling import Caller, CallPolicy
+from hark.client.builder import PopParams
+from hark.client.calling import Caller, CallPolicy, ConnectionFailed
+from hark.client.delivery.prefetcher import PollSource
 from hark.client.delivery.settling import Settled, SettleDecision, Settler
-from hark.client.delivery.sources import PollSource, PopParams
-from hark.client.transport.api import ConnectionFailed
 from hark.errors import InvalidInput
 from hark.model import Status
-from tests.client.deliveries import configure, spread
+from tests.client.deliveries import configure, read, spread
 from tests.client.transports import Recorder, first_of, no_sleep, path
 
 ACK = path("ack", "batch")
@@ -55,7 +55,7 @@ class _Letters(msgspec.Struct):
 
 async def dead_letters(caller: Caller, queue: str) -> list[_Letter]:
     """The dead letters of a queue."""
-    return (await caller.read(_Letters, "GET", path("dlq"), query={"queue": queue})).messages
+    return (await read(caller, _Letters, "GET", path("dlq"), query={"queue": queue})).messages
 
 
 @pytest.mark.parametrize(

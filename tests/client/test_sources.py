@@ -12,18 +12,19 @@ import msgspec
 import pytest
 
 from hark.api.types.frames import Error
-from hark.client.calling import Caller
+from hark.client.builder import PopParams
+from hark.client.calling import Answer, Caller, ConnectionFailed
+from hark.client.delivery.prefetcher import PollSource, Source
 from hark.client.delivery.settling import Settled, SettleDecision
 from hark.client.delivery.socket import SocketSource, decode_frame, error_in
-from hark.client.delivery.sources import PollSource, PopParams, Source
-from hark.client.transport.api import Answer, ConnectionFailed
-from hark.client.transport.http import FailoverTransport, HttpTransport
+from hark.client.http import FailoverTransport, HttpTransport
 from hark.errors import Conflict, HarkError, InvalidInput, Unavailable
 from tests.client.deliveries import (
     WAIT_SECONDS,
     configure,
     payloads,
     push,
+    read,
     source_of,
     spread,
     streams,
@@ -60,7 +61,7 @@ async def until_polled(caller: Caller, queue: str, number: int = 1) -> None:
     """Ask who waits until so many do, and have looked."""
 
     async def is_so() -> bool:
-        waiting = await caller.read(_Waiting, "GET", path("consumers"), query={"queue": queue})
+        waiting = await read(caller, _Waiting, "GET", path("consumers"), query={"queue": queue})
         return [consumer.state for consumer in waiting.consumers] == ["interested"] * number
 
     await until(is_so)

@@ -20,7 +20,7 @@ import hark.sync
 from hark.broker import Broker
 from hark.client.client import Client
 from hark.client.delivery.message import Message
-from hark.client.transport.inprocess import AsgiTransport
+from hark.client.inprocess import AsgiTransport
 from hark.clock import SystemClock
 from hark.engine.sqlite import SqliteEngine
 from hark.http.app import App

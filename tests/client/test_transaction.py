@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from hark.client.calling import Caller
+from hark.client.calling import Caller, ConnectionFailed
 from hark.client.client import Client
 from hark.client.keys import KeyValue
-from hark.client.queue_admin import QueueAdmin
+from hark.client.queue import QueueAdmin
 from hark.client.transaction import Transaction
-from hark.client.transport.api import ConnectionFailed
 from hark.errors import InvalidInput, TransactionRefused
 from hark.model import Status
 from tests.client.deliveries import Wrapper, pop, push, settle

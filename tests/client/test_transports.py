@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Sequence
 import msgspec
 import pytest
 
+from hark.client.calling import ConnectionFailed, Query, Request
 from hark.client.client import Client
-from hark.client.transport.api import ConnectionFailed, Query, Request
-from hark.client.transport.http import HttpTransport
-from hark.client.transport.inprocess import AsgiTransport, BesideTransport, Receive, Scope, Send
+from hark.client.http import HttpTransport
+from hark.client.inprocess import AsgiTransport, BesideTransport, Receive, Scope, Send
 from hark.clock import SystemClock
 from hark.connecting import connect, in_process
 from hark.engine.sqlite import SqliteEngine

@@ -13,15 +13,15 @@ import pytest
 
 import hark
 from hark.api.types.delivery import Delivered
+from hark.client.builder import PopParams
 from hark.client.calling import Caller
 from hark.client.client import Client
 from hark.client.delivery.leases import LeaseKeeper
 from hark.client.delivery.settling import SettleDecision, Settler
 from hark.client.delivery.socket import SocketSource
-from hark.client.delivery.sources import PopParams
+from hark.client.http import HttpTransport
 from hark.client.pushing import NewMessage, Pusher, new_message
-from hark.client.queue_admin import QueueAdmin
-from hark.client.transport.http import HttpTransport
+from hark.client.queue import QueueAdmin
 from hark.clock import FakeClock
 from hark.errors import HarkError, InvalidInput
 from hark.settings import Settings
@@ -136,13 +136,8 @@ Settler(caller).settle(SettleDecision(MESSAGE, "done")) => status: expected comp
 Settler(caller).settle(SettleDecision(MESSAGE, "completed", None, 5)) => delay_ms: only valid with status failed
 Settler(caller).settle(SettleDecision(MESSAGE, "retry", None, -1)) => delay_ms: expected an integer from 0
 Settler(caller).settle(SettleDecision(MESSAGE, "failed", None, 1.5)) => delay_ms: expected an integer from 0
-PopParams() => queue, namespace or task is required
-PopParams(partition="p", task="t") => partition: only valid with a queue
-PopParams(queue="q", batch=0) => batch: expected an integer from 1 on, got 0
-PopParams(queue="q", partitions=0) => partitions: expected an integer from 1 on
-PopParams(queue="q", timeout_ms=-1) => timeout_ms: expected an integer from 0 on
-PopParams(queue="q", lease_seconds=0.5) => lease_seconds: expected an integer from 1 on, got 0.5
-PopParams(queue="q", group_mode="odd") => group_mode: expected ordered or shared, got 'odd'
+client.queue().pop() => queue, namespace or task is required
+client.queue().task("t").partition("p").pop() => partition: only valid with a queue
 SocketSource(caller, PopParams(queue="q")) => ...in this process has no WebSockets
 SocketSource(Caller(HttpTransport("http://a:1")), PopParams(queue="q", wait=False)) => wait: cannot be False over a
 LeaseKeeper(caller).hold("", 1) => lease_id

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from hark.client.transport.api import Answer, ConnectionFailed, Request, Transport, Value
+from hark.client.calling import Answer, ConnectionFailed, Request, Transport, Value
 
 Predicate = Callable[[Request], bool]
 

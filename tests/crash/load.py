@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import httpx
 import msgspec
 
-from hark.client.transport.api import ConnectionFailed, Request, Transport
+from hark.client.calling import ConnectionFailed, Request, Transport
 from tests.crash.history import History, Message, Output, problems, recorded
 from tests.crash.server import ROUNDS, SEED, Server, running
 

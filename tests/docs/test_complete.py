@@ -10,14 +10,12 @@ import msgspec
 import pytest
 
 import hark
-from hark.client.admin import Admin, Traces
+from hark.client.admin import Admin, DeadLetters, Groups, Traces
 from hark.client.arguments import PushOptions
 from hark.client.client import Client
 from hark.client.delivery.message import Message
-from hark.client.groups import DeadLetters, Groups
 from hark.client.keys import Atomic, KeyValue
-from hark.client.queue import Queue
-from hark.client.queue_admin import QueueAdmin
+from hark.client.queue import Queue, QueueAdmin
 from hark.client.transaction import Transaction
 from hark.polling import Poller, PollingStrategy
 from hark.settings import SETTINGS
@@ -32,12 +30,12 @@ from .test_examples import PAGES
 _CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 
 UNSAID = {
-    Client: {"buffers", "caller", "headers", "iterate", "keeper", "open", "pusher", "settler", "sockets"},
+    Client: {"buffers", "caller", "headers", "iterate", "open", "pusher", "settler", "sockets"},
     Message: {"begin", "conclude", "delivered", "in_span", "release", "open_span", "released"}
     | {"close_span", "settle_at_end"},
     Atomic: {"body", "empty", "repeatable"},
     Worker: {"client", "connect_to", "group", "middleware", "name", "push_from_thread", "queue", "send", "tasks"},
-    Task: {"function", "is_async", "name", "send", "send_from_thread", "signature", "unique"},
+    Task: {"function", "is_async", "name", "send", "signature", "unique"},
     TaskContext: {"lose", "lost"},
     RetryPolicy: {"delay", "delays", "jittered"},
     Poller: {"strategy", "stopped", "metrics", "interval"},

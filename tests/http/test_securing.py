@@ -28,9 +28,8 @@ import hark
 import hark.sync
 from hark.access.tokens import TokenFile, make_token
 from hark.api.operations import Role
-from hark.client.calling import CallPolicy
+from hark.client.calling import CallPolicy, ConnectionFailed
 from hark.client.delivery.socket import HEARTBEAT_SECONDS
-from hark.client.transport.api import ConnectionFailed
 from hark.clock import FakeClock, SystemClock
 from hark.errors import InvalidInput, InvalidSetting, Unauthorized
 from hark.http.wire import server as wire

@@ -10,8 +10,7 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from hark.polling import Poller, PollingStrategy, PollMetrics
-from hark.polling.poller import prometheus_text
+from hark.polling import Poller, PollingStrategy, PollMetrics, prometheus_text
 
 
 class Pauses:

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hark.errors import InvalidInput
-from hark.polling import PollingStrategy
-from hark.polling.strategy import AT_A_SERVER, AWS_S3, SEED_CASES, Estimate, estimate
+from hark.polling import AT_A_SERVER, AWS_S3, SEED_CASES, Estimate, PollingStrategy, estimate
 
 
 def test_the_default_is_adaptive_from_100_ms_to_5_s_and_fixed_polling_has_one_interval_of_half_a_second() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import hark.sync
 from hark import CallPolicy
-from hark.client.transport.inprocess import BesideTransport
+from hark.client.inprocess import BesideTransport
 from hark.clock import FakeClock, SystemClock
 from hark.connecting import connect, in_process
 from hark.engine.s3 import objects

@@ -7,14 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from hark.client.calling import Caller, CallPolicy
+from hark.client.builder import PopParams
+from hark.client.calling import Caller, CallPolicy, ConnectionFailed
 from hark.client.delivery.settling import SettleDecision
-from hark.client.delivery.sources import PopParams
-from hark.client.transport.api import ConnectionFailed
 from hark.errors import HarkError
 from hark.model import Status
-from hark.polling import PollingStrategy
-from hark.polling.poller import Poller, pause
+from hark.polling import Poller, PollingStrategy, pause
 from hark.worker.fetcher import Answered, Fetcher
 from hark.worker.retrying import Ended, InFlight
 from tests.worker.workers import SECONDS, ScriptedServer
@@ -83,7 +81,7 @@ async def test_each_poll_asks_for_the_free_slots_and_none_is_made_without_any() 
     second = await bench.in_flight()
     await asyncio.sleep(0)
     assert bench.server.batches == [3, 1]  # Full: nobody asks.
-    assert bench.fetcher.is_full
+    assert not bench.fetcher.free
     bench.fetcher.finished(done(first), 2)
     async with asyncio.timeout(SECONDS):
         for _ in range(3):

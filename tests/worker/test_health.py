@@ -12,7 +12,7 @@ from hark.api.types.delivery import Delivered
 from hark.client.calling import CallPolicy
 from hark.client.client import Client
 from hark.client.delivery.settling import Settled, SettleDecision
-from hark.client.transport.http import HttpTransport
+from hark.client.http import HttpTransport
 from hark.errors import InvalidInput
 from hark.worker import MetricsMiddleware, RetryPolicy, Worker
 from hark.worker.retrying import Ended, InFlight
@@ -121,7 +121,7 @@ async def test_metrics_have_polling_tasks_and_middleware(server_url: str, queue:
         'worker_task_seconds_count{outcome="ok",task="work"} 2.0',
         'worker_task_seconds_count{outcome="error",task="work"} 1.0',
     } <= set(lines)
-    assert (metrics.durations.count("work", "ok"), metrics.durations.count("work", "error")) == (2, 1)
+    assert (metrics.seconds["work", "ok"].count, metrics.seconds["work", "error"].count) == (2, 1)
 
 
 async def test_other_requests_are_refused_and_a_port_that_is_taken_is_a_clear_error(

@@ -10,7 +10,7 @@ import pytest
 
 from hark.errors import InvalidInput
 from hark.worker import LoggingContext, Middleware, Outgoing, RetryPolicy, TaskContext, Worker, current
-from hark.worker.middleware import CallNext, add_task_fields, current_or_none
+from hark.worker.middleware import CallNext, add_task_fields, current_task
 from tests.worker.workers import burst, dead_letters
 
 
@@ -95,7 +95,7 @@ async def test_headers_that_middleware_sets_at_push_arrive_with_the_task(server_
 
 def parent(_outgoing: Outgoing) -> str:
     """The task that pushes."""
-    found = current_or_none()
+    found = current_task.get()
     return "nobody" if found is None else found.task
 
 

@@ -11,8 +11,8 @@ import pytest
 from hark.errors import InvalidInput
 from hark.polling import PollingStrategy
 from hark.worker import Retry, RetryPolicy, Worker, WorkerRunOptions
-from hark.worker.options import plan_for
 from hark.worker.retrying import MAX_TEXT, TimedOut, text_of
+from hark.worker.worker import plan_for
 
 FILE = """
 [worker]

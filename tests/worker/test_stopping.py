@@ -9,14 +9,13 @@ import time
 
 import pytest
 
-from hark.client.calling import CallPolicy
+from hark.client.calling import CallPolicy, ConnectionFailed
 from hark.client.client import Client
-from hark.client.transport.api import ConnectionFailed
-from hark.client.transport.http import HttpTransport
+from hark.client.http import HttpTransport
 from hark.errors import HarkError
 from hark.model import QUEUE_MODE
 from hark.worker import Worker, WorkerRunOptions, current
-from hark.worker.options import plan_for
+from hark.worker.worker import plan_for
 from hark.worker.worker_run import WorkerRun, stop_signals
 from tests.worker.workers import SECONDS, ScriptedServer, ask, burst, push_raw, running, until_it_waits
 

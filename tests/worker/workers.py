@@ -10,9 +10,8 @@ from typing import Any
 import msgspec
 
 from hark.api.types.delivery import AckAnswer, PopReply
-from hark.client.calling import Caller
-from hark.client.transport.api import Answer, Request
-from hark.client.transport.http import HttpTransport
+from hark.client.calling import Answer, Caller, Request
+from hark.client.http import HttpTransport
 from hark.errors import HarkError
 from hark.worker import Summary, TaskEvent, Worker, WorkerRunOptions
 from tests.client.transports import Script

@@ -22,7 +22,7 @@ from hark.api import operations
 from hark.cli.command import DEFAULT_URL, FAILED, Failure, Json, ServerUrl, Url, complain
 from hark.cli.output import raw, table
 from hark.cli.remote import call
-from hark.client.transport.credentials import AUTHORIZATION, bearer, checked_token, trusting
+from hark.client.credentials import AUTHORIZATION, bearer, checked_token, trusting
 
 # Closed loop: each connection sends its next request after the response to the last one. Open loop (`rate`): requests
 # are

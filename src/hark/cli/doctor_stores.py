@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hark.cli.doctor import Check
 from hark.clock import SECOND, SystemClock
 from hark.errors import HarkError, InvalidSetting
-from hark.polling import strategy_from
-from hark.polling.strategy import Price, estimate
+from hark.polling import Price, estimate, strategy_from
 from hark.settings import Settings
 from hark.settings.sections import S3
 

@@ -13,7 +13,7 @@ from hark.cli.output import raw, say, table
 from hark.settings import SETTINGS, Loaded, load, shown
 
 if TYPE_CHECKING:  # the package imports asyncio, which `hark --help` does without
-    from hark.polling.strategy import Estimate, PollingStrategy
+    from hark.polling import Estimate, PollingStrategy
 
 _FIELDS = tuple(name for name in SETTINGS if name.startswith("worker.polling."))
 _WITHOUT_EFFECT = {
@@ -59,7 +59,7 @@ def polling(
     """
     if batch_ms is not None and not 0 < batch_ms <= 86_400_000:
         raise typer.BadParameter(f"--batch-ms {batch_ms:g}: use a number of milliseconds above 0, at most 86400000")
-    from hark.polling.strategy import SEED_CASES, estimate, strategy_from
+    from hark.polling import SEED_CASES, estimate, strategy_from
 
     batch_seconds = None if batch_ms is None else batch_ms / 1000
     if compare:
@@ -78,7 +78,7 @@ def polling(
 
 
 def _rows(strategy: PollingStrategy, batch_seconds: float | None, wait_seconds: float) -> list[Row]:
-    from hark.polling.strategy import AT_A_SERVER, estimate
+    from hark.polling import AT_A_SERVER, estimate
 
     def of(busy_share: float) -> Estimate:
         return estimate(strategy, busy_share, batch_seconds=batch_seconds)
@@ -100,7 +100,7 @@ def _estimates(rows: list[Row]) -> list[dict[str, object]]:
 
 
 def _print_tables(loaded: Loaded, strategy: PollingStrategy, batch_seconds: float | None, rows: list[Row]) -> None:
-    from hark.polling.strategy import AWS_S3
+    from hark.polling import AWS_S3
 
     idle = _WITHOUT_EFFECT[strategy.strategy]
     table(

@@ -16,7 +16,7 @@ import msgspec
 from hark.api import operations, types
 from hark.api.operations import Operation
 from hark.cli.command import USAGE, Failure, ServerUrl
-from hark.client.transport.credentials import AUTHORIZATION, bearer, checked_token, refused_by_tls, trusting
+from hark.client.credentials import AUTHORIZATION, bearer, checked_token, refused_by_tls, trusting
 from hark.errors import InvalidInput, did_you_mean
 
 T = TypeVar("T")

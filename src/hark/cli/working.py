@@ -17,12 +17,11 @@ import uvloop
 from hark.cli.command import FAILED, printable
 from hark.cli.output import raw
 from hark.logs import JsonLines, TextLines, log_to, use_handler
-from hark.polling.strategy import strategy_from
+from hark.polling import strategy_from
 from hark.settings import Loaded, Settings
 from hark.worker.middleware import add_task_fields
-from hark.worker.options import WorkerRunOptions
 from hark.worker.stats import Snapshot, Summary
-from hark.worker.worker import Worker
+from hark.worker.worker import Worker, WorkerRunOptions
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -77,7 +76,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 def view_of(snapshot: Snapshot, *, server: str, seconds: float, ended: bool = False) -> View:
     """Make the view of a worker from its snapshot."""
-    from hark.polling.strategy import AWS_S3, MONTH_SECONDS
+    from hark.polling import AWS_S3, MONTH_SECONDS
 
     totals = snapshot.totals
     per_month = snapshot.polls / max(seconds, 1.0) * MONTH_SECONDS

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Protocol, TypedDict, TypeVar, cast
 from uuid import UUID
@@ -32,18 +31,21 @@ def a_name(value: object, field: str) -> str:
         raise InvalidInput(f"{field}: must not be empty")
     if "\0" in value:
         raise InvalidInput(f"{field}: must not contain a NUL character")
-    # isascii() takes constant time, whatever the length.
-    size = len(value) if value.isascii() else _bytes_of(value, field)
+    try:
+        # isascii() takes constant time, whatever the length.
+        size = len(value) if value.isascii() else len(value.encode())
+    except UnicodeEncodeError:
+        raise InvalidInput(f"{field}: contains half of a surrogate pair, got {value[:40]!r}") from None
     if size > MAX_NAME_BYTES:
         raise InvalidInput(f"{field}: expected at most {MAX_NAME_BYTES} bytes of UTF-8, got {size}")
     return value
 
 
-def _bytes_of(text: str, field: str) -> int:
-    try:
-        return len(text.encode())
-    except UnicodeEncodeError:
-        raise InvalidInput(f"{field}: contains half of a surrogate pair, got {text[:40]!r}") from None
+def an_integer(value: object, field: str, low: int, high: int) -> int:
+    """Check that a value is an integer within bounds."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidInput(f"{field}: expected an integer from {low} to {high}, got {value!r}")
+    return value
 
 
 def a_function(value: F, field: str) -> F:
@@ -67,13 +69,10 @@ def json_value(value: object, field: str) -> msgspec.Raw:
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidInput(f"{field}: cannot be encoded as JSON: {error}") from error
     # The encoder writes NaN and infinity as null, which would go unnoticed.
-    if b"null" in written and not _is_finite(msgspec.to_builtins(value, enc_hook=_leave_out)):
+    # Raw JSON within other data contains no Python numbers, so it is skipped.
+    if b"null" in written and not _is_finite(msgspec.to_builtins(value, enc_hook=lambda _raw: None)):
         raise InvalidInput(f"{field}: contains NaN or infinity, which JSON cannot represent")
     return msgspec.Raw(written)
-
-
-def _leave_out(_part: object) -> None:
-    """Skip raw JSON within other data: it contains no Python numbers."""
 
 
 def _is_finite(value: object) -> bool:
@@ -103,6 +102,50 @@ MAX_DELAY = 10 * _YEAR
 MAX_TTL = 100 * _YEAR
 
 
+def a_moment(value: datetime, field: str) -> str:
+    """Check a datetime, which must have a time zone, and return it as ISO 8601."""
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        raise InvalidInput(f"{field}: expected a datetime with a time zone (datetime.now(UTC)), got {value!r}")
+    return value.isoformat()
+
+
+def optional_moment(value: datetime | None, field: str) -> str | None:
+    """Check a datetime that may be None."""
+    return None if value is None else a_moment(value, field)
+
+
+def time_to_live(value: float | timedelta | None, field: str) -> int | None:
+    """Convert a time to live from seconds to milliseconds."""
+    return None if value is None else milliseconds(value, field, 0.001, MAX_TTL)
+
+
+KeyParts = Sequence[str | float | bool]
+"""A key of the key-value store as users write it, for example `("users", 17)`."""
+
+
+class PushOptions(TypedDict, total=False):
+    """Options of a push. Times are seconds or a `timedelta`."""
+
+    key: str | None
+    """Idempotency key, 1 to 255 bytes. A second push with the same key to the same partition is a `duplicate`, for
+    as long as the first message is stored. The default is a new unique key."""
+    delay: float | timedelta | None
+    """Wait this long before the message can be delivered. The default is no delay."""
+    deliver_at: datetime | None
+    """Deliver the message not before this time, which must have a time zone. An alternative to `delay`."""
+    priority: int | None
+    """0 to 9, default 0. Shared groups receive messages with a higher priority first."""
+    ttl: float | timedelta | None
+    """Expire the message if it was not delivered within this time. The default is the `ttl` of the queue."""
+    retry_delays: Sequence[float | timedelta] | None
+    """Delay before each retry, at most 100. The number of delays is the number of retries. The default is the
+    queue's policy."""
+    keys_if_undelivered: Sequence[KeyParts] | None
+    """Keys of the key-value store that get the payload if the message is dead-lettered."""
+    trace_id: str | UUID | None
+    """A UUID that consumers get with the message, for your own tracing."""
+
+
 class NewMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False, rename="camel", omit_defaults=True):
     """An item of a push in the format of the API: times in milliseconds, None is omitted."""
 
@@ -114,17 +157,12 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False, rename="ca
     trace_id: str | None = None
     priority: int | None = None
     delay: int | None = None
-    deliver_at: str | int | None = None
+    deliver_at: str | None = None
     backoff_schedule: tuple[int, ...] | None = None
     ttl: int | None = None
     keys_if_undelivered: tuple[Key, ...] | None = None
     traceparent: str | None = None
     tracestate: str | None = None
-
-
-def fresh_key() -> str:
-    """A unique idempotency key. Later keys sort after earlier ones, which suits database indexes."""
-    return f"{time.time_ns():016x}{os.urandom(8).hex()}"
 
 
 def new_message(
@@ -138,9 +176,8 @@ def new_message(
     priority: int | None = None,
     ttl: float | timedelta | None = None,
     retry_delays: Sequence[float | timedelta] | None = None,
-    keys_if_undelivered: Sequence[Sequence[str | float | bool]] | None = None,
-    trace_id: str | uuid.UUID | None = None,
-    make_key: Callable[[], str] = fresh_key,
+    keys_if_undelivered: Sequence[KeyParts] | None = None,
+    trace_id: str | UUID | None = None,
 ) -> NewMessage:
     """Check the arguments and build a message. Times are seconds; `key` is the idempotency key (default: a new one).
 
@@ -152,27 +189,16 @@ def new_message(
         queue=a_name(queue, "queue"),
         partition=None if partition is None else a_name(partition, "partition"),
         payload=json_value(data, "data"),
-        transaction_id=make_key() if key is None else a_name(key, "key"),
+        # A unique idempotency key. Later keys sort after earlier ones, which suits database indexes.
+        transaction_id=f"{time.time_ns():016x}{os.urandom(8).hex()}" if key is None else a_name(key, "key"),
         trace_id=None if trace_id is None else _trace_id(trace_id),
-        priority=None if priority is None else _priority(priority),
+        priority=None if priority is None else an_integer(priority, "priority", 0, MAX_PRIORITY),
         delay=None if delay is None else milliseconds(delay, "delay", 0, MAX_DELAY),
-        deliver_at=None if deliver_at is None else _moment(deliver_at),
+        deliver_at=optional_moment(deliver_at, "deliver_at"),
         backoff_schedule=None if retry_delays is None else _schedule(retry_delays),
-        ttl=None if ttl is None else milliseconds(ttl, "ttl", 0.001, MAX_TTL),
+        ttl=time_to_live(ttl, "ttl"),
         keys_if_undelivered=None if keys_if_undelivered is None else _keys(keys_if_undelivered),
     )
-
-
-def _priority(value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_PRIORITY:
-        raise InvalidInput(f"priority: expected an integer from 0 to {MAX_PRIORITY}, got {value!r}")
-    return value
-
-
-def _moment(value: datetime) -> str:
-    if not isinstance(value, datetime) or value.tzinfo is None:
-        raise InvalidInput(f"deliver_at: expected a datetime with a time zone (datetime.now(UTC)), got {value!r}")
-    return value.isoformat()
 
 
 def _schedule(delays: Sequence[float | timedelta]) -> tuple[int, ...]:
@@ -181,22 +207,18 @@ def _schedule(delays: Sequence[float | timedelta]) -> tuple[int, ...]:
     return tuple(milliseconds(delay, f"retry_delays[{step}]", 0, MAX_DELAY) for step, delay in enumerate(delays))
 
 
-def _keys(keys: Sequence[Sequence[str | float | bool]]) -> tuple[Key, ...]:
+def _keys(keys: Sequence[KeyParts]) -> tuple[Key, ...]:
     try:
         return check_keys(keys)
     except InvalidKey as error:
         raise InvalidInput(f"keys_if_undelivered: {error}") from None
 
 
-def _trace_id(value: str | uuid.UUID) -> str:
+def _trace_id(value: str | UUID) -> str:
     try:
-        return str(value if isinstance(value, uuid.UUID) else uuid.UUID(value))
+        return str(value if isinstance(value, UUID) else UUID(value))
     except (ValueError, AttributeError, TypeError):
         raise InvalidInput(f"trace_id: expected a UUID, got {value!r}") from None
-
-
-KeyParts = Sequence[str | float | bool]
-"""A key of the key-value store as users write it, for example `("users", 17)`."""
 
 
 class Identified(Protocol):
@@ -257,23 +279,6 @@ def ids_of(
     return partition_id, transaction_id
 
 
-def moment(value: datetime, field: str) -> str:
-    """Check a datetime, which must have a time zone, and return it as ISO 8601."""
-    if not isinstance(value, datetime) or value.tzinfo is None:
-        raise InvalidInput(f"{field}: expected a datetime with a time zone (datetime.now(UTC)), got {value!r}")
-    return value.isoformat()
-
-
-def optional_moment(value: datetime | None, field: str) -> str | None:
-    """Check a datetime that may be None."""
-    return None if value is None else moment(value, field)
-
-
-def time_to_live(value: float | timedelta | None, field: str) -> int | None:
-    """Convert a time to live from seconds to milliseconds."""
-    return None if value is None else milliseconds(value, field, 0.001, MAX_TTL)
-
-
 def key_of(parts: KeyParts, field: str = "key") -> Key:
     """Check a key of the key-value store."""
     if isinstance(parts, str):
@@ -284,29 +289,6 @@ def key_of(parts: KeyParts, field: str = "key") -> Key:
         raise InvalidInput(f"{field}: {error}") from None
 
 
-def key_text(key: Key) -> str:
-    """A key as JSON, which keeps the types of its parts in a path or a parameter."""
-    return _encode(key).decode()
-
-
-class PushOptions(TypedDict, total=False):
-    """Options of a push. Times are seconds or a `timedelta`."""
-
-    key: str | None
-    """Idempotency key, 1 to 255 bytes. A second push with the same key to the same partition is a `duplicate`, for
-    as long as the first message is stored. The default is a new unique key."""
-    delay: float | timedelta | None
-    """Wait this long before the message can be delivered. The default is no delay."""
-    deliver_at: datetime | None
-    """Deliver the message not before this time, which must have a time zone. An alternative to `delay`."""
-    priority: int | None
-    """0 to 9, default 0. Shared groups receive messages with a higher priority first."""
-    ttl: float | timedelta | None
-    """Expire the message if it was not delivered within this time. The default is the `ttl` of the queue."""
-    retry_delays: Sequence[float | timedelta] | None
-    """Delay before each retry, at most 100. The number of delays is the number of retries. The default is the
-    queue's policy."""
-    keys_if_undelivered: Sequence[KeyParts] | None
-    """Keys of the key-value store that get the payload if the message is dead-lettered."""
-    trace_id: str | UUID | None
-    """A UUID that consumers get with the message, for your own tracing."""
+def key_text(parts: KeyParts, field: str = "key") -> str:
+    """A key, checked, as JSON, which keeps the types of its parts in a path or a parameter."""
+    return _encode(key_of(parts, field)).decode()

@@ -9,7 +9,8 @@ from typing import Generic, Self, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from hark.client.arguments import a_name
+from hark.client.arguments import a_moment, a_name, an_integer
+from hark.client.calling import Value
 from hark.errors import InvalidInput
 from hark.model import QUEUE_MODE, GroupMode
 
@@ -22,8 +23,8 @@ MAX_BATCH = 10_000
 MAX_CONSUMER_PRIORITY = 1000
 
 
-class Choices(msgspec.Struct, frozen=True, kw_only=True):
-    """Which messages of which queue to consume, and how. None means not chosen."""
+class PopParams(msgspec.Struct, frozen=True, kw_only=True):
+    """The parameters of a pop. None means the default of the server."""
 
     queue: str | None = None
     partition: str | None = None
@@ -32,23 +33,66 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True):
     group: str | None = None
     group_mode: GroupMode | None = None
     batch: int = 1
+    """Maximum number of messages per request, however many the consumer could take."""
     partitions: int = 1
+    auto_ack: bool = False
     wait: bool | None = None
     timeout_ms: int = 30_000
+    subscription_mode: str | None = None
+    subscription_from: str | None = None
+    lease_seconds: int | None = None
+    consumer_priority: int = 0
+    consumer: str | None = None
+    """The name of the consumer in lists of leases."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether the request waits at the server for a message."""
+        return self.wait is not False
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that the request waits for a message."""
+        return self.timeout_ms / 1000 if self.waits else 0.0
+
+    def scope(self) -> dict[str, Value]:
+        """What to consume: a queue and perhaps its partition, otherwise labels of queues. Raises `InvalidInput`."""
+        if not (self.queue or self.namespace or self.task):
+            raise InvalidInput(
+                "queue, namespace or task is required: name what to consume, for example with client.queue(...)"
+            )
+        if self.partition and not self.queue:
+            raise InvalidInput("partition: only valid with a queue; name one with queue(...)")
+        names = ("queue", "partition") if self.queue else ("namespace", "task")
+        return {name: value for name in names if (value := getattr(self, name))}
+
+    def parameters(self) -> dict[str, Value]:
+        """Parameters that a pop and a subscription share, by their API names. Defaults are omitted."""
+        wanted: dict[str, Value | None] = {
+            "consumerGroup": None if self.group == QUEUE_MODE else self.group,
+            "groupMode": self.group_mode,
+            "partitions": None if self.partitions == 1 else self.partitions,
+            "autoAck": True if self.auto_ack else None,
+            "subscriptionMode": self.subscription_mode,
+            "subscriptionFrom": self.subscription_from,
+            "leaseTime": self.lease_seconds,
+            "consumerPriority": self.consumer_priority or None,
+            "consumer": self.consumer,
+        }
+        return {name: value for name, value in wanted.items() if value is not None}
+
+
+class Choices(PopParams, frozen=True, kw_only=True):
+    """Which messages of which queue to consume, and how. None means not chosen."""
+
     concurrency: int = 1
     limit: int | None = None
     idle_ms: int | None = None
     each: bool = False
-    auto_ack: bool = False
     renew: bool | None = None
     renew_ms: int | None = None
-    lease_seconds: int | None = None
     polling: bool = False
     poll_ms: int | None = None
-    subscription_mode: str | None = None
-    subscription_from: str | None = None
-    consumer_priority: int = 0
-    consumer: str | None = None
     buffer_items: int | None = None
     buffer_ms: int | None = None
 
@@ -69,6 +113,22 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True):
         # Leases are renewed after a third of their time.
         return RENEWED_LEASE_SECONDS if self.renew_ms is None else max(1, math.ceil(3 * self.renew_ms / 1000))
 
+    def of_a_pop(self) -> Choices:
+        """The choices of one pop. With `renew_lease(True)` the lease has the time of renewed leases."""
+        seconds = (self.renewed_seconds if self.renew else None) or self.lease_seconds
+        return self._checked(wait=self.wait or False, lease_seconds=seconds)
+
+    def of_a_consumer(self) -> Choices:
+        """The choices of a consumer that receives until it ends: it waits at the server, and renews its leases."""
+        timeout_ms = self.timeout_ms if self.idle_ms is None else min(self.timeout_ms, self.idle_ms)
+        wait = not self.polling and self.waits
+        seconds = self.renewed_seconds or self.lease_seconds
+        return self._checked(wait=wait, lease_seconds=seconds, timeout_ms=timeout_ms)
+
+    def _checked(self, **changes: object) -> Choices:
+        self.scope()  # Raises an error before anything is sent.
+        return replace(self, **changes)
+
 
 def a_switch(value: object, field: str) -> bool:
     """Check that a value is True or False."""
@@ -77,63 +137,26 @@ def a_switch(value: object, field: str) -> bool:
     return value
 
 
-def an_integer(value: object, field: str, low: int, high: int) -> int:
-    """Check that a value is an integer within bounds."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidInput(f"{field}: expected an integer from {low} to {high}, got {value!r}")
-    return value
-
-
-def a_group_mode(value: object) -> GroupMode | None:
-    """Check a group mode: `ordered`, `shared`, or None for the stored mode."""
-    match value:
-        case None | "ordered" | "shared":
-            return value
-    raise InvalidInput(f"group mode: expected 'ordered', 'shared' or None, got {value!r}")
-
-
-def a_subscription_mode(value: object) -> str:
-    """Check the subscription mode, which says where a new group starts."""
-    modes = ("all", "from_beginning", "new", "new-only")
-    if value not in modes:
-        raise InvalidInput(f"subscription_mode: expected one of {', '.join(modes)}, got {value!r}")
-    return str(value)
-
-
-def a_beginning(value: object) -> str:
-    """The time after which a new group starts, in the format of the API."""
-    if isinstance(value, datetime):
-        if value.tzinfo is None:
-            text = f"expected a datetime with a time zone (datetime.now(UTC)), got {value!r}"
-            raise InvalidInput(f"subscription_from: {text}")
-        return value.astimezone(UTC).isoformat()
-    if not isinstance(value, str) or not value:
-        raise InvalidInput(f"subscription_from: expected 'now', an ISO 8601 time or a datetime, got {value!r}")
-    return value
-
-
 C = TypeVar("C")
 
 _MANY = 1_000_000_000
 
 
-class Builder:
+class Builder(Generic[C]):
     """Options that select messages and say how to consume them. Builders are immutable: every method returns a copy.
 
     You can keep a builder and extend it later. An invalid value raises `InvalidInput` immediately.
     """
 
-    __slots__ = ("_choices",)
+    __slots__ = ("_choices", "_client")
 
-    def __init__(self, choices: Choices) -> None:
+    def __init__(self, client: C, choices: Choices) -> None:
+        self._client = client
+        """The client, async or sync."""
         self._choices = choices
 
-    def _copy(self, choices: Choices) -> Self:
-        """A copy with other choices. Subclasses with more attributes pass them on."""
-        return type(self)(choices)
-
     def _with(self, **changes: object) -> Self:
-        return self._copy(replace(self._choices, **changes))
+        return type(self)(self._client, replace(self._choices, **changes))
 
     def __repr__(self) -> str:
         default = Choices()
@@ -174,7 +197,9 @@ class Builder:
         the choice to the server, which creates ordered groups. Without a name, it selects the default group of the
         queue.
         """
-        return self._with(group=a_name(name, "group"), group_mode=a_group_mode(mode))
+        if mode not in (None, "ordered", "shared"):
+            raise InvalidInput(f"group mode: expected 'ordered', 'shared' or None, got {mode!r}")
+        return self._with(group=a_name(name, "group"), group_mode=mode)
 
     def batch(self, size: int) -> Self:
         """Receive at most this many messages per request, 1 to 10,000. The default is 1."""
@@ -249,11 +274,20 @@ class Builder:
         `"from_beginning"` and `"new-only"` are other names for the same. The server's setting
         `pop.default_subscription` is the default.
         """
-        return self._with(subscription_mode=a_subscription_mode(mode))
+        modes = ("all", "from_beginning", "new", "new-only")
+        if mode not in modes:
+            raise InvalidInput(f"subscription_mode: expected one of {', '.join(modes)}, got {mode!r}")
+        return self._with(subscription_mode=mode)
 
     def subscription_from(self, moment: str | datetime) -> Self:
         """Start a new consumer group after this time: `"now"`, an ISO 8601 string, or a datetime with a time zone."""
-        return self._with(subscription_from=a_beginning(moment))
+        if isinstance(moment, datetime):
+            a_moment(moment, "subscription_from")
+            moment = moment.astimezone(UTC).isoformat()
+        elif not isinstance(moment, str) or not moment:
+            text = f"expected 'now', an ISO 8601 time or a datetime, got {moment!r}"
+            raise InvalidInput(f"subscription_from: {text}")
+        return self._with(subscription_from=moment)
 
     def consumer_priority(self, priority: int) -> Self:
         """Priority among waiting consumers, -1000 to 1000: consumers with a higher priority are served first.
@@ -275,16 +309,3 @@ class Builder:
         if interval is not None and lease is not None and interval >= lease * 1000:
             raise InvalidInput(f"interval_ms: expected less than the lease of {lease} s, got {interval} ms")
         return self
-
-
-class ClientBuilder(Builder, Generic[C]):
-    """A builder with a client, async or sync."""
-
-    __slots__ = ("_client",)
-
-    def __init__(self, client: C, choices: Choices) -> None:
-        super().__init__(choices)
-        self._client = client
-
-    def _copy(self, choices: Choices) -> Self:
-        return type(self)(self._client, choices)

@@ -1,28 +1,131 @@
-"""Calls to a server: retry requests where that is safe, decode responses and raise errors."""
+"""Calls to a server: the interface of transports, retries where they are safe, decoded responses and errors."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Set
-from typing import Any, TypedDict, TypeVar, Unpack
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence, Set
+from typing import Any, Protocol, TypedDict, TypeVar, Unpack
 
 import msgspec
 
 from hark.api.operations import Operation
 from hark.api.types.base import ErrorAnswer
 from hark.client import tracing
-from hark.client.transport.api import Answer, ConnectionFailed, Query, Request, Transport
-from hark.errors import HarkError, InvalidInput, error_of
+from hark.errors import HarkError, InvalidInput, NotFound, error_of
 
 T = TypeVar("T")
+
+Value = str | int | float | bool
+Query = Mapping[str, Value | None]
+"""None: the parameter is omitted."""
 
 _encode = msgspec.json.Encoder().encode
 _SAFE = frozenset({"GET", "HEAD", "PUT", "DELETE"})
 _FROM_A_GATEWAY = frozenset({502, 503, 504})
 _MOST_DOUBLINGS = 60
 """More doublings would overflow, and no delay is that long."""
+
+
+# Transports ------------------------------------------------------------------------------------------------
+
+
+class Request(msgspec.Struct, frozen=True, gc=False):
+    """A request to a server."""
+
+    method: str
+    path: str
+    """Percent-encoded, starting with `/`."""
+    query: Query | None = None
+    body: bytes | None = None
+    timeout: float = 30.0
+    """Time limit of the response in seconds."""
+    headers: Mapping[str, str] | None = None
+    """Headers in addition to those of every request."""
+    first_line: Callable[[bytes], None] | None = None
+    """Called with the first line of the response body as soon as it arrives, if the status is 200."""
+
+
+class Answer(msgspec.Struct, frozen=True, gc=False):
+    """The response of a server, with any status."""
+
+    status: int
+    body: bytes
+    retry_after: float | None = None
+
+
+class ConnectionFailed(HarkError):
+    """No server answered.
+
+    `sent` is False if the request did not reach a server: it had no effect, and you can safely repeat it. If `sent` is
+    True, the request may have been applied.
+    """
+
+    code = "connection_failed"
+    status = 503
+    retryable = True
+
+    def __init__(self, text: str, *, sent: bool) -> None:
+        super().__init__(text)
+        self.sent = sent
+        """Whether the request may have reached the server, and may have been applied."""
+
+
+def client_closed() -> HarkError:
+    """The error of a call after the client was closed."""
+    return HarkError("the client is closed; create a new one with connect()", code="client_closed")
+
+
+class Transport(Protocol):
+    """A connection to one server, or to several on the same store. Belongs to the event loop that first uses it."""
+
+    @property
+    def url(self) -> str:
+        """The address, for messages."""
+
+    async def send(self, request: Request) -> Answer:
+        """Send one request. Raises `ConnectionFailed` if there is no response."""
+
+    def fork(self) -> Transport | None:
+        """The same transport for another event loop. None if the server lives in this event loop."""
+
+    async def close(self) -> None:
+        """Close all connections. Needs nothing if the transport was never used."""
+
+
+class Home:
+    """The event loop that an object belongs to: the one that first used it."""
+
+    __slots__ = ("_loop",)
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def check(self) -> None:
+        """Raises `HarkError` if the running event loop is another one."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            if self._loop is not None:
+                text = "the client belongs to another event loop; create a client with connect() in this one"
+                raise HarkError(text, code="wrong_loop")
+            self._loop = loop
+
+
+def query_text(value: Value) -> str:
+    """A query value in the format of the API."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def retry_after_seconds(text: str | None) -> float | None:
+    """A Retry-After in seconds. Dates are ignored, because Hark does not send them."""
+    try:
+        return None if text is None else max(0.0, float(text))
+    except ValueError:
+        return None
+
+
+# Calls -----------------------------------------------------------------------------------------------------
 
 
 class CallPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,23 +187,6 @@ def path_of(operation: Operation[Any], *names: str) -> str:
         raise _no_text(error) from None
 
 
-def encoded(body: object) -> bytes:
-    """A body as JSON."""
-    try:
-        return _encode(body)
-    except UnicodeEncodeError as error:
-        raise _no_text(error) from None
-
-
-def _check_query(query: Query) -> None:
-    try:
-        for value in query.values():
-            if isinstance(value, str) and not value.isascii():
-                value.encode()
-    except UnicodeEncodeError as error:
-        raise _no_text(error) from None
-
-
 def _no_text(error: UnicodeEncodeError) -> InvalidInput:
     return InvalidInput(f"expected valid text, got half of a surrogate pair in {error.object[:40]!r}")
 
@@ -129,12 +215,15 @@ class Caller:
         sent, or if it is `safe`. By default GET, PUT and DELETE are safe. An error says what all attempts together may
         have done.
         """
-        body, content = options.get("body"), options.get("raw_body")
-        if content is None and body is not None:
-            content = encoded(body)
-        query = options.get("query")
-        if query:
-            _check_query(query)
+        body, content, query = options.get("body"), options.get("raw_body"), options.get("query")
+        try:
+            if content is None and body is not None:
+                content = _encode(body)
+            for value in (query or {}).values():
+                if isinstance(value, str) and not value.isascii():
+                    value.encode()
+        except UnicodeEncodeError as error:
+            raise _no_text(error) from None
         seconds, first_line = options.get("seconds", 30.0), options.get("first_line")
         request = Request(method, route, query, content, seconds, tracing.headers(), first_line)
         safe = options.get("safe")
@@ -163,7 +252,8 @@ class Caller:
             failures += 1
             pause = max(failure.retry_after or 0.0, self.retry.delay(failures, self._chance))
             if (
-                not _may_try_again(failure, safe)
+                not failure.retryable
+                or (is_lost(failure) and not safe)
                 or failure.code in final
                 or failures >= self.retry.attempts
                 or self._monotonic() - began + pause > self.retry.give_up_after
@@ -176,19 +266,19 @@ class Caller:
         return decode((await self.send(operation, *names, **options)).body, operation.answer())
 
     async def send(self, operation: Operation[Any], *names: str, **options: Unpack[CallOptions]) -> Answer:
-        """Call an operation with the names in its path. See `call`."""
+        """Call an operation with the names in its path, as `call` does."""
         return await self.call(operation.method, path_of(operation, *names), **options)
 
-    async def read(self, shape: type[T], method: str, route: str, **options: Unpack[CallOptions]) -> T:
-        """Send a request and decode the response."""
-        return decode((await self.call(method, route, **options)).body, shape)
-
-
-def _may_try_again(failure: HarkError, safe: bool) -> bool:
-    """Whether a failure is temporary, and the request had no effect or can be repeated."""
-    if not failure.retryable:
-        return False
-    return safe or not is_lost(failure)
+    async def find(
+        self, missing: str, operation: Operation[Any], *names: str, **options: Unpack[CallOptions]
+    ) -> Answer | None:
+        """Call an operation with the names in its path. None if the error code says that the object is missing."""
+        try:
+            return await self.send(operation, *names, **options)
+        except NotFound as error:
+            if error.code != missing:
+                raise
+            return None
 
 
 def is_lost(failure: HarkError) -> bool:
@@ -220,6 +310,20 @@ def decode(body: bytes | msgspec.Raw, shape: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=shape)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise HarkError(
-            f"the response does not come from a Hark server: {error}; check the URL", code="not_hark"
-        ) from error
+        raise not_hark(f"the response does not come from a Hark server: {error}; check the URL") from error
+
+
+def not_hark(text: str) -> HarkError:
+    """The error of a response that no Hark server sends."""
+    return HarkError(text, code="not_hark")
+
+
+def parts_of(items: Sequence[T], max_items: int, max_bytes: int, size_of: Callable[[T], int]) -> Iterator[Sequence[T]]:
+    """Split items, in order, into requests that fit. An item that is too large for any request is sent alone."""
+    start = size = 0
+    for index, item in enumerate(items):
+        size += (added := size_of(item))
+        if index > start and (size > max_bytes or index - start == max_items):
+            yield items[start:index]
+            start, size = index, added
+    yield items[start:]

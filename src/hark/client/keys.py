@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from urllib.parse import urlencode
@@ -18,9 +18,8 @@ from hark.api.operations import Operation
 from hark.api.types.base import decode_value
 from hark.api.types.keys import PolledKeys, PolledPrefix, WireEntry
 from hark.client.arguments import KeyParts, json_value, key_of, key_text, new_message, time_to_live
-from hark.client.calling import Caller
-from hark.client.transport.api import Query
-from hark.errors import HarkError, InvalidInput, NotFound
+from hark.client.calling import Caller, Query, decode
+from hark.errors import HarkError, InvalidInput
 from hark.keys import MAX_KEYS
 from hark.model import Key
 
@@ -64,16 +63,6 @@ def entry_of(found: WireEntry) -> Entry | None:
     return None if found.versionstamp is None else Entry(found.key, found.value, found.versionstamp)
 
 
-def present(found: WireEntry) -> Entry:
-    """The entry of a key that must exist."""
-    if (entry := entry_of(found)) is None:
-        raise HarkError(
-            f"the server listed the key {found.key} without a versionstamp; check that it is a Hark server",
-            code="not_hark",
-        )
-    return entry
-
-
 Self = TypeVar("Self", bound="KeyChanges")
 Number = int | float
 
@@ -111,7 +100,8 @@ class KeyChanges:
     def set(self: Self, key: KeyParts, value: object, *, expires_in: float | timedelta | None = None) -> Self:
         """Set the value of a key. `expires_in` is a time to live in seconds; the default is no expiry."""
         expires = time_to_live(expires_in, "expires_in")
-        return self._add("set", key, json_value(value, "value"), {} if expires is None else {"expiresIn": expires})
+        more = {} if expires is None else {"expiresIn": expires}
+        return self._add("set", key, json_value(value, "value"), **more)
 
     def delete(self: Self, key: KeyParts) -> Self:
         """Delete this key only, not the keys below it."""
@@ -154,17 +144,11 @@ class KeyChanges:
         """The request body."""
         return {"checks": self._checks, "mutations": self._mutations}
 
-    def _add(
-        self: Self,
-        type: str,
-        key: KeyParts,
-        value: msgspec.Raw | None = None,
-        more: dict[str, object] | None = None,
-    ) -> Self:
+    def _add(self: Self, type: str, key: KeyParts, value: msgspec.Raw | None = None, **more: object) -> Self:
         mutation: dict[str, object] = {"type": type, "key": key_of(key)}
         if value is not None:
             mutation["value"] = value
-        self._mutations.append(mutation | (more or {}))
+        self._mutations.append(mutation | more)
         return self
 
 
@@ -313,7 +297,10 @@ class KeyWatch:
 
     async def _ask(self, *, wait: bool) -> None:
         query = {**self._query, "versionstamps": self._known, "wait": wait, "timeout": round(self._wait * 1000)}
-        _check_size(query)
+        size = len(urlencode([(name, value) for name, value in query.items() if value is not None]))
+        if size > _MAX_ADDRESS:
+            text = f"too many or too long for one watch: {size} of {_MAX_ADDRESS} bytes"
+            raise InvalidInput(f"keys: {text}; watch fewer keys, or use a prefix with a smaller limit")
         polled: PolledKeys | PolledPrefix = await self._caller.ask(
             self._operation, query=query, seconds=self._wait + _MARGIN
         )
@@ -324,28 +311,6 @@ class KeyWatch:
     async def _pause(self, at_least: float) -> None:
         self._failures += 1
         await self._sleep(max(at_least, self._caller.retry.delay(self._failures)))
-
-
-def _check_size(query: Mapping[str, object]) -> None:
-    size = len(urlencode([(name, value) for name, value in query.items() if value is not None]))
-    if size > _MAX_ADDRESS:
-        raise InvalidInput(
-            f"keys: too many or too long for one watch: {size} of {_MAX_ADDRESS} bytes; "
-            "watch fewer keys, or use a prefix with a smaller limit"
-        )
-
-
-def watch_keys(caller: Caller, keys: Sequence[Key], *, initial: bool = True) -> KeyWatch:
-    """Watch certain keys."""
-    text = msgspec.json.encode(keys).decode()
-    return KeyWatch(caller, operations.KEYVAL_POLL_KEYS, {"keys": text}, initial=initial)
-
-
-def watch_prefix(caller: Caller, prefix: Key, limit: int, *, initial: bool = True) -> KeyWatch:
-    """Watch the first keys below a prefix."""
-    return KeyWatch(
-        caller, operations.KEYVAL_POLL_PREFIX, {"prefix": key_text(prefix), "limit": limit}, initial=initial
-    )
 
 
 class KeyValue:
@@ -362,17 +327,10 @@ class KeyValue:
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
 
-    # Entries -----------------------------------------------------------------------------------------------
-
     async def get(self, key: KeyParts) -> Entry | None:
         """The entry of a key. None if the key does not exist."""
-        try:
-            found = await self._caller.ask(operations.KEYVAL_GET_KEY, key_text(key_of(key)))
-        except NotFound as error:
-            if error.code != "key_not_found":
-                raise
-            return None
-        return entry_of(found)
+        found = await self._caller.find("key_not_found", operations.KEYVAL_GET_KEY, key_text(key))
+        return None if found is None else entry_of(decode(found.body, operations.KEYVAL_GET_KEY.answer()))
 
     async def get_many(self, keys: Sequence[KeyParts]) -> list[Entry | None]:
         """The entries of several keys, in their order. None where a key does not exist."""
@@ -391,7 +349,7 @@ class KeyValue:
         """
         answer = await self._caller.ask(
             operations.KEYVAL_PUT_KEY,
-            key_text(key_of(key)),
+            key_text(key),
             query={"expiresIn": time_to_live(expires_in, "expires_in")},
             raw_body=bytes(json_value(value, "value")),
         )
@@ -403,7 +361,7 @@ class KeyValue:
         With `exact=False`, it deletes the key and all keys below it. If the request is repeated after a lost reply, the
         number is that of the second request.
         """
-        answer = await self._caller.ask(operations.KEYVAL_DELETE_KEY, key_text(key_of(key)), query={"exact": exact})
+        answer = await self._caller.ask(operations.KEYVAL_DELETE_KEY, key_text(key), query={"exact": exact})
         return answer.deleted_count
 
     async def delete_many(self, keys: Sequence[KeyParts], *, exact: bool = True) -> int:
@@ -417,8 +375,6 @@ class KeyValue:
         body = {"keys": checked, "exact": exact}
         answer = await self._caller.ask(operations.KEYVAL_DELETE_BATCH, body=body, safe=True)
         return answer.deleted_count
-
-    # Ranges ------------------------------------------------------------------------------------------------
 
     async def list(
         self,
@@ -439,9 +395,9 @@ class KeyValue:
         if limit is not None and limit < 1:
             raise InvalidInput(f"limit: expected at least 1, got {limit}")
         query = {
-            "prefix": _text(prefix, "prefix") if len(prefix) else None,
-            "start": None if start is None else _text(start, "start"),
-            "end": None if end is None else _text(end, "end"),
+            "prefix": key_text(prefix, "prefix") if len(prefix) else None,
+            "start": None if start is None else key_text(start, "start"),
+            "end": None if end is None else key_text(end, "end"),
             "reverse": reverse,
         }
         cursor: str | None = None
@@ -451,8 +407,9 @@ class KeyValue:
             page = await self._caller.ask(
                 operations.KEYVAL_PAGINATE_KEYS, query=query | {"limit": size, "cursor": cursor}
             )
-            for found in page.entries:
-                yield present(found)
+            for entry in map(entry_of, page.entries):
+                if entry is not None:  # It exists, because the server listed it.
+                    yield entry
             left = None if left is None else left - len(page.entries)
             cursor = page.cursor
             if cursor is None or left == 0:
@@ -460,10 +417,8 @@ class KeyValue:
 
     async def count(self, prefix: KeyParts = ()) -> int:
         """The number of entries below a prefix. The default is the number of all entries."""
-        query = {"prefix": _text(prefix, "prefix") if len(prefix) else None}
+        query = {"prefix": key_text(prefix, "prefix") if len(prefix) else None}
         return (await self._caller.ask(operations.KEYVAL_COUNT_KEYS, query=query)).count
-
-    # Atomic writes and watches -----------------------------------------------------------------------------
 
     def atomic(self) -> Atomic:
         """A new atomic write: checks and changes of keys that are applied together or not at all.
@@ -484,18 +439,16 @@ class KeyValue:
             print(change.key, change.value)
         ```
         """
-        return watch_keys(self._caller, _several(keys), initial=initial)
+        query: Query = {"keys": msgspec.json.encode(_several(keys)).decode()}
+        return KeyWatch(self._caller, operations.KEYVAL_POLL_KEYS, query, initial=initial)
 
     def watch_prefix(self, prefix: KeyParts, *, limit: int = 100, initial: bool = True) -> KeyWatch:
         """Watch the keys below a prefix, as `watch` does. It covers the first `limit` keys, at most 1000."""
-        return watch_prefix(self._caller, key_of(prefix, "prefix"), limit, initial=initial)
+        query: Query = {"prefix": key_text(prefix, "prefix"), "limit": limit}
+        return KeyWatch(self._caller, operations.KEYVAL_POLL_PREFIX, query, initial=initial)
 
 
 def _several(keys: Sequence[KeyParts]) -> list[Key]:
     if isinstance(keys, str) or (keys and isinstance(keys[0], (str, int, float))):
         raise InvalidInput("keys: expected a list of keys, such as [('users', 17)], got one key")
     return [key_of(key, f"keys[{index}]") for index, key in enumerate(keys)]
-
-
-def _text(key: KeyParts, field: str) -> str:
-    return key_text(key_of(key, field))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal
 
 import msgspec
@@ -14,9 +14,8 @@ from hark.api import operations
 from hark.api.types.delivery import PushAnswer
 from hark.batching import Batcher
 from hark.client.arguments import NewMessage, new_message
-from hark.client.calling import Caller, decode, encoded
+from hark.client.calling import Caller, Home, client_closed, decode, not_hark, parts_of
 from hark.client.tracing import pushing, stamped
-from hark.client.transport.api import Home, client_closed
 from hark.errors import HarkError, InvalidInput, Overloaded, error_of
 from hark.model.messages import RESERVED
 
@@ -125,31 +124,28 @@ class Pusher:
         self._home.check()
         if self._closed:
             return _refused(client_closed())
-        batcher = self._batcher or self._open()
+        if self._batcher is None:  # Created at the first push, because a batcher belongs to the running event loop.
+            self._batcher = Batcher(
+                "push", self._send, max_items=self._max_items, max_wait=0.0, max_pending=self._max_pending, max_calls=1
+            )
         try:
-            return batcher.submit(message)
+            return self._batcher.submit(message)
         except Overloaded as error:
             text = f"{self._max_pending} messages are waiting to be pushed; await pushes before you start more"
             return _refused(Overloaded(text, code=error.code))
 
-    def _open(self) -> Batcher[NewMessage, Pushed]:
-        # Created at the first push, because a batcher belongs to the running event loop.
-        self._batcher = Batcher(
-            "push", self._send, max_items=self._max_items, max_wait=0.0, max_pending=self._max_pending, max_calls=1
-        )
-        return self._batcher
-
     async def _send(self, messages: Sequence[NewMessage]) -> list[Pushed | HarkError]:
         """Send one request after the other, which keeps the order."""
         outcomes: list[Pushed | HarkError] = []
-        for part in _parts(messages, self._max_items, self._max_bytes):
+        sizes = self._max_items, self._max_bytes
+        for part in parts_of(messages, *sizes, lambda message: len(message.payload) + _AROUND):
             outcomes += await self._request(part)
         return outcomes
 
     async def _request(self, messages: Sequence[NewMessage]) -> list[Pushed | HarkError]:
         try:
-            body = encoded({"items": messages})
-            answer = await self._caller.send(operations.PUSH, raw_body=body, safe=True, final=_OF_ONE_QUEUE)
+            body = {"items": messages}
+            answer = await self._caller.send(operations.PUSH, body=body, safe=True, final=_OF_ONE_QUEUE)
             return _outcomes(answer.body, len(messages))
         except HarkError as error:
             if len(messages) == 1:
@@ -167,36 +163,23 @@ def _refused(error: HarkError) -> asyncio.Future[Pushed]:
     return future
 
 
-def _parts(messages: Sequence[NewMessage], max_items: int, max_bytes: int) -> Iterator[Sequence[NewMessage]]:
-    """Split messages, in order, into requests that fit. A message that is too large for any request is sent alone."""
-    start = size = 0
-    for index, message in enumerate(messages):
-        size += len(message.payload) + _AROUND
-        if index > start and (size > max_bytes or index - start == max_items):
-            yield messages[start:index]
-            start, size = index, len(message.payload) + _AROUND
-    yield messages[start:]
-
-
 def _outcomes(body: bytes, expected: int) -> list[Pushed | HarkError]:
     try:
         pushed: list[Pushed | HarkError] = msgspec.json.decode(body, type=list[Pushed])
     except (msgspec.DecodeError, UnicodeDecodeError):
         pushed = [_outcome(one) for one in decode(body, list[PushAnswer])]  # At least one item was rejected.
     if len(pushed) != expected:
-        text = (
-            f"the server returned {len(pushed)} results for {expected} pushed messages; check that it is a Hark server"
-        )
-        raise HarkError(text, code="not_hark")
+        text = f"the server returned {len(pushed)} results for {expected} pushed messages"
+        raise not_hark(f"{text}; check that it is a Hark server")
     return pushed
 
 
 def _outcome(one: PushAnswer) -> Pushed | HarkError:
-    if one.status in ("queued", "duplicate") and one.message_id and one.partition_id and one.transaction_id:
-        status: Literal["queued", "duplicate"] = "queued" if one.status == "queued" else "duplicate"
-        return Pushed(status, one.message_id, one.transaction_id, one.partition_id, one.queue)
-    text = one.error or f"the server rejected a message for queue {one.queue!r}"
-    return error_of(_STATUSES.get(one.code or "", 500), one.code or "error", text)
+    try:
+        return msgspec.convert(msgspec.to_builtins(one), Pushed)
+    except msgspec.ValidationError:
+        text = one.error or f"the server rejected a message for queue {one.queue!r}"
+        return error_of(_STATUSES.get(one.code or "", 500), one.code or "error", text)
 
 
 _BOUND = 10
@@ -360,7 +343,7 @@ class Buffer:
 class Buffers:
     """The buffers of a client, one for each queue and size."""
 
-    def __init__(self, pusher: Callable[[], Pusher]) -> None:
+    def __init__(self, pusher: Pusher) -> None:
         self._pusher = pusher
         self._buffers: dict[tuple[str, int, int], Buffer] = {}
         self._closed = False
@@ -371,7 +354,7 @@ class Buffers:
         if buffer is None:
             if self._closed:
                 raise client_closed()
-            buffer = Buffer(self._pusher(), max_items=max_items, max_seconds=max_ms / 1000)
+            buffer = Buffer(self._pusher, max_items=max_items, max_seconds=max_ms / 1000)
             self._buffers[queue, max_items, max_ms] = buffer
         return buffer
 

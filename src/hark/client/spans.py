@@ -18,7 +18,7 @@ from hark._version import __version__
 from hark.api.types.delivery import Delivered
 from hark.client.arguments import NewMessage
 from hark.client.pushing import Pushed
-from hark.client.tracing import Note, Push
+from hark.client.tracing import Note
 from hark.model.messages import MAX_STATE
 
 SYSTEM = "hark"
@@ -49,12 +49,10 @@ def push_span(messages: Sequence[NewMessage]) -> Push | None:
     """A span for a push, if the program is in a span itself."""
     if not messages or any(message.traceparent is not None for message in messages):
         return None
-    if not trace.get_current_span().get_span_context().is_valid:
-        return None
-    return _Push(messages)
+    return Push(messages) if trace.get_current_span().get_span_context().is_valid else None
 
 
-class _Push:
+class Push:
     """A push within a span."""
 
     def __init__(self, messages: Sequence[NewMessage]) -> None:
@@ -70,7 +68,7 @@ class _Push:
         self.messages = messages
         self._span: Span = trace.INVALID_SPAN
 
-    def __enter__(self) -> _Push:
+    def __enter__(self) -> Push:
         self._span = self._scope.__enter__()
         self.messages = [with_context(message) for message in self.messages]
         return self
@@ -114,16 +112,12 @@ def process_span(messages: Sequence[Delivered]) -> Iterator[Note]:
     ) as span:
 
         def note(outcome: str, error: BaseException | None) -> None:
-            _note(span, outcome, error)
+            span.set_attribute(OUTCOME, outcome)
+            if error is not None:
+                span.record_exception(error)
+                span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
 
         yield note
-
-
-def _note(span: Span, outcome: str, error: BaseException | None) -> None:
-    span.set_attribute(OUTCOME, outcome)
-    if error is not None:
-        span.record_exception(error)
-        span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
 
 
 def _attributes(name: str, kind: str, queue: str) -> dict[str, AttributeValue]:

@@ -8,13 +8,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hark.api.types.delivery import Delivered
     from hark.client.arguments import NewMessage
-    from hark.client.pushing import Pushed
+    from hark.client.spans import Push
 
 _API = "opentelemetry.trace"
 
@@ -26,9 +25,9 @@ def headers() -> Mapping[str, str] | None:
     """The trace headers of a request."""
     if _API not in sys.modules:
         return None
-    from hark.client.spans import current_context
+    from hark.client import spans
 
-    return current_context()
+    return spans.current_context()
 
 
 def stamped(message: NewMessage) -> NewMessage:
@@ -58,24 +57,4 @@ def processing(messages: Sequence[Delivered]) -> AbstractContextManager[Note]:
     return process_span(messages)
 
 
-class Push(Protocol):
-    """A push within a span."""
-
-    messages: Sequence[NewMessage]
-    """The messages. Within the span they carry its context."""
-
-    def __enter__(self) -> Push: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def done(self, pushed: Sequence[Pushed]) -> None:
-        """Record that the server stored the messages."""
-
-
-def _note_nothing(_outcome: str, _error: BaseException | None) -> None:
-    pass
-
-
-_UNTRACED = nullcontext(_note_nothing)
+_UNTRACED: AbstractContextManager[Note] = nullcontext(lambda _outcome, _error: None)

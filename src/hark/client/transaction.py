@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from types import TracebackType
 from typing import Generic, TypeVar, Unpack
 
 import msgspec
@@ -64,13 +63,9 @@ class Transaction:
     async def __aenter__(self) -> Transaction:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if kind is None and not self._tried:
+    async def __aexit__(self, *error: object) -> None:
+        if error[0] is None and not self._tried:
             await self.commit()
-
-    # Operations --------------------------------------------------------------------------------------------
 
     def ack(
         self,
@@ -125,8 +120,6 @@ class Transaction:
         self._open()
         self._leases.append(lease if isinstance(lease, str) else delivered_message(lease).lease_id)
         return self
-
-    # Commit ------------------------------------------------------------------------------------------------
 
     async def commit(self) -> TransactionResult:
         """Apply everything. Raises `TransactionRefused` if the server rejects it; nothing was applied in that case.

@@ -11,8 +11,7 @@
 The async client does the work, on an event loop in a separate thread. Any number of threads can share a client.
 """
 
-from hark.sync.client import Client, connect
+from hark.sync.client import BufferedQueue, Client, Consumption, Messages, Queue, connect
 from hark.sync.parts import Message
-from hark.sync.queue import BufferedQueue, Consumption, Messages, Queue
 
 __all__ = ["BufferedQueue", "Client", "Consumption", "Message", "Messages", "Queue", "connect"]

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from types import TracebackType
 from typing import Self
 
 from hark.api.types.dead_letters import ListedDeadLetter
 from hark.client.admin import Admin as AsyncAdmin
+from hark.client.admin import DeadLetters as AsyncDeadLetters
+from hark.client.admin import Groups as AsyncGroups
 from hark.client.admin import Traces as AsyncTraces
 from hark.client.arguments import DeliveredMessage, KeyParts, Wrapped
 from hark.client.calling import Caller
 from hark.client.delivery.message import Message as AsyncMessage
 from hark.client.delivery.message import Received
-from hark.client.groups import DeadLetters as AsyncDeadLetters
-from hark.client.groups import Groups as AsyncGroups
 from hark.client.keys import Atomic as AsyncAtomic
 from hark.client.keys import AtomicResult, Change, KeyChanges
 from hark.client.keys import KeyValue as AsyncKeyValue
-from hark.client.queue_admin import QueueAdmin as AsyncQueueAdmin
+from hark.client.queue import QueueAdmin as AsyncQueueAdmin
 from hark.client.transaction import Transaction as AsyncTransaction
 from hark.client.transaction import TransactionQueue
 from hark.model import Status
@@ -67,15 +66,11 @@ class Message(Received):
         return self.inner.lost
 
     def __enter__(self) -> Self:
-        """Start to renew the lease."""
         self.begin()
         self.inner.open_span()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Settle the message, unless the block settled it."""
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         try:
             self._leave(error)
         finally:
@@ -249,7 +244,5 @@ class Transaction(Part[AsyncTransaction]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._leave(kind, error, trace)
+    def __exit__(self, *error: object) -> None:
+        self._leave(*error)

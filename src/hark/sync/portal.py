@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import update_wrapper
 from typing import Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast
 
+from hark.client.io_thread import LoopThread
 from hark.errors import HarkError
 
 T = TypeVar("T")
@@ -18,12 +18,9 @@ class Portal:
     """Runs coroutines for threads that have no event loop."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        # A daemon thread, so that a program that forgot to close its client can end.
-        self._thread = threading.Thread(target=self._serve, name="hark-sync", daemon=True)
+        self._thread = LoopThread("hark-sync")
         self._lock = threading.Lock()
         self._closed = False
-        self._thread.start()
 
     @property
     def closed(self) -> bool:
@@ -37,8 +34,12 @@ class Portal:
         and then raises.
         """
         with self._lock:
-            refusal = self._refusal()
-            future = None if refusal else asyncio.run_coroutine_threadsafe(work, self._loop)
+            refusal = None
+            if self._closed:
+                refusal = "the client is closed; create a new one with connect()"
+            elif self._thread.is_current:
+                refusal = "a sync client cannot be used on its own event loop; call it from another thread"
+            future = None if refusal else self._thread.submit(work)
         if future is None:
             work.close()
             raise HarkError(refusal or "", code="client_closed")
@@ -73,7 +74,7 @@ class Portal:
         """Call a function soon on the event loop, without waiting for it."""
         with self._lock:
             if not self._closed:
-                self._loop.call_soon_threadsafe(call)
+                self._thread.loop.call_soon_threadsafe(call)
 
     def close(self) -> None:
         """Cancel running coroutines and end the thread."""
@@ -81,35 +82,7 @@ class Portal:
             if self._closed:
                 return
             self._closed = True
-        asyncio.run_coroutine_threadsafe(_end_tasks(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-
-    def _refusal(self) -> str | None:
-        if self._closed:
-            return "the client is closed; create a new one with connect()"
-        if threading.current_thread() is self._thread:
-            return "a sync client cannot be used on its own event loop; call it from another thread"
-        return None
-
-    def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_forever()
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        finally:
-            self._loop.close()
-
-
-async def _end_tasks() -> None:
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-# class Traces(Part[AsyncTraces]):
-# add = blocking(AsyncTraces.add)
+        self._thread.end()
 
 
 A = TypeVar("A")
@@ -139,40 +112,36 @@ class Part(Generic[A]):
         self.portal = portal
 
 
-class blocking(Generic[A, P, R]):  # Reads like a decorator.
+class _Converted(Generic[A, P, R]):
+    """A method of an async class as an attribute of its facade."""
+
+    def __init__(self, method: Callable[Concatenate[A, P], R]) -> None:
+        self._method = method
+        self.__doc__ = method.__doc__
+
+
+class blocking(_Converted[A, P, Coroutine[object, object, T]]):  # Reads like a decorator.
     """Converts a coroutine method to a blocking one."""
 
-    def __init__(self, method: Callable[Concatenate[A, P], Coroutine[object, object, R]]) -> None:
-        self._method = method
-        self.__doc__ = method.__doc__
-
-    def __get__(self, facade: Facade[A], kind: type | None = None) -> Callable[P, R]:
-        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+    def __get__(self, facade: Facade[A], kind: type | None = None) -> Callable[P, T]:
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
             return facade.portal.run(self._method(facade.inner, *args, **kwargs))
 
-        return update_wrapper(call, self._method) if facade is not None else cast(Callable[P, R], self)
+        return update_wrapper(call, self._method) if facade is not None else cast(Callable[P, T], self)
 
 
-class iterating(Generic[A, P, R]):
+class iterating(_Converted[A, P, AsyncIterator[T]]):
     """Converts a method that returns an async iterator to one that returns an iterator."""
 
-    def __init__(self, method: Callable[Concatenate[A, P], AsyncIterator[R]]) -> None:
-        self._method = method
-        self.__doc__ = method.__doc__
-
-    def __get__(self, facade: Facade[A], kind: type | None = None) -> Callable[P, Iterator[R]]:
-        def call(*args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
+    def __get__(self, facade: Facade[A], kind: type | None = None) -> Callable[P, Iterator[T]]:
+        def call(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
             return facade.portal.iterate(self._method(facade.inner, *args, **kwargs))
 
-        return update_wrapper(call, self._method) if facade is not None else cast(Callable[P, Iterator[R]], self)
+        return update_wrapper(call, self._method) if facade is not None else cast(Callable[P, Iterator[T]], self)
 
 
-class fluent(Generic[A, P]):
+class fluent(_Converted[A, P, A]):
     """Converts a method that returns its own object to one that returns the facade."""
-
-    def __init__(self, method: Callable[Concatenate[A, P], A]) -> None:
-        self._method = method
-        self.__doc__ = method.__doc__
 
     def __get__(self, facade: F, kind: type | None = None) -> Callable[P, F]:
         def call(*args: P.args, **kwargs: P.kwargs) -> F:

@@ -1,11 +1,10 @@
 """The worker: runs functions as tasks, with typed arguments, retries, time limits and a graceful shutdown."""
 
 from hark.worker.middleware import LoggingContext, MetricsMiddleware, Middleware, Outgoing, TaskContext, current
-from hark.worker.options import WorkerRunOptions
 from hark.worker.retrying import Discard, Retry, RetryPolicy
 from hark.worker.stats import Counts, Snapshot, Summary, TaskEvent
 from hark.worker.task import Task, WrongArguments
-from hark.worker.worker import Worker
+from hark.worker.worker import Worker, WorkerRunOptions
 
 __all__ = [
     "Counts",

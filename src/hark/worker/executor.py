@@ -1,7 +1,8 @@
-"""Threads for functions that are not async.
+"""Runs the handlers of received messages: coroutines on the event loop, other functions in threads.
 
-They are not those of `concurrent.futures`: Python waits for those at exit, and a worker must be able to abandon a
-function that does not end."""
+They are not the threads of `concurrent.futures`: Python waits for those at exit, and a worker must be able to abandon a
+function that does not end.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +18,16 @@ from queue import SimpleQueue
 from types import MappingProxyType
 from typing import Any, Literal
 
+import msgspec
+
 from hark.api.types.delivery import Delivered
 from hark.client.delivery.settling import SettleDecision
 from hark.client.tracing import processing
 from hark.errors import HarkError, NotFound
-from hark.worker.middleware import AnyMiddleware, TaskContext, chained, enter, fields_of
+from hark.worker.middleware import AnyMiddleware, TaskContext, chained, current_task, fields_of
 from hark.worker.retrying import Ended, Ending, InFlight, TimedOut, decide, text_of, trace_of
 from hark.worker.stats import UNKNOWN
-from hark.worker.task import AnyTask, Envelope, NotATask, WrongArguments, unseal
+from hark.worker.task import AnyTask, NotATask, WrongArguments, unseal
 
 _Work = tuple[Callable[[], Any], contextvars.Context, "asyncio.Future[Any]"]
 
@@ -43,7 +46,8 @@ class Threads:
     def submit(self, call: Callable[[], Any]) -> asyncio.Future[Any]:
         """Run a function in a thread, with the caller's context variables. The future gets its result."""
         future: asyncio.Future[Any] = self._loop.create_future()
-        future.add_done_callback(_look_at)
+        # Mark the exception as retrieved, otherwise asyncio logs it.
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._busy += 1
         if self._busy > self._threads and self._threads < self._most:
             self._threads += 1
@@ -81,12 +85,6 @@ class Threads:
             future.set_exception(error)
 
 
-def _look_at(future: asyncio.Future[Any]) -> None:
-    """Mark the exception as retrieved, otherwise asyncio logs it."""
-    if not future.cancelled():
-        future.exception()
-
-
 CANCELLED_DELAY_MS = 1000
 """Delay before a task runs again whose handler cancelled itself, because it might do so each time."""
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
@@ -101,45 +99,23 @@ class UnknownTask(NotFound):
     code = "unknown_task"
 
 
-class Job:
+class Job(msgspec.Struct, eq=False):
     """One message whose handler is running."""
 
-    __slots__ = (
-        "begun",
-        "context",
-        "in_flight",
-        "interruption",
-        "message",
-        "over",
-        "own_schedule",
-        "runner",
-        "started",
-        "task",
-        "thread",
-    )
-
-    def __init__(
-        self,
-        in_flight: InFlight,
-        message: Delivered,
-        task: AnyTask,
-        envelope: Envelope,
-        context: TaskContext,
-        started: float,
-    ) -> None:
-        self.in_flight = in_flight
-        self.message = message
-        self.task = task
-        self.own_schedule = envelope.own_schedule
-        self.context = context
-        self.started = started
-        self.begun = False
-        self.runner: asyncio.Task[None] | None = None
-        self.thread: asyncio.Future[Any] | None = None
-        """The thread of a function that is not async, while and after it runs."""
-        self.interruption: Interruption | None = None
-        self.over = False
-        """Its end was reported. Whatever the handler still does is ignored."""
+    in_flight: InFlight
+    message: Delivered
+    task: AnyTask
+    own_schedule: bool
+    """Whether the message has its own retry delays."""
+    context: TaskContext
+    started: float
+    begun: bool = False
+    runner: asyncio.Task[None] | None = None
+    thread: asyncio.Future[Any] | None = None
+    """The thread of a function that is not async, while and after it runs."""
+    interruption: Interruption | None = None
+    over: bool = False
+    """Its end was reported. Whatever the handler still does is ignored."""
 
 
 class Executor:
@@ -248,7 +224,7 @@ class Executor:
             queue=message.queue,
             worker_id=self._worker_id,
         )
-        return Job(in_flight, message, task, envelope, context, self._monotonic())
+        return Job(in_flight, message, task, envelope.own_schedule, context, self._monotonic())
 
     def _refuse(self, in_flight: InFlight, message: Delivered, error: Exception) -> None:
         """Dead-letter a message that can never run. Reject one that another worker may know."""
@@ -263,15 +239,12 @@ class Executor:
         """Run a handler from its start to its end."""
         context = job.context
         job.begun = True
-        enter(context)
+        current_task.set(context)
         error: str | None = None
         ending: Ending = "done"
         with processing((job.message,)) as note:
             try:
-                if self._middleware:
-                    await chained(self._middleware, context, functools.partial(self._call, job))()
-                else:
-                    await self._call(job)
+                await chained(self._middleware, context, functools.partial(self._call, job))()
                 decision = SettleDecision(job.message)
                 note(ending, None)
             except KeyboardInterrupt:
@@ -321,15 +294,9 @@ class Executor:
         text = text_of(failure).partition("\n")[0]
         if ending == "failed":
             # The traceback is logged here once. The message carries it to the dead letters.
-            _log.warning(
-                "task %s failed (message %s, attempt %d): %s",
-                job.task.name,
-                message.id,
-                message.delivery_attempt,
-                text,
-                exc_info=trace_of(failure),
-                extra=fields_of(job.context),
-            )
+            template, fields = "task %s failed (message %s, attempt %d): %s", fields_of(job.context)
+            values = job.task.name, message.id, message.delivery_attempt, text
+            _log.warning(template, *values, exc_info=trace_of(failure), extra=fields)
         return ending, decision, text
 
     def _interrupt(self, job: Job, why: Interruption) -> None:
@@ -350,27 +317,21 @@ class Executor:
         job.over = True
         self._jobs.discard(job)
         seconds = self._monotonic() - job.started
-        still_runs = job.thread is not None and not job.thread.done()
-        if still_runs and job.thread is not None:
+        if (still_runs := job.thread is not None and not job.thread.done()) and job.thread is not None:
             job.context.lose()
             job.thread.add_done_callback(self._release)
             self.stuck += 1
-        self._end(
-            Ended(job.in_flight, job.message, decision, ending, job.task.name, seconds, error),
-            slots=0 if still_runs else 1,
-        )
+        ended = Ended(job.in_flight, job.message, decision, ending, job.task.name, seconds, error)
+        self._end(ended, slots=0 if still_runs else 1)
 
     def _release(self, _thread: asyncio.Future[Any]) -> None:
         self.stuck -= 1
-        self._slots += 1
-        self._flush_soon()
+        self._end(None)
 
-    def _end(self, ended: Ended, slots: int = 1) -> None:
-        self._ended.append(ended)
+    def _end(self, ended: Ended | None, slots: int = 1) -> None:
+        if ended is not None:
+            self._ended.append(ended)
         self._slots += slots
-        self._flush_soon()
-
-    def _flush_soon(self) -> None:
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self.flush)

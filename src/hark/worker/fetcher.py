@@ -1,4 +1,7 @@
-"""Known due times of messages, so that a polling worker does not sleep past them."""
+"""Receives messages for the free slots of a worker, and settles those that have ended.
+
+It runs on the event loop of the network thread, so that a blocking handler does not stop it.
+"""
 
 from __future__ import annotations
 
@@ -7,65 +10,25 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from heapq import heappop, heappush
 
 from hark.api.types.delivery import Delivered
+from hark.client.builder import PopParams
 from hark.client.calling import Caller
 from hark.client.delivery.leases import LeaseKeeper
+from hark.client.delivery.prefetcher import PollSource, Source
 from hark.client.delivery.settling import MOST_WITH_POP, PiggybackedAcks, Settled, SettleDecision, Settler
 from hark.client.delivery.socket import SocketSource
-from hark.client.delivery.sources import PollSource, PopParams, Source
+from hark.client.io_thread import is_cancelling
 from hark.client.pushing import NewMessage
 from hark.errors import HarkError
-from hark.polling.poller import Poller
+from hark.polling import Poller
 from hark.worker.retrying import Ended, InFlight
 from hark.worker.stats import UNKNOWN
 
 MOST = 1000
-"""Maximum number of remembered times. Later messages are found by polling."""
-
-
-class DueTimes:
-    """Times at which messages are due, by a monotonic clock."""
-
-    def __init__(self) -> None:
-        self._heap: list[float] = []
-
-    def add(self, due: float) -> None:
-        """Add a time."""
-        if len(self._heap) < MOST:
-            heappush(self._heap, due)
-
-    def next_after(self, moment: float) -> float | None:
-        """The first time after a moment. Earlier times are dropped."""
-        while self._heap and self._heap[0] <= moment:
-            heappop(self._heap)
-        return self._heap[0] if self._heap else None
-
-
-def seconds_until_again(decision: SettleDecision, settled: Settled) -> float | None:
-    """Seconds until a settled message is redelivered. None: never, or only the server knows."""
-    if not settled.success or settled.dead_lettered or decision.status not in ("failed", "retry"):
-        return None
-    if decision.delay_ms is not None:
-        return decision.delay_ms / 1000
-    return 0.0 if decision.status == "retry" else None
-
-
-def seconds_until_due(message: NewMessage) -> float:
-    """Seconds until a message that is pushed now can be delivered."""
-    if message.deliver_at is None:
-        return (message.delay or 0) / 1000
-    if isinstance(message.deliver_at, int):
-        at = datetime.fromtimestamp(message.deliver_at / 1000, UTC)
-    else:
-        at = datetime.fromisoformat(message.deliver_at)
-    return max(0.0, (at - datetime.now(UTC)).total_seconds())
-
-
-# It runs on the event loop of the network thread, so that a blocking handler does not stop it.
-
-
+"""Maximum number of remembered due times. Later messages are found by polling."""
 LAST_ANSWER_SECONDS = 0.25
 """Seconds that a poll in flight may still take when the worker stops, so that an answer in flight is not lost."""
 _LAST_LOOK_SECONDS = 0.02
@@ -77,6 +40,22 @@ _log = logging.getLogger("hark.worker")
 
 Answered = tuple[Ended, Settled | None]
 """None: the lease was lost before."""
+
+
+def seconds_until_again(decision: SettleDecision | None, settled: Settled) -> float | None:
+    """Seconds until a settled message is redelivered. None: never, or only the server knows."""
+    if decision is None or not settled.success or settled.dead_lettered or decision.status not in ("failed", "retry"):
+        return None
+    if decision.delay_ms is not None:
+        return decision.delay_ms / 1000
+    return 0.0 if decision.status == "retry" else None
+
+
+def seconds_until_due(message: NewMessage) -> float:
+    """Seconds until a message that is pushed now can be delivered."""
+    if message.deliver_at is None:
+        return (message.delay or 0) / 1000
+    return max(0.0, (datetime.fromisoformat(message.deliver_at) - datetime.now(UTC)).total_seconds())
 
 
 class Fetcher:
@@ -100,16 +79,23 @@ class Fetcher:
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._keeper = LeaseKeeper(caller, monotonic=monotonic)
-        self._source, self._settler = self._ways(caller, params, sockets, headers)
-        self._carries_acks = params.wait and isinstance(self._source, PollSource)
+        self._source: Source
+        if sockets and params.waits:  # The messages and their settlements use the same socket.
+            self._source = SocketSource(caller, params, headers=headers, disconnected=self._keeper.hurry)
+            self._settler = self._source.settler
+        else:
+            self._settler = Settler(caller)
+            self._source = PollSource(caller, params, self._settler.give_back)
+        self._carries_acks = params.waits and isinstance(self._source, PollSource)
         self._acks: PiggybackedAcks | None = None
         """Settlements for the next poll to carry."""
         self._queue = params.queue
         self._poller = poller
-        self._waits_there = params.wait
-        self.rests = not params.wait or poller.strategy.longest_interval() > params.seconds
+        self._waits_there = params.waits
+        self.rests = not params.waits or poller.strategy.longest_interval() > params.seconds
         """Whether there are times without a waiting request. Then known due times of messages are useful."""
-        self._due_times = DueTimes()
+        self._due_times: list[float] = []
+        """A heap of times at which messages are due, so that a polling worker does not sleep past them."""
         self._is_resting = False
         self._slots = self.free = slots
         self._lease_seconds = lease_seconds
@@ -127,16 +113,6 @@ class Fetcher:
         """When the server last answered a poll."""
         self.problem: str | None = None
         """The error of the last poll, or None."""
-
-    def _ways(
-        self, caller: Caller, params: PopParams, sockets: bool, headers: Mapping[str, str] | None
-    ) -> tuple[Source, Settler]:
-        """The source of messages and their settler. With WebSockets both use the same socket."""
-        if sockets and params.wait:
-            source = SocketSource(caller, params, headers=headers, disconnected=self._keeper.hurry)
-            return source, source.settler
-        settler = Settler(caller)
-        return PollSource(caller, params, settler.give_back), settler
 
     def open(self) -> None:
         """Start to renew leases."""
@@ -162,17 +138,20 @@ class Fetcher:
             self._poller.saw(bool(messages))
             if self._burst and not messages and was_quiet:
                 return
+            while self._due_times and self._due_times[0] <= began:
+                heappop(self._due_times)
+            next_due = self._due_times[0] if self._due_times else None
             self._is_resting = True
-            await self._poller.rest(
-                self._due_times.next_after(began), self._monotonic() - began if self._waits_there else 0.0
-            )
+            await self._poller.rest(next_due, self._monotonic() - began if self._waits_there else 0.0)
             self._is_resting = False
 
     def stop(self) -> None:
         """Stop receiving."""
         self._poller.stop()
         self._room.set()
-        self._send_alone()
+        acks, self._acks = self._acks, None
+        if acks is not None:
+            acks.not_sent()
         if self._taking is not None:
             loop = asyncio.get_running_loop()
             cancel = self._taking.cancel
@@ -185,7 +164,8 @@ class Fetcher:
         if seconds <= 0:
             self._poller.wake()
             return
-        self._due_times.add(self._monotonic() + seconds)
+        if len(self._due_times) < MOST:
+            heappush(self._due_times, self._monotonic() + seconds)
         if self._is_resting and seconds < self._poller.interval:
             self._poller.wake()  # This rest may be too long.
 
@@ -211,11 +191,6 @@ class Fetcher:
         if 0 < len(decisions) <= MOST_WITH_POP and not any(decision.error for decision in decisions):
             self._acks = PiggybackedAcks(decisions)
         return self._acks
-
-    def _send_alone(self) -> None:
-        acks, self._acks = self._acks, None
-        if acks is not None:
-            acks.not_sent()
 
     async def close(self, seconds: float) -> None:
         """Settle what is left, for at most this many seconds, and stop renewing leases."""
@@ -252,11 +227,6 @@ class Fetcher:
         await self.close(seconds)
 
     @property
-    def is_full(self) -> bool:
-        """Whether there are no free slots, so that nothing is requested."""
-        return not self.free
-
-    @property
     def _is_quiet(self) -> bool:
         return self.free == self._slots and not self._settling
 
@@ -279,7 +249,7 @@ class Fetcher:
         try:
             messages = await self._taking
         except asyncio.CancelledError:
-            if self._poller.stopped and not _is_cancelling():
+            if self._poller.stopped and not is_cancelling():
                 return None
             raise
         except HarkError as error:
@@ -312,7 +282,7 @@ class Fetcher:
             in_flight = InFlight(lease_id, together)
             self._in_flight.add(in_flight)
             self.free -= len(together)
-            self._keeper.hold(lease_id, self._lease_seconds, _Loss(self, in_flight))
+            self._keeper.hold(lease_id, self._lease_seconds, partial(self.lost, in_flight))
             if self._poller.stopped:
                 back = [_returned(in_flight, message) for message in together]
                 self.finished(back, len(back))
@@ -348,15 +318,10 @@ class Fetcher:
                 self._keeper.drop(one.in_flight.lease_id)
                 self._in_flight.discard(one.in_flight)
         if self.rests:
-            self._expect_again(to_settle, answers)
+            for one, answer in zip(to_settle, answers, strict=True):
+                if (again := seconds_until_again(one.decision, answer)) is not None:
+                    self.expect(again)  # The retried message is due.
         self._answered([(one, by_ended.get(id(one))) for one in ended])
-
-    def _expect_again(self, to_settle: Sequence[Ended], answers: Sequence[Settled]) -> None:
-        """Remember when retried messages are due."""
-        for one, answer in zip(to_settle, answers, strict=True):
-            again = None if one.decision is None else seconds_until_again(one.decision, answer)
-            if again is not None:
-                self.expect(again)
 
 
 def _decisions(ended: Sequence[Ended]) -> list[SettleDecision]:
@@ -365,21 +330,3 @@ def _decisions(ended: Sequence[Ended]) -> list[SettleDecision]:
 
 def _returned(in_flight: InFlight, message: Delivered) -> Ended:
     return Ended(in_flight, message, SettleDecision(message, "retry"), "handed_back", UNKNOWN)
-
-
-class _Loss:
-    """Notifies the feed that a lease is lost."""
-
-    __slots__ = ("_fetcher", "_in_flight")
-
-    def __init__(self, fetcher: Fetcher, in_flight: InFlight) -> None:
-        self._fetcher, self._in_flight = fetcher, in_flight
-
-    def __call__(self) -> None:
-        self._fetcher.lost(self._in_flight)
-
-
-def _is_cancelling() -> bool:
-    """Whether the running task is itself being cancelled."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

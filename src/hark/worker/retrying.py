@@ -6,6 +6,7 @@ import math
 import random as _random
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -65,7 +66,8 @@ class RetryPolicy(msgspec.Struct, frozen=True):
             raise InvalidInput(f"delays: expected at most {MAX_RETRIES}, got {len(self.delays)}")
         for index, delay in enumerate(self.delays):
             seconds_of(f"delays[{index}]", delay)
-        _check_jitter(self.jitter)
+        if not 0 <= self.jitter <= 1:
+            raise InvalidInput(f"jitter: expected 0 to 1, got {self.jitter!r}")
 
     @classmethod
     def exponential(
@@ -136,11 +138,6 @@ def seconds_of(field: str, value: float | timedelta) -> float:
     return float(seconds)
 
 
-def _check_jitter(jitter: float) -> None:
-    if not 0 <= jitter <= 1:
-        raise InvalidInput(f"jitter: expected 0 to 1, got {jitter!r}")
-
-
 Ending = Literal["done", "discarded", "failed", "retried", "refused", "handed_back", "lost"]
 """refused: dead-lettered immediately. handed_back: released without counting an attempt."""
 
@@ -164,18 +161,23 @@ def decide(
     if isinstance(error, Discard):
         return "discarded", SettleDecision(message, "completed")
     after = None if own_schedule else policy.delay(message.delivery_attempt)
-    if isinstance(error, Retry):
-        after = error.after if error.after is not None else after
-        if not error.counted:
-            return "retried", SettleDecision(message, "retry", None, _milliseconds(after))
-        return "retried", SettleDecision(message, "failed", text_of(error), _milliseconds(after))
-    return "failed", SettleDecision(message, "failed", text_of(error), _milliseconds(after))
+    if isinstance(error, Retry) and error.after is not None:
+        after = error.after
+    delay_ms = None if after is None else round(after * 1000)
+    if not isinstance(error, Retry):
+        return "failed", SettleDecision(message, "failed", text_of(error), delay_ms)
+    if not error.counted:
+        return "retried", SettleDecision(message, "retry", None, delay_ms)
+    return "retried", SettleDecision(message, "failed", text_of(error), delay_ms)
 
 
 def text_of(error: BaseException) -> str:
     """`Type: message` and the traceback. The end of a long traceback is kept, because the error is there."""
-    head = _head(error)[:_MAX_HEAD]
-    trace = "".join(_lines(error)).rstrip()
+    head, trace = str(error) if isinstance(error, TimedOut) else _head(error), ""
+    if (found := trace_of(error)) is not None:
+        with suppress(Exception):
+            trace = "".join(traceback.format_exception(*found)).rstrip()
+    head = head[:_MAX_HEAD]
     room = MAX_TEXT - len(head) - 1
     if len(trace) > room:
         mark = "...\n"
@@ -183,77 +185,45 @@ def text_of(error: BaseException) -> str:
     return f"{head}\n{trace}" if trace else head
 
 
-def trace_of(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None] | None:
-    """The traceback for the log: only the frames of the handler. None if there are none."""
-    if isinstance(error, TimedOut) and error.__cause__ is None:
-        return None
-    return type(error), error, _outside(error.__traceback__)
-
-
 def _head(error: BaseException) -> str:
-    if isinstance(error, TimedOut):
-        return str(error)
     try:
         return f"{type(error).__name__}: {error}"
     except Exception as failure:  # An exception whose text fails must not hide the failure.
         return f"{type(error).__name__}: (its text is not available: {type(failure).__name__})"
 
 
-def _lines(error: BaseException) -> list[str]:
+def trace_of(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None] | None:
+    """The traceback for the log, without the frames of the worker. None if there are only those."""
     if isinstance(error, TimedOut) and error.__cause__ is None:
-        return []
-    try:
-        return traceback.format_exception(type(error), error, _outside(error.__traceback__))
-    except Exception:
-        return []
-
-
-def _outside(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without the frames of the worker."""
-    inner = trace
+        return None
+    inner = error.__traceback__
     while inner is not None and inner.tb_frame.f_code.co_filename.startswith(_HERE):
         inner = inner.tb_next
-    return inner if inner is not None else trace
+    return type(error), error, inner or error.__traceback__
 
 
-def _milliseconds(seconds: float | None) -> int | None:
-    return None if seconds is None else round(seconds * 1000)
-
-
-class InFlight:
+class InFlight(msgspec.Struct, eq=False):
     """Messages that were delivered together, under one lease."""
 
-    __slots__ = ("ended", "is_lost", "lease_id", "left", "messages")
+    lease_id: str
+    messages: list[Delivered]
+    left: int = 0
+    """Number of messages that are not settled yet."""
+    ended: set[str] = set()
+    """Ids of messages whose handling has ended, settled or not."""
+    is_lost: bool = False
 
-    def __init__(self, lease_id: str, messages: list[Delivered]) -> None:
-        self.lease_id = lease_id
-        self.messages = messages
-        self.left = len(messages)
-        """Number of messages that are not settled yet."""
-        self.ended: set[str] = set()
-        """Ids of messages whose handling has ended, settled or not."""
-        self.is_lost = False
+    def __post_init__(self) -> None:
+        self.left = len(self.messages)
 
 
-class Ended:
+class Ended(msgspec.Struct, eq=False):
     """How the handling of one message ended, and how to settle it; None if there is nothing to settle."""
 
-    __slots__ = ("decision", "ending", "error", "in_flight", "message", "seconds", "task")
-
-    def __init__(
-        self,
-        in_flight: InFlight,
-        message: Delivered,
-        decision: SettleDecision | None,
-        ending: Ending,
-        task: str,
-        seconds: float = 0.0,
-        error: str | None = None,
-    ) -> None:
-        self.in_flight = in_flight
-        self.message = message
-        self.decision = decision
-        self.ending = ending
-        self.task = task
-        self.seconds = seconds
-        self.error = error
+    in_flight: InFlight
+    message: Delivered
+    decision: SettleDecision | None
+    ending: Ending
+    task: str
+    seconds: float = 0.0
+    error: str | None = None

@@ -12,12 +12,17 @@ import msgspec
 
 from hark.client.delivery.settling import Settled
 from hark.errors import InvalidInput
+from hark.prometheus import CONTENT_TYPE, counter, gauge, one, text
 from hark.worker.retrying import Ended, Ending
 
 RATE_SECONDS = 10
 """The rate is an average over this many seconds."""
 UNKNOWN = "(unknown)"
 """The task name for messages that match no task of the worker. Their own names could be anything."""
+
+REQUEST_SECONDS = 5.0
+_REASONS = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+_MAX_REQUEST = 8192
 
 OUTCOMES = ("done", "failed", "retried", "dead", "discarded", "handed_back", "lost")
 
@@ -44,10 +49,6 @@ class Counts(msgspec.Struct):
     seconds: float = 0.0
     """Total time in seconds of the handlers of those deliveries."""
 
-    def add(self, outcome: str) -> None:
-        """Count one."""
-        setattr(self, outcome, getattr(self, outcome) + 1)
-
 
 class TaskEvent(msgspec.Struct, frozen=True):
     """One delivery that ended, for `worker.listen`."""
@@ -55,10 +56,10 @@ class TaskEvent(msgspec.Struct, frozen=True):
     task: str
     message_id: str
     attempt: int
-    """How it ended: done, discarded, failed, retried, refused, handed_back or lost."""
     ending: Ending
-    """Time of the handler in seconds."""
+    """How it ended."""
     seconds: float
+    """Time of the handler in seconds."""
     dead: bool
     """Whether the message was dead-lettered."""
     error: str | None
@@ -71,8 +72,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     worker_id: str
     queue: str
     concurrency: int
-    """Number of running handlers."""
     running: int
+    """Number of running handlers."""
     stuck: int
     """Functions in threads that still run although their delivery has ended. Each keeps a slot."""
     stopping: bool
@@ -98,18 +99,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Handlers that did not end in time. Their tasks were released and run again."""
 
 
-def summary_of(snapshot: Snapshot, abandoned: int) -> Summary:
-    """The summary at the end of a run."""
-    return Summary(
-        worker_id=snapshot.worker_id,
-        totals=snapshot.totals,
-        tasks=snapshot.tasks,
-        polls=snapshot.polls,
-        empty_polls=snapshot.empty_polls,
-        abandoned=abandoned,
-    )
-
-
 class Stats:
     """Counts, updated on the network thread. Other threads only read."""
 
@@ -122,7 +111,10 @@ class Stats:
 
     def add(self, answered: Sequence[tuple[Ended, Settled | None]]) -> None:
         """Count deliveries whose settlement the server has answered."""
-        self._count_rate(len(answered))
+        second, count = int(self._monotonic()), len(answered)
+        if self._seconds and self._seconds[-1][0] == second:
+            count += self._seconds.pop()[1]
+        self._seconds.append((second, count))
         for ended, settled in answered:
             counts = self.tasks.get(ended.task)
             if counts is None:
@@ -132,8 +124,8 @@ class Stats:
                 self.totals.done += 1
             else:
                 for outcome in _outcomes(ended, settled):
-                    counts.add(outcome)
-                    self.totals.add(outcome)
+                    for all_of in (counts, self.totals):
+                        setattr(all_of, outcome, getattr(all_of, outcome) + 1)
             for all_of in (counts, self.totals):
                 all_of.ended += 1
                 all_of.seconds += ended.seconds
@@ -144,12 +136,6 @@ class Stats:
         now = self._monotonic()
         seconds = min(max(now - self._began, 1.0), RATE_SECONDS)
         return sum(count for second, count in self._seconds if second > now - RATE_SECONDS) / seconds
-
-    def _count_rate(self, count: int) -> None:
-        second = int(self._monotonic())
-        if self._seconds and self._seconds[-1][0] == second:
-            count += self._seconds.pop()[1]
-        self._seconds.append((second, count))
 
 
 def event_of(ended: Ended, settled: Settled | None) -> TaskEvent:
@@ -185,9 +171,6 @@ class HasMetrics(Protocol):
 
 def prometheus(snapshot: Snapshot, polling: str, middleware: Sequence[object]) -> str:
     """All metrics of a worker: tasks, slots, polling and middleware."""
-    # Imported here, because it is slow to import and only needed for a scrape.
-    from hark.prometheus import counter, gauge, one, text
-
     ended = [
         ({"task": task, "outcome": outcome}, getattr(counts, outcome))
         for task, counts in sorted(snapshot.tasks.items())
@@ -204,14 +187,6 @@ def prometheus(snapshot: Snapshot, polling: str, middleware: Sequence[object]) -
         )
     )
     return own.decode() + polling + "".join(each.prometheus() for each in middleware if isinstance(each, HasMetrics))
-
-
-# It runs in the network thread, so it answers while a handler blocks the handlers' event loop.
-
-
-REQUEST_SECONDS = 5.0
-_REASONS = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
-_MAX_REQUEST = 8192
 
 
 class Health(msgspec.Struct, frozen=True, rename="camel"):
@@ -232,7 +207,7 @@ class Health(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class HealthEndpoint:
-    """Answers probes until closed."""
+    """Answers probes until closed, in the network thread: also while a handler blocks the handlers' event loop."""
 
     def __init__(self, health: Callable[[], Health], metrics: Callable[[], str]) -> None:
         self._health = health
@@ -245,8 +220,7 @@ class HealthEndpoint:
             self._server = await asyncio.start_server(self._serve, host, port, limit=_MAX_REQUEST)
         except OSError as error:
             raise InvalidInput(f"health: cannot listen on {host}:{port}: {error.strerror or error}") from error
-        opened: int = self._server.sockets[0].getsockname()[1]
-        return opened
+        return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
         """Stop listening."""
@@ -273,13 +247,9 @@ class HealthEndpoint:
             answer = _response(405, "text/plain", b"only GET\n")
         elif target == b"/health":
             health = self._health()
-            answer = _response(
-                200 if health.status == "running" else 503, "application/json", msgspec.json.encode(health)
-            )
+            status = 200 if health.status == "running" else 503
+            answer = _response(status, "application/json", msgspec.json.encode(health))
         elif target == b"/metrics":
-            # Imported here, because it is slow to import and only needed for a scrape.
-            from hark.prometheus import CONTENT_TYPE
-
             answer = _response(200, CONTENT_TYPE, self._metrics().encode())
         else:
             answer = _response(404, "text/plain", b"not found; use /health or /metrics\n")

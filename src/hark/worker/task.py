@@ -5,19 +5,19 @@ from __future__ import annotations
 import hashlib
 import inspect
 import re
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, get_type_hints, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, get_type_hints, overload
 
 import msgspec
 
-from hark.client.pushing import NewMessage, Pushed, new_message
+from hark.client.pushing import Pushed, new_message
 from hark.errors import InvalidInput
-from hark.worker.middleware import Outgoing, sees_pushes
+from hark.worker.middleware import Middleware, Outgoing, SeesPushes
 from hark.worker.retrying import RetryPolicy, policy_of, seconds_of
 
 if TYPE_CHECKING:
-    from hark.worker.middleware import AnyMiddleware
+    from hark.worker.worker import Worker
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, rename="camel"):
@@ -40,19 +40,13 @@ class NotATask(InvalidInput):
     code = "not_a_task"
 
 
-def seal(envelope: Envelope) -> msgspec.Raw:
-    """The payload of a push."""
-    return msgspec.Raw(_encode(envelope))
-
-
 def unseal(payload: msgspec.Raw | bytes) -> Envelope:
     """Decode a payload. Raises `NotATask`."""
     try:
         return _decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise NotATask(
-            f'the payload is not a task: {error}; expected {{"task": "name", "arguments": {{...}}}}'
-        ) from error
+        text = f'the payload is not a task: {error}; expected {{"task": "name", "arguments": {{...}}}}'
+        raise NotATask(text) from error
 
 
 OPTION_NAMES = frozenset({"delay"})
@@ -175,15 +169,11 @@ class Signature:
 def _check_parameter(task: str, parameter: inspect.Parameter) -> None:
     """Reject parameters that cannot be part of a message, or that `push` uses itself."""
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-        raise InvalidInput(
-            f"task {task!r}: *{parameter.name} cannot be a parameter of a task, because its types are unknown; "
-            "name each argument, or use a list or a dict"
-        )
+        text = f"*{parameter.name} cannot be a parameter of a task, because its types are unknown"
+        raise InvalidInput(f"task {task!r}: {text}; name each argument, or use a list or a dict")
     if parameter.name in OPTION_NAMES:
-        raise InvalidInput(
-            f"task {task!r}: the parameter {parameter.name!r} is an option of push; rename it, "
-            f"for example to {parameter.name}_seconds"
-        )
+        text = f"the parameter {parameter.name!r} is an option of push"
+        raise InvalidInput(f"task {task!r}: {text}; rename it, for example to {parameter.name}_seconds")
 
 
 def _struct_of(task: str, function: Callable[..., Any], parameters: Sequence[inspect.Parameter]) -> Any:
@@ -216,24 +206,6 @@ DEFAULT_RETRY = RetryPolicy.exponential()
 _MAX_TASK_NAME = 200
 
 
-class Outlet(Protocol):
-    """The worker as a task sees it."""
-
-    @property
-    def queue(self) -> str:
-        """The queue of its tasks."""
-
-    @property
-    def middleware(self) -> Sequence[AnyMiddleware]:
-        """The middleware, which may handle pushes."""
-
-    async def send(self, message: NewMessage) -> Pushed:
-        """Push a message. It is stored when this returns."""
-
-    def push_from_thread(self, push: Callable[[], Coroutine[Any, Any, Pushed]]) -> Pushed:
-        """Run a push for a function that is not async."""
-
-
 class PushOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of one push of a task. Times are seconds or a `timedelta`."""
 
@@ -264,7 +236,7 @@ class Task(Generic[P, R]):
 
     def __init__(
         self,
-        outlet: Outlet,
+        worker: Worker,
         name: str,
         function: Callable[P, R],
         *,
@@ -280,12 +252,14 @@ class Task(Generic[P, R]):
         self.signature = Signature(name, function)
         self.is_async = inspect.iscoroutinefunction(function)
         self.retry = DEFAULT_RETRY if retry is None else policy_of(retry)
-        self.timeout = None if timeout is None else _checked_timeout(name, timeout)
+        self.timeout = None if timeout is None else seconds_of(f"timeout of task {name!r}", timeout)
+        if self.timeout == 0:
+            raise InvalidInput(f"timeout of task {name!r}: expected seconds above 0, or None for no limit, got 0")
         self.unique = _unique_names(name, unique, self.signature.names)
         if self.unique is not None:
             self.signature.check_unique(self.unique)
         self.priority = priority
-        self._outlet = outlet
+        self._worker = worker
         self.__doc__ = function.__doc__
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -293,7 +267,7 @@ class Task(Generic[P, R]):
         return self.function(*args, **kwargs)
 
     def __repr__(self) -> str:
-        return f"<Task {self.name!r} of the queue {self._outlet.queue!r}>"
+        return f"<Task {self.name!r} of the queue {self._worker.queue!r}>"
 
     @overload
     async def push(self, *args: P.args, **kwargs: P.kwargs) -> Pushed: ...
@@ -316,7 +290,7 @@ class Task(Generic[P, R]):
         In a handler's thread it uses the connection of the worker. Elsewhere each call opens and closes a connection:
         use `hark.sync` in a program that is not async and pushes often.
         """
-        return self.send_from_thread(_PLAIN, args, kwargs)
+        return self._worker.push_from_thread(lambda: self.send(_PLAIN, args, kwargs))
 
     def options(
         self,
@@ -355,27 +329,30 @@ class Task(Generic[P, R]):
         """Check the arguments and push with these options."""
         encoded = self.signature.encode(args, kwargs)
         headers = await self._headers(options, encoded)
-        policy = options.retry
+        policy, key = options.retry, options.key
+        if key is None and self.unique is not None:
+            key = self.signature.unique_key(encoded, self.unique)
+        envelope = Envelope(task=self.name, arguments=encoded, headers=headers or None, own_schedule=policy is not None)
         message = new_message(
-            self._outlet.queue,
-            seal(Envelope(task=self.name, arguments=encoded, headers=headers or None, own_schedule=policy is not None)),
+            self._worker.queue,
+            msgspec.Raw(_encode(envelope)),
             partition=options.partition,
-            key=self._key(options, encoded),
+            key=key,
             delay=options.delay,
             deliver_at=options.deliver_at,
             priority=self.priority if options.priority is None else options.priority,
             ttl=options.ttl,
             retry_delays=self.retry.delays if policy is None else policy.jittered(),
         )
-        return await self._outlet.send(message)
-
-    def send_from_thread(self, options: PushOptions, args: Sequence[object], kwargs: dict[str, object]) -> Pushed:
-        """Push for a function that is not async."""
-        return self._outlet.push_from_thread(lambda: self.send(options, args, kwargs))
+        return await self._worker.send(message)
 
     async def _headers(self, options: PushOptions, encoded: msgspec.Raw) -> dict[str, str]:
-        layers: Sequence[object] = self._outlet.middleware
-        watching = [layer for layer in layers if sees_pushes(layer)]
+        layers: Sequence[object] = self._worker.middleware
+        watching = [
+            layer
+            for layer in layers
+            if isinstance(layer, SeesPushes) and getattr(type(layer), "on_push", None) is not Middleware.on_push
+        ]
         if not watching:
             return {}
         delay = None if options.delay is None else seconds_of("delay", options.delay)
@@ -386,11 +363,6 @@ class Task(Generic[P, R]):
             if not isinstance(value, str):  # No consumer could decode the message.
                 raise InvalidInput(f"header {name!r} of task {self.name!r}: expected a string, got {value!r}")
         return outgoing.headers
-
-    def _key(self, options: PushOptions, encoded: msgspec.Raw) -> str | None:
-        if options.key is not None or self.unique is None:
-            return options.key
-        return self.signature.unique_key(encoded, self.unique)
 
 
 class TaskPush(Generic[P]):
@@ -408,17 +380,10 @@ class TaskPush(Generic[P]):
 
     def push_sync(self, *args: P.args, **kwargs: P.kwargs) -> Pushed:
         """Push the task from a function that is not async, and wait until it is stored."""
-        return self._task.send_from_thread(self._options, args, kwargs)
+        return self._task._worker.push_from_thread(lambda: self._task.send(self._options, args, kwargs))
 
 
 AnyTask = Task[..., Any]
-
-
-def _checked_timeout(name: str, timeout: float | timedelta) -> float:
-    seconds = seconds_of(f"timeout of task {name!r}", timeout)
-    if not seconds:
-        raise InvalidInput(f"timeout of task {name!r}: expected seconds above 0, or None for no limit, got 0")
-    return seconds
 
 
 def _unique_names(name: str, unique: bool | Sequence[str], known: tuple[str, ...]) -> tuple[str, ...] | None:

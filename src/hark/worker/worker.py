@@ -1,29 +1,27 @@
-"""A worker whose server lives in its own process, on a store that has to be polled.
-
-Both the worker and the engine could poll. Only the polls of the engine cost something and can find new work, so the
-engine uses the polling strategy of the worker. The worker waits for the engine, which knows immediately what it has
-read, what was pushed here and when a delay ends."""
+"""The worker, and the options of a run: from the program, the environment, hark.toml or the defaults, in this order."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+import os
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 from weakref import WeakKeyDictionary
 
 import msgspec
 
+from hark.client.arguments import an_integer
+from hark.client.calling import Transport
+from hark.client.inprocess import PollAs
 from hark.client.pushing import NewMessage, Pushed
-from hark.client.transport.api import Transport
-from hark.client.transport.inprocess import PollAs
 from hark.errors import HarkError, InvalidInput
 from hark.model import QUEUE_MODE
-from hark.polling import PollingStrategy, PollMetrics
-from hark.worker.middleware import AnyMiddleware, current_or_none
-from hark.worker.options import Plan, WorkerRunOptions, check_concurrency, plan_for
+from hark.polling import PollingStrategy, PollMetrics, strategy_from
+from hark.settings import load
+from hark.worker.middleware import AnyMiddleware, current_task
 from hark.worker.retrying import RetryPolicy
 from hark.worker.stats import Snapshot, Summary, TaskEvent
 from hark.worker.task import AnyTask, Task
@@ -33,9 +31,96 @@ if TYPE_CHECKING:
     from hark.client.client import Client
     from hark.connecting import Target
 
+MAX_CONCURRENCY = 10_000
+
+
+class WorkerRunOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of one run of a worker. None: the value of the worker, or of the settings."""
+
+    polling: PollingStrategy | None = None
+    """How the worker pauses after it found no work. The default is the setting `worker.polling`: adaptive, 100 ms to
+    5 s."""
+    concurrency: int | None = None
+    """Maximum number of handlers that run at the same time, 1 to 10,000. The default is that of the worker, then the
+    setting `worker.concurrency` (10)."""
+    grace_seconds: float | None = None
+    """Maximum time of a graceful shutdown in seconds, 0 to 86,400. The default is the setting `worker.grace_seconds`
+    (30)."""
+    wait: bool = True
+    """Wait at the server for work (long polling), the default. False: poll, and pause as `polling` says."""
+    timeout_ms: int = 30_000
+    """How long one request waits at the server, in milliseconds: 0 to 600,000. The default is 30,000."""
+    burst: bool = False
+    """Return when there is nothing to do, instead of waiting for work."""
+    health: tuple[str, int] | None = None
+    """Address and port of /health and /metrics, for example `("127.0.0.1", 8080)`. Port 0 selects a free port. The
+    default is the setting `worker.health_port`: not served."""
+    handle_signals: bool = True
+    """Shut down on SIGTERM and SIGINT, the default. Python allows this in the main thread only."""
+
+    def __post_init__(self) -> None:
+        if self.concurrency is not None:
+            an_integer(self.concurrency, "concurrency", 1, MAX_CONCURRENCY)
+        if self.grace_seconds is not None and not 0 <= self.grace_seconds <= 86_400:
+            raise InvalidInput(f"grace_seconds: expected 0 to 86400, got {self.grace_seconds!r}")
+        if not 0 <= self.timeout_ms <= 600_000:
+            raise InvalidInput(f"timeout_ms: expected 0 to 600000, got {self.timeout_ms!r}")
+        if self.polling is not None and not isinstance(self.polling, PollingStrategy):
+            raise InvalidInput(f"polling: expected a hark.PollingStrategy, got {self.polling!r}")
+        match self.health:
+            case None:
+                return
+            case tuple((str(), int(port))) if 0 <= port <= 65_535:
+                return
+        text = f"expected an address and a port such as ('127.0.0.1', 8080), got {self.health!r}"
+        raise InvalidInput(f"health: {text}")
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of a run with all defaults filled in."""
+
+    polling: PollingStrategy
+    concurrency: int
+    lease_seconds: int
+    grace_seconds: float
+    wait: bool
+    timeout_ms: int
+    burst: bool
+    health: tuple[str, int] | None
+    handle_signals: bool
+
+
+def plan_for(
+    options: WorkerRunOptions,
+    *,
+    concurrency: int | None = None,
+    lease: int | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> Plan:
+    """Combine run options, the arguments of the worker and the settings."""
+    settings = load({}, environment).settings
+    worker = settings.worker
+    served = ("127.0.0.1", worker.health_port) if worker.health_port else None
+    return Plan(
+        polling=strategy_from(settings, options.polling),
+        concurrency=options.concurrency or concurrency or worker.concurrency,
+        lease_seconds=lease or worker.lease_seconds,
+        grace_seconds=worker.grace_seconds if options.grace_seconds is None else options.grace_seconds,
+        wait=options.wait and not options.burst,
+        timeout_ms=options.timeout_ms,
+        burst=options.burst,
+        health=options.health or served,
+        handle_signals=options.handle_signals,
+    )
+
 
 def polled_by_store(transport: Transport, plan: Plan) -> tuple[Plan, PollMetrics | None]:
-    """Give the strategy of a run to the store, if it polls. Returns the remaining plan, and the poll metrics."""
+    """Give the strategy of a run to the store, if it polls. Returns the remaining plan, and the poll metrics.
+
+    Both the worker and an engine in this process could poll. Only the polls of the engine cost something and can find
+    new work, so the engine uses the polling strategy of the worker. The worker waits for the engine, which knows
+    immediately what it has read, what was pushed here and when a delay ends.
+    """
     poll_as: PollAs | None = getattr(transport, "poll_as", None)  # Only transports in this process have it.
     if poll_as is None:
         return plan, None
@@ -102,7 +187,7 @@ class Worker:
         if not queue:
             raise InvalidInput("queue: must not be empty; name the queue of this worker's tasks")
         if concurrency is not None:
-            check_concurrency(concurrency)
+            an_integer(concurrency, "concurrency", 1, MAX_CONCURRENCY)
         if lease is not None and not (isinstance(lease, int) and lease >= 1):
             raise InvalidInput(f"lease: expected an integer of at least 1 second, got {lease!r}")
         self.queue = queue
@@ -118,7 +203,7 @@ class Worker:
         self._lease = lease
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, Client] = WeakKeyDictionary()
         self._listeners: list[Callable[[TaskEvent], None]] = []
-        self._run_of_worker: WorkerRun | None = None
+        self._worker_run: WorkerRun | None = None
 
     # Tasks ----------------------------------------------------------------------------------------------------
 
@@ -191,16 +276,17 @@ class Worker:
     async def send(self, message: NewMessage) -> Pushed:
         """Push the message of a task. A running worker that polls then knows when the message is due."""
         pushed = await self.client.pusher.push(message)
-        if self._run_of_worker is not None:
-            self._run_of_worker.expect(message)
+        if self._worker_run is not None:
+            self._worker_run.expect(message)
         return pushed
 
     def push_from_thread(self, push: Callable[[], Coroutine[Any, Any, Pushed]]) -> Pushed:
         """Push for a function that is not async: on the loop of `run` if the worker runs, otherwise on a new loop."""
-        if _has_loop():
+        with suppress(RuntimeError):
+            asyncio.get_running_loop()
             raise HarkError("push_sync cannot be called in an event loop; use: await task.push(...)")
-        if self._run_of_worker is not None:
-            return asyncio.run_coroutine_threadsafe(push(), self._run_of_worker.loop).result()
+        if self._worker_run is not None:
+            return asyncio.run_coroutine_threadsafe(push(), self._worker_run.loop).result()
         if self._given_client is not None:
             raise HarkError("push_sync: the client given to this worker belongs to another event loop; give it a URL")
 
@@ -247,12 +333,12 @@ class Worker:
 
         Raises `HarkError` with the code `already_running` if the worker is running.
         """
-        if self._run_of_worker is not None:
+        if self._worker_run is not None:
             raise HarkError("this worker is already running; create another Worker to run two", code="already_running")
         plan = plan_for(options or WorkerRunOptions(), concurrency=self._concurrency, lease=self._lease)
         client = self.client
         plan, poll_metrics = polled_by_store(client.caller.transport, plan)
-        worker_run = self._run_of_worker = WorkerRun(
+        worker_run = self._worker_run = WorkerRun(
             client.caller.transport,
             self.queue,
             self.group,
@@ -269,49 +355,45 @@ class Worker:
         try:
             return await worker_run.run()
         finally:
-            self._run_of_worker = None
-            if not worker_run.runs_inline:
-                await self._close_within(worker_run.seconds_left)
-
-    async def _close_within(self, seconds: float) -> None:
-        """Close the client, with a time limit for pushes of handlers that get no answer."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self.close()
-        except TimeoutError:
-            _log.warning("pushes of handlers got no answer within the grace period; they may not be stored")
+            self._worker_run = None
+            if not worker_run.line.is_inline:
+                try:
+                    async with asyncio.timeout(worker_run.seconds_left):
+                        await self.close()
+                except TimeoutError:
+                    _log.warning("pushes of handlers got no answer within the grace period; they may not be stored")
 
     async def ready(self) -> None:
         """Wait until `run`, which was called in another task of this event loop, is ready to receive messages.
 
         Raises `HarkError` with the code `not_running` if the worker is not running.
         """
-        if self._run_of_worker is None:
+        if self._worker_run is None:
             await asyncio.sleep(0)  # The task that calls `run` may not have started yet.
-        if self._run_of_worker is None:
+        if self._worker_run is None:
             raise HarkError("this worker is not running; call run() first", code="not_running")
-        await self._run_of_worker.ready()
+        await self._worker_run.ready.wait()
 
     async def stop(self) -> None:
         """Shut down gracefully, and wait until `run` is about to return. Does nothing if the worker is not running.
 
         A handler can call it, too. It then does not wait, because the run waits for the handler.
         """
-        worker_run = self._run_of_worker
+        worker_run = self._worker_run
         if worker_run is not None:
             worker_run.stop()
-            if current_or_none() is None:
-                await worker_run.over()
+            if current_task.get() is None:
+                await worker_run.over.wait()
 
     @property
     def stats(self) -> Snapshot | None:
         """Counts and state of the running worker. None if it is not running."""
-        return None if self._run_of_worker is None else self._run_of_worker.snapshot()
+        return None if self._worker_run is None else self._worker_run.snapshot()
 
     @property
     def health_port(self) -> int | None:
         """The port of /health and /metrics. None if the worker does not serve them."""
-        return None if self._run_of_worker is None else self._run_of_worker.health_port
+        return None if self._worker_run is None else self._worker_run.health_port
 
     def listen(self, listener: Callable[[TaskEvent], None]) -> Callable[[], None]:
         """Call a function with a `TaskEvent` after each delivery, in the event loop of `run`.
@@ -320,12 +402,3 @@ class Worker:
         """
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
-
-
-def _has_loop() -> bool:
-    """Whether the caller runs in an event loop."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

@@ -1,8 +1,4 @@
-"""Ends a process whose handlers block their event loop for longer than the grace period.
-
-A blocked event loop cannot start a graceful shutdown. The supervisor of the process would then kill it, and its tasks
-would run again only after their leases expire, with one attempt less. Instead, the network thread releases them and
-ends the process."""
+"""One run of a worker: from its start to its graceful shutdown, or to the end of a process that handlers block."""
 
 from __future__ import annotations
 
@@ -17,35 +13,37 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from hark.client.arguments import MAX_NAME_BYTES
-from hark.client.calling import CallPolicy
-from hark.client.delivery.io_thread import IoThread
-from hark.client.delivery.sources import PopParams
+from hark.client.builder import PopParams
+from hark.client.calling import CallPolicy, Transport
+from hark.client.io_thread import IoThread
 from hark.client.pushing import NewMessage
-from hark.client.transport.api import Transport
-from hark.polling.poller import Poller, PollMetrics
+from hark.polling import Poller, PollMetrics
 from hark.worker.executor import Executor
 from hark.worker.fetcher import LAST_ANSWER_SECONDS, Answered, Fetcher, seconds_until_due
 from hark.worker.middleware import AnyMiddleware
-from hark.worker.options import Plan
-from hark.worker.retrying import Ended, InFlight
-from hark.worker.stats import (
-    Health,
-    HealthEndpoint,
-    Snapshot,
-    Stats,
-    Summary,
-    TaskEvent,
-    event_of,
-    prometheus,
-    summary_of,
-)
+from hark.worker.retrying import Ended
+from hark.worker.stats import Health, HealthEndpoint, Snapshot, Stats, Summary, TaskEvent, event_of, prometheus
 from hark.worker.task import AnyTask
 
+if TYPE_CHECKING:
+    from hark.worker.worker import Plan
+
 EXIT_CODE = 1
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+MOST_RESERVED = 2.0
+"""Maximum number of seconds at the end of the grace period that are reserved for releasing work. At most a fifth of
+it."""
+LEAST_SECONDS = 0.5
+"""Minimum time in seconds for the last settlements, however short the grace period is."""
+LEAST_RESPONSE_SECONDS = 1.0
+"""Minimum time in seconds for the handlers' event loop to respond at the end of the grace period."""
+SILENCE_SECONDS = 30.0
+"""How many seconds late an answer of the server may be before the worker reports itself as unhealthy."""
 _log = logging.getLogger("hark.worker")
 
 
@@ -58,7 +56,11 @@ async def leave_if_blocked(
     leave: Callable[[int], object],
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
 ) -> None:
-    """Runs in the network thread, from the stop on, until the thread is closed.
+    """Ends a process whose handlers block their event loop for longer than the grace period.
+
+    A blocked event loop cannot start a graceful shutdown. The supervisor of the process would then kill it, and its
+    tasks would run again only after their leases expire, with one attempt less. Instead, the network thread releases
+    them and ends the process. This runs there, from the stop on, until the thread is closed.
 
     After `after` seconds, `ask` requests a response from the handlers' event loop, again and again. If there is none
     within `response_seconds` seconds, it calls `give_back` and `leave`.
@@ -76,9 +78,6 @@ async def leave_if_blocked(
     _log.error("a handler blocks the event loop: all tasks are released, and the process exits with code 1")
     await give_back()
     leave(EXIT_CODE)
-
-
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextmanager
@@ -140,17 +139,6 @@ def _waking_the_loop() -> Iterator[None]:
             signal.set_wakeup_fd(-1)
 
 
-MOST_RESERVED = 2.0
-"""Maximum number of seconds at the end of the grace period that are reserved for releasing work. At most a fifth of
-it."""
-LEAST_SECONDS = 0.5
-"""Minimum time in seconds for the last settlements, however short the grace period is."""
-LEAST_RESPONSE_SECONDS = 1.0
-"""Minimum time in seconds for the handlers' event loop to respond at the end of the grace period."""
-SILENCE_SECONDS = 30.0
-"""How many seconds late an answer of the server may be before the worker reports itself as unhealthy."""
-
-
 class WorkerRun:
     """Connects the network side (`Fetcher`, in its own thread) with the handlers, which run on this loop."""
 
@@ -177,7 +165,6 @@ class WorkerRun:
         self.plan = plan
         self.health_port: int | None = None
         self._queue = queue
-        self._middleware = middleware
         self._stats = Stats(monotonic)
         self._listeners = listeners
         self._sockets = sockets
@@ -185,8 +172,9 @@ class WorkerRun:
         self._monotonic = monotonic
         self.loop = asyncio.get_running_loop()
         """The event loop of the handlers."""
-        self._io_thread = IoThread(transport, retry)
-        self._pop_params = PopParams(
+        self.line = IoThread(transport, retry)
+        """The network thread."""
+        self._params = PopParams(
             queue=queue,
             group=group,
             group_mode="shared",
@@ -201,7 +189,9 @@ class WorkerRun:
         self._poll_metrics = self._own_polls if poll_metrics is None else poll_metrics
         """The polls that cost something: the worker's own, or those of the store that polls for it."""
         self._fetcher: Fetcher | None = None
-        self._endpoint = HealthEndpoint(self._health, self._metrics_text)
+        self._endpoint = HealthEndpoint(
+            self._health, lambda: prometheus(self.snapshot(), self._poll_metrics.text(), middleware)
+        )
         self._executor = Executor(
             tasks,
             middleware,
@@ -212,9 +202,10 @@ class WorkerRun:
         )
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
-        self._ready = asyncio.Event()
-        self._over = asyncio.Event()
-        self.is_stopping = False
+        self.ready = asyncio.Event()
+        """The run receives messages, or has failed to start."""
+        self.over = asyncio.Event()
+        """The run has ended."""
         self._stopped_at: float | None = None
         self._interrupted = False
         self._hung_up = False
@@ -228,7 +219,6 @@ class WorkerRun:
         """Stop receiving immediately, and end within the grace period."""
         if self._stopped_at is None:
             self._stopped_at = self._monotonic()
-        self.is_stopping = True
         self._on_io_thread(self._stop_fetcher)
         self._here(self._stop.set)
 
@@ -258,19 +248,6 @@ class WorkerRun:
         since = 0.0 if self._stopped_at is None else self._monotonic() - self._stopped_at
         return self.plan.grace_seconds - since
 
-    @property
-    def runs_inline(self) -> bool:
-        """Whether the server lives in this event loop."""
-        return self._io_thread.is_inline
-
-    async def ready(self) -> None:
-        """Wait until the run receives messages, or has failed to start."""
-        await self._ready.wait()
-
-    async def over(self) -> None:
-        """Wait until the run has ended."""
-        await self._over.wait()
-
     def snapshot(self) -> Snapshot:
         """The current state and counts."""
         return Snapshot(
@@ -279,7 +256,7 @@ class WorkerRun:
             concurrency=self.plan.concurrency,
             running=self._executor.running,
             stuck=self._executor.stuck,
-            stopping=self.is_stopping,
+            stopping=self._stopped_at is not None,
             totals=msgspec.structs.replace(self._stats.totals),
             tasks={name: msgspec.structs.replace(counts) for name, counts in list(self._stats.tasks.items())},
             rate=self._stats.rate,
@@ -292,18 +269,26 @@ class WorkerRun:
 
     async def run(self) -> Summary:
         """Work until stopped, or in a burst until there is nothing to do."""
-        await self._io_thread.start()
+        await self.line.start()
         try:
             with stop_signals(self.plan.handle_signals, self._stop_by_signal, self.stop_now):
-                await self._io_thread.run(self._open)
-                self._ready.set()
+                await self.line.run(self._open)
+                self.ready.set()
                 abandoned = await self._work()
         finally:
             self._hung_up = True
-            await self._io_thread.close()
-            self._ready.set()
-            self._over.set()
-        return summary_of(self.snapshot(), abandoned)
+            await self.line.close()
+            self.ready.set()
+            self.over.set()
+        last = self.snapshot()
+        return Summary(
+            worker_id=last.worker_id,
+            totals=last.totals,
+            tasks=last.tasks,
+            polls=last.polls,
+            empty_polls=last.empty_polls,
+            abandoned=abandoned,
+        )
 
     async def _open(self) -> None:
         """Runs in the network thread: creates the objects that belong to its event loop."""
@@ -311,13 +296,13 @@ class WorkerRun:
         if plan.health is not None:  # First, because it is the most likely to fail.
             self.health_port = await self._endpoint.open(*plan.health)
         self._fetcher = Fetcher(
-            self._io_thread.caller,
-            self._pop_params,
+            self.line.caller,
+            self._params,
             Poller(plan.polling, metrics=self._own_polls, monotonic=self._monotonic),
             slots=plan.concurrency,
             lease_seconds=plan.lease_seconds,
-            receive=self._receive,
-            lose=self._lose,
+            receive=lambda in_flight: self._here(lambda: self._executor.receive(in_flight)),
+            lose=lambda in_flight: self._here(lambda: self._executor.lose(in_flight)),
             answered=self._count,
             burst=plan.burst,
             sockets=self._sockets,
@@ -325,11 +310,11 @@ class WorkerRun:
             monotonic=self._monotonic,
         )
         self._fetcher.open()
-        if self.is_stopping:  # A signal came first.
+        if self._stopped_at is not None:  # A signal came first.
             self._stop_fetcher()
 
     async def _work(self) -> int:
-        pulling = asyncio.create_task(self._io_thread.run(self._opened.pull))
+        pulling = asyncio.create_task(self.line.run(self._opened.pull))
         stopping = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait((pulling, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -365,7 +350,7 @@ class WorkerRun:
                 abandoned,
             )
         left = self.seconds_left
-        await self._io_thread.run(lambda: self._close(left))
+        await self.line.run(lambda: self._close(left))
         return abandoned
 
     async def _finish_or_hurry(self, seconds: float) -> None:
@@ -398,7 +383,8 @@ class WorkerRun:
         if self._fetcher is None:
             return
         self._fetcher.stop()
-        if self._last_resort is None and self._owns_process:
+        # After a signal that would have ended the process, if this thread can act while the handlers block theirs.
+        if self._last_resort is None and self._by_signal and not self.line.is_inline:
             self._last_resort = asyncio.get_running_loop().create_task(
                 leave_if_blocked(
                     after=max(self._grace_left - self._reserved, 0.0),
@@ -414,20 +400,9 @@ class WorkerRun:
         """Seconds at the end of the grace period that are reserved for releasing work."""
         return min(MOST_RESERVED, self.plan.grace_seconds / 5)
 
-    @property
-    def _owns_process(self) -> bool:
-        """Whether it handled a signal that would have ended the process, and can act from another thread."""
-        return self._by_signal and not self._io_thread.is_inline
-
     def _hand_over(self, ended: Sequence[Ended], slots: int) -> None:
         fetcher = self._opened
         self._on_io_thread(lambda: fetcher.finished(ended, slots))
-
-    def _receive(self, in_flight: InFlight) -> None:
-        self._here(lambda: self._executor.receive(in_flight))
-
-    def _lose(self, in_flight: InFlight) -> None:
-        self._here(lambda: self._executor.lose(in_flight))
 
     def _count(self, answered: Sequence[Answered]) -> None:
         self._stats.add(answered)
@@ -449,7 +424,7 @@ class WorkerRun:
 
     def _on_io_thread(self, callback: Callable[[], object]) -> None:
         if not self._hung_up:  # An abandoned handler may end after the run.
-            self._io_thread.post(callback)
+            self.line.post(callback)
 
     # Health ---------------------------------------------------------------------------------------------------
 
@@ -457,11 +432,11 @@ class WorkerRun:
         fetcher = self._opened
         silent = self._monotonic() - fetcher.answered_at
         due = (self.plan.timeout_ms / 1000 if self.plan.wait else 0.0) + self._poll_metrics.interval_seconds
-        if self.is_stopping:
+        if self._stopped_at is not None:
             status = "stopping"
         elif self._executor.stuck >= self.plan.concurrency:
             status = "stuck"
-        elif silent > due + SILENCE_SECONDS and not fetcher.is_full:
+        elif silent > due + SILENCE_SECONDS and fetcher.free:
             status = "silent"
         else:
             status = "running"
@@ -475,6 +450,3 @@ class WorkerRun:
             round(silent, 3),
             fetcher.problem,
         )
-
-    def _metrics_text(self) -> str:
-        return prometheus(self.snapshot(), self._poll_metrics.text(), self._middleware)

@@ -7,7 +7,6 @@ import contextlib
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from types import TracebackType
 from typing import Self, cast
 
 import msgspec
@@ -17,6 +16,7 @@ from hark.client.builder import Choices
 from hark.client.delivery.message import Message, error_text
 from hark.client.delivery.prefetcher import Prefetcher
 from hark.client.delivery.settling import PiggybackedAcks
+from hark.client.io_thread import is_cancelling
 from hark.client.tracing import processing
 from hark.errors import HarkError
 
@@ -70,9 +70,7 @@ class Messages:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.aclose()
 
     def __del__(self) -> None:
@@ -306,19 +304,18 @@ class Consumption:
     ) -> None:
         try:
             await self._process(messages, given)
-        except Exception as error:
-            self._failed += len(messages)
-            await self._fail(prefetcher, messages, given, error)
-            return
         except BaseException as error:
-            task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and not (task and task.cancelling()):
+            failure = error
+            if isinstance(error, asyncio.CancelledError) and not is_cancelling():
                 # Not our own cancellation: releasing the message without counting an attempt would repeat for ever.
-                self._failed += len(messages)
-                await self._fail(prefetcher, messages, given, _cancelled_within(error))
-                return
-            await prefetcher.give_back(messages)
-            raise
+                failure = HandlerCancelled("the handler ended because something that it awaited was cancelled")
+                failure = failure.with_traceback(error.__traceback__)
+            if not isinstance(failure, Exception):
+                await prefetcher.give_back(messages)
+                raise
+            self._failed += len(messages)
+            await self._fail(prefetcher, messages, given, failure)
+            return
         self._succeeded += len(messages)
         if self._on_success is None:
             await acks.send(messages, last=last)
@@ -347,13 +344,8 @@ class Consumption:
         self, prefetcher: Prefetcher, messages: Sequence[Message], given: Message | list[Message], error: Exception
     ) -> None:
         if self._on_error is None:
-            _log.warning(
-                "handler failed for %d messages of queue %s: %s: %s; they are rejected",
-                len(messages),
-                messages[0].queue,
-                type(error).__name__,
-                error,
-            )
+            text = "handler failed for %d messages of queue %s: %s: %s; they are rejected"
+            _log.warning(text, len(messages), messages[0].queue, type(error).__name__, error)
         else:
             try:
                 await _call(self._on_error, given, error)
@@ -374,8 +366,3 @@ def what_ran(function: object, result: object) -> object:
     if inspect.isasyncgen(result) or inspect.isgenerator(result):
         raise TypeError(f"{name_of(function)} is a generator: calling it runs nothing; remove the yield")
     return result
-
-
-def _cancelled_within(error: asyncio.CancelledError) -> HandlerCancelled:
-    failure = HandlerCancelled("the handler ended because something that it awaited was cancelled")
-    return failure.with_traceback(error.__traceback__)

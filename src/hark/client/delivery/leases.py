@@ -8,23 +8,21 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 
 import msgspec
 
 from hark.api import operations
-from hark.api.types.delivery import Delivered
-from hark.api.types.leases import ExtendBody
-from hark.client.builder import MAX_LEASE_SECONDS, RENEWED_LEASE_SECONDS, an_integer
-from hark.client.calling import Caller, CallPolicy, decode
-from hark.client.delivery.io_thread import IoThread
-from hark.client.transport.api import Transport, client_closed
+from hark.api.types.leases import ExtendedLease, RenewalAnswer
+from hark.client.builder import RENEWED_LEASE_SECONDS
+from hark.client.calling import Caller, CallPolicy, Transport, client_closed
+from hark.client.io_thread import IoThread
 from hark.errors import HarkError, InvalidInput, LeaseLost
+from hark.polling import Pause, pause
 
 Lost = Callable[[], None]
-Wait = Callable[[asyncio.Event, float], Awaitable[None]]
-"""Waits for an event, for a number of seconds at most (may be infinite)."""
+Renewal = RenewalAnswer | ExtendedLease
 
 _LEASES_OF_A_REQUEST = 1000
 _RENEW_AFTER = 1 / 3
@@ -40,43 +38,20 @@ redelivers its messages after 30 s (`delivery.disconnect_grace_ms`)."""
 _log = logging.getLogger(__name__)
 
 
-async def wait_for_event(event: asyncio.Event, seconds: float) -> None:
-    """Wait by the clock of the event loop."""
-    try:
-        async with asyncio.timeout(None if math.isinf(seconds) else seconds):
-            await event.wait()
-    except TimeoutError:
-        pass
-
-
-class Renewed(msgspec.Struct, rename="camel"):
-    """The server's answer to one renewal."""
-
-    success: bool
-    lease_id: str = ""
-    code: str | None = None
-    error: str | None = None
-
-
-class _RenewedMany(msgspec.Struct):
-    results: list[Renewed]
-
-
-class _Lease:
+class _Lease(msgspec.Struct, eq=False):
     """One lease and its holders."""
 
-    __slots__ = ("due", "end", "every", "holders", "id", "lost", "renewing", "seconds")
-
-    def __init__(self, lease_id: str, seconds: float, every: float | None, now: float, first_after: float) -> None:
-        self.id = lease_id
-        self.seconds = seconds
-        self.every = every or seconds * _RENEW_AFTER
-        self.holders = 0
-        self.lost: list[Lost] = []
-        self.renewing = False
-        """A renewal is in flight."""
-        self.end = now + seconds
-        self.due = now + min(self.every, first_after)
+    id: str
+    seconds: float
+    every: float
+    """Seconds between renewals."""
+    end: float
+    due: float
+    """When the next renewal is due."""
+    holders: int = 0
+    lost: list[Lost] = []
+    renewing: bool = False
+    """A renewal is in flight."""
 
     def renewed(self, at: float) -> None:
         """The lease was renewed at this moment."""
@@ -96,7 +71,7 @@ class LeaseKeeper:
         caller: Caller,
         *,
         monotonic: Callable[[], float] = time.monotonic,
-        wait: Wait = wait_for_event,
+        wait: Pause = pause,
         first_after: float = FIRST_AFTER,
     ) -> None:
         # One attempt per call: the keeper decides by the remaining time what to do next.
@@ -129,7 +104,9 @@ class LeaseKeeper:
         with self._lock:
             lease = self._leases.get(lease_id)
             if lease is None:
-                lease = self._leases[lease_id] = _Lease(lease_id, seconds, every, self._monotonic(), self._first_after)
+                now, every = self._monotonic(), every or seconds * _RENEW_AFTER
+                due = now + min(every, self._first_after)
+                lease = self._leases[lease_id] = _Lease(lease_id, seconds, every, end=now + seconds, due=due)
             lease.holders += 1
             if lost is not None:
                 lease.lost.append(lost)
@@ -222,7 +199,7 @@ class LeaseKeeper:
 
     async def _renew(self, leases: Sequence[_Lease], seconds: float, now: float) -> None:
         """Send one request. A lease lasts from before the request on, whenever the server processed it."""
-        answers: dict[str, Renewed] = {}
+        answers: Mapping[str, Renewal] = {}
         left = min(lease.end for lease in leases) - now
         try:
             # Half of the remaining time, so that there is time for another attempt.
@@ -234,7 +211,7 @@ class LeaseKeeper:
         for lease in gone:
             _notify(lease)
 
-    def _learn(self, leases: Sequence[_Lease], answers: dict[str, Renewed], requested_at: float) -> list[_Lease]:
+    def _learn(self, leases: Sequence[_Lease], answers: Mapping[str, Renewal], requested_at: float) -> list[_Lease]:
         """Record the answers. Returns the leases that are gone."""
         now = self._monotonic()
         gone = []
@@ -253,31 +230,22 @@ class LeaseKeeper:
         self._changed.set()
         return gone
 
-    async def _ask(self, lease_ids: Sequence[str], seconds: float, within: float) -> dict[str, Renewed]:
+    async def _ask(self, lease_ids: Sequence[str], seconds: float, within: float) -> Mapping[str, Renewal]:
         # The API takes whole seconds. A longer lease does no harm.
         whole = max(1, math.ceil(seconds))
         if not self._one_by_one:
             body = {"leaseIds": lease_ids, "seconds": whole}
             try:
-                answer = await self._caller.send(operations.EXTEND_MANY, body=body, seconds=within)
-                results = decode(answer.body, _RenewedMany).results
-                return {result.lease_id: result for result in results}
+                answer = await self._caller.ask(operations.EXTEND_MANY, body=body, seconds=within)
+                return {result.lease_id: result for result in answer.results}
             except HarkError as error:
                 if error.status not in (404, 405):
                     raise
                 self._one_by_one = True
-        return await self._ask_one_by_one(lease_ids, whole, within)
-
-    async def _ask_one_by_one(self, lease_ids: Sequence[str], seconds: int, within: float) -> dict[str, Renewed]:
-        async def ask(lease_id: str) -> Renewed | None:
-            try:
-                answer = await self._caller.send(operations.EXTEND, lease_id, body={"seconds": seconds}, seconds=within)
-                return decode(answer.body, Renewed)
-            except HarkError:
-                return None
-
-        answers = await asyncio.gather(*(ask(lease_id) for lease_id in lease_ids))
-        return {lease_id: answer for lease_id, answer in zip(lease_ids, answers, strict=True) if answer is not None}
+        body = {"seconds": whole}
+        renewing = [self._caller.ask(operations.EXTEND, one, body=body, seconds=within) for one in lease_ids]
+        answers = await asyncio.gather(*renewing, return_exceptions=True)
+        return {answer.lease_id: answer for answer in answers if isinstance(answer, ExtendedLease)}
 
 
 def _notify(lease: _Lease) -> None:
@@ -293,15 +261,6 @@ Extend = Callable[[str, int], Awaitable[datetime]]
 """Renews a lease for a number of seconds from now. Returns when it expires."""
 
 
-async def extend(caller: Caller, lease_id: str, seconds: int) -> datetime:
-    """Renew a lease for a number of seconds from now. Returns when it expires. Raises `LeaseLost` if it has expired."""
-    body = ExtendBody(an_integer(seconds, "seconds", 1, MAX_LEASE_SECONDS))
-    extended = await caller.ask(operations.EXTEND, lease_id, body=body, safe=True)
-    if not extended.success or extended.expires_at is None:
-        raise LeaseLost(f"lease {lease_id} was not renewed: {extended.error}; its messages are redelivered")
-    return extended.expires_at
-
-
 class Holds:
     """The lease keeper of a client, in a separate thread. Both are created with the first lease."""
 
@@ -310,7 +269,7 @@ class Holds:
         self._retry = retry
         self._io_thread: IoThread | None = None
         self._keeper: LeaseKeeper | None = None
-        self._running: asyncio.Task[None] | None = None
+        self._running: asyncio.Future[None] | None = None
         self._starting = asyncio.Lock()
         self._closed = False
 
@@ -340,41 +299,25 @@ class Holds:
     async def close(self) -> None:
         """Stop renewing leases, and end the thread."""
         self._closed = True
-        keeper, io_thread = self._keeper, self._io_thread
-        if keeper is not None and io_thread is not None:
-            keeper.close()
+        if self._keeper is not None and self._io_thread is not None and self._running is not None:
+            self._keeper.close()
             try:
-                await io_thread.run(self._ended)
+                await self._running
             finally:
-                await io_thread.close()
+                await self._io_thread.close()
                 self._keeper = self._running = self._io_thread = None
 
     async def _start(self) -> None:
         io_thread = IoThread(self._transport, self._retry)
         await io_thread.start()
         self._io_thread, self._keeper = io_thread, LeaseKeeper(io_thread.caller)
-        # Immediately, not in a task of this loop: a handler may block the loop first.
-        if io_thread.is_inline:
-            self._run()
-        else:
-            io_thread.post(self._run)
-
-    def _run(self) -> None:
-        assert self._keeper is not None
-        self._running = asyncio.ensure_future(self._keeper.run())
-
-    async def _ended(self) -> None:
-        if self._running is not None:
-            await self._running
+        self._running = io_thread.spawn(self._keeper.run())
 
 
 class _Fate:
     """Whether a lease was lost. Separate from the lease, so that the keeper does not keep the lease object alive."""
 
-    __slots__ = ("lost",)
-
-    def __init__(self) -> None:
-        self.lost = False
+    lost = False
 
     def lose(self) -> None:
         """Mark the lease as lost. The keeper calls this on its own thread."""
@@ -445,16 +388,3 @@ class Lease:
             # Not here: garbage collection can run anywhere, also while the keeper's lock is held.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(keeper.drop, self.id, self._fate.lose)
-
-
-def leases_of(
-    delivered: Sequence[Delivered], holds: Holds | None, seconds: int | None, every: float | None = None
-) -> dict[str, Lease]:
-    """The leases of delivered messages, by id."""
-    counts: dict[str, int] = {}
-    for message in delivered:
-        counts[message.lease_id] = counts.get(message.lease_id, 0) + 1
-    return {
-        lease_id: Lease(lease_id, messages, holds if lease_id else None, seconds, every)
-        for lease_id, messages in counts.items()
-    }

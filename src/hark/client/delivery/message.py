@@ -6,8 +6,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
-from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
@@ -18,6 +17,9 @@ from hark.client.delivery.settling import MAX_ERROR_CHARACTERS, Settled, SettleD
 from hark.client.tracing import Note, processing
 from hark.errors import HarkError, InvalidInput, LeaseLost, NotFound
 from hark.model import Status
+
+if TYPE_CHECKING:
+    from hark.client.delivery.prefetcher import ConsumerSession
 
 T = TypeVar("T")
 
@@ -113,19 +115,6 @@ class Received:
 _MAX_DELAY_SECONDS = (2**53 - 1) / 1000
 
 
-class Hands(Protocol):
-    """The operations that a message needs from its client."""
-
-    async def settle(self, decision: SettleDecision) -> Settled:
-        """Settle the message at the server."""
-
-    async def extend(self, lease_id: str, seconds: int) -> datetime:
-        """Renew a lease. Returns when it expires."""
-
-    async def trace(self, message: Delivered, data: object, event: str, names: Sequence[str]) -> None:
-        """Record a trace event about the message."""
-
-
 class Message(Received):
     """A delivered message. Settle it once: with `async with`, or with `ack`, `nack`, `retry` or `dead_letter`.
 
@@ -140,11 +129,11 @@ class Message(Received):
     without counting an attempt. Inside the block the lease is renewed, also while the event loop is blocked.
     """
 
-    __slots__ = ("_hands", "_lease", "_needs_lease", "_outcome", "_settled_as", "_span", "in_span")
+    __slots__ = ("_lease", "_needs_lease", "_outcome", "_session", "_settled_as", "_span", "in_span")
 
-    def __init__(self, delivered: Delivered, hands: Hands, lease: Lease) -> None:
+    def __init__(self, delivered: Delivered, session: ConsumerSession, lease: Lease) -> None:
         super().__init__(delivered)
-        self._hands = hands
+        self._session = session
         self._lease = lease
         self._needs_lease = True
         self._settled_as: Status | None = None if delivered.lease_id else "completed"
@@ -185,8 +174,7 @@ class Message(Received):
         before the redelivery. The default is the retry policy of the message or the queue. Raises `LeaseLost` if the
         lease has expired.
         """
-        text = error_text(error) if isinstance(error, BaseException) else error
-        return await self._settle("failed", text, _delay_ms(delay))
+        return await self._settle("failed", error_text(error), _delay_ms(delay))
 
     async def retry(self, delay: float | timedelta | None = None) -> Settled:
         """Release the message: it is redelivered, and this delivery does not count as an attempt.
@@ -202,7 +190,7 @@ class Message(Received):
         `error` is the text of the dead letter; an exception is stored with its traceback. Raises `LeaseLost` if the
         lease has expired.
         """
-        return await self._settle("dlq", error_text(error) if isinstance(error, BaseException) else error)
+        return await self._settle("dlq", error_text(error))
 
     async def renew(self, seconds: int) -> datetime:
         """Renew the lease for this many seconds from now. Returns the time when it expires.
@@ -211,30 +199,26 @@ class Message(Received):
         """
         if not self.lease_id:
             raise InvalidInput("renew: this message has no lease, because it was received with auto_ack")
-        return await self._hands.extend(self.lease_id, seconds)
+        return await self._session.extend(self.lease_id, seconds)
 
     async def trace(self, data: object, event: str = "info", names: Sequence[str] = ()) -> None:
         """Record a trace event about the message. `client.traces` finds it by the message and by each of the `names`.
 
         `data` is any JSON value; `event` is the type of the event.
         """
-        await self._hands.trace(self.delivered, data, event, names)
+        await self._session.traces.add(self.delivered, data, event=event, names=names)
 
     async def begin(self) -> None:
         """Renew the lease from now on, until the message is settled. `async with` calls this."""
         if self._settled_as is None and self.lease_id:
-            await self._lease.begin(self._hands.extend)
+            await self._lease.begin(self._session.extend)
 
     async def __aenter__(self) -> Self:
-        """Start to renew the lease."""
         await self.begin()
         self.open_span()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Settle the message, unless the block settled it."""
+    async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         try:
             await self.settle_at_end(error)
         finally:
@@ -269,19 +253,22 @@ class Message(Received):
     async def _settle(self, status: Status, error: str | None = None, delay_ms: int | None = None) -> Settled:
         if self._settled_as is not None:
             outcome = self._outcome or Settled(True)
-            if self._settled_as == status and not outcome.success:
-                raise refusal_of(self.delivered, outcome)
-            return outcome
-        self._settled_as = status
-        try:
-            outcome = await self._hands.settle(SettleDecision(self.delivered, status, error, delay_ms))
-        except BaseException:
-            self._settled_as = None  # The outcome is unknown, so the settlement can be repeated.
-            raise
-        self.conclude(status, outcome)
-        if not outcome.success:
-            raise refusal_of(self.delivered, outcome)
-        return outcome
+            if self._settled_as != status or outcome.success:
+                return outcome
+        else:
+            self._settled_as = status
+            try:
+                outcome = await self._session.settle(SettleDecision(self.delivered, status, error, delay_ms))
+            except BaseException:
+                self._settled_as = None  # The outcome is unknown, so the settlement can be repeated.
+                raise
+            self.conclude(status, outcome)
+            if outcome.success:
+                return outcome
+        text = f"message {self.id} was not settled: {outcome.error or outcome.code}"
+        if outcome.code == "not_found":
+            raise NotFound(text, code="message_not_found")
+        raise LeaseLost(f"{text}; another consumer receives the message, or has received it")
 
     def conclude(self, status: Status, outcome: Settled) -> None:
         """Record that the message was settled, by this object or for it."""
@@ -302,16 +289,10 @@ class Message(Received):
         return f"Message({self.queue}/{self.partition}#{self.offset}, attempt={self.attempt}, {state})"
 
 
-def refusal_of(delivered: Delivered, outcome: Settled) -> HarkError:
-    """The error for a settlement that the server rejected."""
-    text = f"message {delivered.id} was not settled: {outcome.error or outcome.code}"
-    if outcome.code == "not_found":
-        return NotFound(text, code="message_not_found")
-    return LeaseLost(f"{text}; another consumer receives the message, or has received it")
-
-
-def error_text(error: BaseException) -> str:
-    """An exception as text for a dead letter: type, message and the end of the traceback."""
+def error_text(error: str | BaseException | None) -> str | None:
+    """The text of a dead letter. Of an exception: its type, its message and the end of the traceback."""
+    if not isinstance(error, BaseException):
+        return error
     head = "".join(traceback.format_exception_only(error)).strip()
     trace = "".join(traceback.format_tb(error.__traceback__))
     room = MAX_ERROR_CHARACTERS - 1

@@ -1,32 +1,165 @@
-"""The session of one consumer: receives batch after batch, and settles."""
+"""Receives the messages of one consumer, batch after batch, renews their leases, and settles them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from itertools import islice
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-from hark.api.types.delivery import Delivered
+import msgspec
+
+from hark.api import operations
+from hark.api.types.delivery import Delivered, PopReply
+from hark.api.types.leases import ExtendBody
 from hark.client.admin import Traces
-from hark.client.builder import Choices
-from hark.client.calling import Caller
-from hark.client.delivery.io_thread import IoThread
-from hark.client.delivery.leases import Holds, extend, leases_of
+from hark.client.arguments import an_integer
+from hark.client.builder import MAX_LEASE_SECONDS, Choices, PopParams
+from hark.client.calling import Caller, ConnectionFailed, Value, decode, path_of
+from hark.client.delivery.leases import Holds, Lease
 from hark.client.delivery.message import Message
 from hark.client.delivery.settling import MOST_WITH_POP, PiggybackedAcks, Settled, SettleDecision, Settler
-from hark.client.delivery.sources import PopParams, Source
-from hark.errors import HarkError
-from hark.model import QUEUE_MODE, Status
+from hark.client.io_thread import IoThread, is_cancelling
+from hark.errors import HarkError, InvalidInput, LeaseLost, error_of
+from hark.model import Status
 from hark.polling import Poller, PollingStrategy
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
+
+MARGIN_SECONDS = 15.0
+"""How many seconds longer than the server the client waits for an answer, so that a running query can finish."""
+_SECONDS_AT_ONCE = 30.0
+_CLOSE_SECONDS = 5.0
+FIRST_LOOK_SECONDS = 0.25
+"""Seconds that a server searches for messages before it starts to wait. Most answers come within this time."""
+
+
+class Source(Protocol):
+    """Delivers messages to one consumer. Belongs to one event loop."""
+
+    async def take(self, most: int, acks: PiggybackedAcks | None = None) -> list[Delivered]:
+        """Receive at most `most` messages. Waits as the parameters say, and returns none after that time.
+
+        A source that polls sends `acks` with its request.
+        """
+
+    async def close(self) -> None:
+        """Receive nothing more, and release messages that no consumer received."""
+
+
+GiveBack = Callable[[Sequence[Delivered]], Awaitable[object]]
+"""Releases messages that were delivered and not started."""
+
+
+class _Problem(msgspec.Struct, rename="camel"):
+    """The second line of the response to `next`, if the pop failed."""
+
+    error: str
+    code: str
+    status: int
+    retry_after: float | None = None
+
+
+class PollSource:
+    """Receives messages with pop requests that wait at the server."""
+
+    def __init__(self, caller: Caller, params: PopParams, give_back: GiveBack | None = None) -> None:
+        self._caller = caller
+        self._params = params
+        # Messages with automatic acks cannot be released, so a cancelled pop ends immediately.
+        self._give_back = None if params.auto_ack else give_back
+        self._left: set[asyncio.Task[None]] = set()
+        scope = params.scope()
+        if params.queue is None:
+            self._route = operations.POP.path
+        elif params.partition is None:
+            self._route = path_of(operations.POP_OF_QUEUE, params.queue)
+        else:
+            self._route = path_of(operations.POP_OF_QUEUE_PARTITION, params.queue, params.partition)
+        wait: dict[str, Value] = {"wait": True, "timeout": params.timeout_ms} if params.waits else {}
+        query = wait | params.parameters()
+        self._next_query = scope | query
+        """The query of a pop with acknowledgements, whose path names no queue."""
+        self._query = query if params.queue else self._next_query
+        self._seconds = params.seconds + MARGIN_SECONDS if params.waits else _SECONDS_AT_ONCE
+
+    async def take(self, most: int, acks: PiggybackedAcks | None = None) -> list[Delivered]:
+        """Receive at most `most` messages with one pop, and send `acks` with it.
+
+        A pop whose answer was lost is repeated: its messages are redelivered when their lease expires. With automatic
+        acks they would be lost permanently, so the error is raised instead. Messages that arrive after a cancellation
+        are released.
+        """
+        check_most(most)
+        if self._give_back is None:
+            return await self._ask(most)
+        requested_at = time.monotonic()
+        request_task = asyncio.ensure_future(self._ask(most) if acks is None else self._ask_next(most, acks))
+        try:
+            return await asyncio.shield(request_task)
+        except asyncio.CancelledError:
+            leaving = asyncio.ensure_future(self._leave(request_task, requested_at, self._give_back))
+            self._left.add(leaving)
+            leaving.add_done_callback(self._left.discard)
+            raise
+
+    async def _ask(self, most: int) -> list[Delivered]:
+        query = {**self._query, "batch": min(most, self._params.batch)}
+        safe = not self._params.auto_ack
+        answer = await self._caller.call("GET", self._route, query=query, seconds=self._seconds, safe=safe)
+        return list(decode(answer.body, PopReply).messages) if answer.status == 200 else []
+
+    async def _ask_next(self, most: int, acks: PiggybackedAcks) -> list[Delivered]:
+        """Acknowledge and pop with one request. A repetition has no further effect on the acknowledgements."""
+        query = {**self._next_query, "batch": min(most, self._params.batch)}
+        try:
+            seconds, body = self._seconds, acks.body
+            answer = await self._caller.send(
+                operations.NEXT, query=query, raw_body=body, seconds=seconds, safe=True, first_line=acks.answered
+            )
+        except HarkError as error:
+            acks.failed(error.again())
+            raise
+        except asyncio.CancelledError:
+            acks.failed(ConnectionFailed("the pop with the acknowledgements was cancelled", sent=True))
+            raise
+        io_thread, _, reply = answer.body.partition(b"\n")
+        acks.answered(io_thread)
+        if reply.startswith(b'{"error"'):
+            problem = decode(reply, _Problem)
+            raise error_of(problem.status, problem.code, problem.error, problem.retry_after)
+        return [] if reply.strip() == b"null" else list(decode(reply, PopReply).messages)
+
+    async def _leave(
+        self, request_task: asyncio.Task[list[Delivered]], requested_at: float, give_back: GiveBack
+    ) -> None:
+        """End a pop after a cancellation, but not during its first search, because the answer may be in flight."""
+        try:
+            await asyncio.wait([request_task], timeout=max(0.0, requested_at + FIRST_LOOK_SECONDS - time.monotonic()))
+        finally:
+            request_task.cancel()
+        await asyncio.wait([request_task])
+        if not request_task.cancelled() and request_task.exception() is None and (messages := request_task.result()):
+            await give_back(messages)
+
+    async def close(self) -> None:
+        """Release messages that arrived after a cancellation. A waiting pop ends with its caller."""
+        if self._left:
+            _, late = await asyncio.wait(self._left, timeout=_CLOSE_SECONDS)
+            for task in late:
+                task.cancel()
+
+
+def check_most(most: int) -> None:
+    """Check that at least one message is requested."""
+    if most < 1:
+        raise InvalidInput(f"most: expected at least 1, got {most}")
 
 
 class ConsumerSession:
@@ -38,23 +171,18 @@ class ConsumerSession:
         self._io_thread = io_thread
         """The thread that the settler belongs to, if it is another one."""
         self._holds = holds
-        self._traces = Traces(caller)
+        self.traces = Traces(caller)
 
     async def receive(
-        self,
-        delivered: Sequence[Delivered],
-        choices: Choices,
-        seconds: int | None,
-        begin: bool = True,
-        age: float = 0.0,
+        self, delivered: Sequence[Delivered], choices: Choices, begin: bool = True, age: float = 0.0
     ) -> list[Message]:
-        """Wrap deliveries with leases of this many seconds, which may be `age` seconds old.
-
-        `begin`: renew the leases from now on.
-        """
+        """Wrap deliveries with their leases, which may be `age` seconds old. `begin`: renew the leases from now on."""
         renewable = choices.renew is not False and not choices.auto_ack
-        every = None if choices.renew_ms is None else choices.renew_ms / 1000
-        leases = leases_of(delivered, self._holds if renewable else None, seconds, every)
+        seconds, every = choices.lease_seconds, None if choices.renew_ms is None else choices.renew_ms / 1000
+        leases = {
+            lease_id: Lease(lease_id, count, self._holds if renewable and lease_id else None, seconds, every)
+            for lease_id, count in Counter(one.lease_id for one in delivered).items()
+        }
         messages = [Message(one, self, leases[one.lease_id]) for one in delivered]
         if begin and renewable:
             try:
@@ -85,20 +213,14 @@ class ConsumerSession:
         try:
             outcomes = await self._there(lambda: self._settler.settle_many(decisions, road))
         except HarkError as failure:
-            _log.warning(
-                "%d messages could not be settled as %s: %s; they are redelivered", len(still_open), status, failure
-            )
+            text = "%d messages could not be settled as %s: %s; they are redelivered"
+            _log.warning(text, len(still_open), status, failure)
             return
         for message, outcome in zip(still_open, outcomes, strict=True):
             message.conclude(status, outcome)
             if not outcome.success:
-                _log.warning(
-                    "message %s of queue %s could not be settled as %s: %s; it is redelivered",
-                    message.id,
-                    message.queue,
-                    status,
-                    outcome.error,
-                )
+                text = "message %s of queue %s could not be settled as %s: %s; it is redelivered"
+                _log.warning(text, message.id, message.queue, status, outcome.error)
 
     async def settle(self, decision: SettleDecision) -> Settled:
         """Settle a message at the server."""
@@ -109,41 +231,16 @@ class ConsumerSession:
         return await (make() if self._io_thread is None else self._io_thread.run(make))
 
     async def extend(self, lease_id: str, seconds: int) -> datetime:
-        """Renew a lease. Returns when it expires."""
-        return await extend(self.caller, lease_id, seconds)
-
-    async def trace(self, message: Delivered, data: object, event: str, names: Sequence[str]) -> None:
-        """Record a trace event about a message."""
-        await self._traces.add(message, data, event=event, names=names)
+        """Renew a lease for a number of seconds. Returns when it expires. Raises `LeaseLost` if it has expired."""
+        body = ExtendBody(an_integer(seconds, "seconds", 1, MAX_LEASE_SECONDS))
+        extended = await self.caller.ask(operations.EXTEND, lease_id, body=body, safe=True)
+        if not extended.success or extended.expires_at is None:
+            raise LeaseLost(f"lease {lease_id} was not renewed: {extended.error}; its messages are redelivered")
+        return extended.expires_at
 
 
 def _unsettled(messages: Sequence[Message]) -> list[Message]:
     return [message for message in messages if message.settled is None and message.lease_id]
-
-
-def pop_params_of(
-    choices: Choices, *, wait: bool, lease_seconds: int | None, timeout_ms: int | None = None
-) -> PopParams:
-    """The pop parameters for these choices. A named queue needs no labels to be found."""
-    named = choices.queue is not None
-    return PopParams(
-        queue=choices.queue,
-        partition=choices.partition,
-        namespace=None if named else choices.namespace,
-        task=None if named else choices.task,
-        group=choices.group or QUEUE_MODE,
-        group_mode=choices.group_mode,
-        batch=choices.batch,
-        partitions=choices.partitions,
-        auto_ack=choices.auto_ack,
-        wait=wait,
-        timeout_ms=choices.timeout_ms if timeout_ms is None else timeout_ms,
-        subscription_mode=choices.subscription_mode,
-        subscription_from=choices.subscription_from,
-        lease_seconds=lease_seconds,
-        consumer_priority=choices.consumer_priority,
-        consumer=choices.consumer,
-    )
 
 
 class Prefetcher:
@@ -159,10 +256,8 @@ class Prefetcher:
         session: ConsumerSession,
         source: Source,
         choices: Choices,
-        lease_seconds: int | None,
         strategy: PollingStrategy,
         forget: Callable[[Prefetcher], object],
-        monotonic: Callable[[], float] = time.monotonic,
         *,
         overlaps: bool = False,
         io_thread: IoThread | None = None,
@@ -174,10 +269,8 @@ class Prefetcher:
         self._in_order = choices.group_mode != "shared"
         self._source = source
         self._choices = choices
-        self._lease_seconds = lease_seconds
-        self._poller = Poller(strategy, monotonic=monotonic)
+        self._poller = Poller(strategy)
         self._forget = forget
-        self._monotonic = monotonic
         self._io_thread = io_thread
         self._taking: set[asyncio.Task[None]] = set()
         self._interrupted = False
@@ -188,37 +281,33 @@ class Prefetcher:
 
         `acks` travel with the first request; only if `overlaps`.
         """
+        carried, idle = acks, None if self._choices.idle_ms is None else self._choices.idle_ms / 1000
+        since = time.monotonic()
         try:
-            return await self._batch(most, acks)
+            while not self._interrupted:
+                requested_at, waited = time.monotonic(), 0.0
+                self._poller.begin()
+                try:
+                    now, carried = carried, None
+                    await self._take(min(most, self._choices.batch), now)
+                except HarkError as error:
+                    if not error.retryable:
+                        raise
+                    queue = self._choices.queue or "(several)"
+                    _log.warning("cannot receive messages of queue %s: %s; trying again", queue, error)
+                    self._poller.failed(error.retry_after)
+                else:
+                    self._poller.saw(bool(self.buffered))
+                    if self.buffered:
+                        break
+                    waited = time.monotonic() - requested_at
+                if idle is not None and time.monotonic() - since >= idle:
+                    break
+                await self._poller.rest(waited=waited)
+            return len(self.buffered)
         finally:
             if acks is not None:
                 acks.not_sent()  # It has no effect on those that were sent.
-
-    async def _batch(self, most: int, acks: PiggybackedAcks | None) -> int:
-        idle = None if self._choices.idle_ms is None else self._choices.idle_ms / 1000
-        since = self._monotonic()
-        while not self._interrupted:
-            requested_at = self._monotonic()
-            waited = 0.0
-            self._poller.begin()
-            try:
-                carried, acks = acks, None
-                await self._take(min(most, self._choices.batch), carried)
-            except HarkError as error:
-                if not error.retryable:
-                    raise
-                queue = self._choices.queue or "(several)"
-                _log.warning("cannot receive messages of queue %s: %s; trying again", queue, error)
-                self._poller.failed(error.retry_after)
-            else:
-                self._poller.saw(bool(self.buffered))
-                if self.buffered:
-                    return len(self.buffered)
-                waited = self._monotonic() - requested_at
-            if idle is not None and self._monotonic() - since >= idle:
-                break
-            await self._poller.rest(waited=waited)
-        return 0
 
     async def _take(self, most: int, acks: PiggybackedAcks | None) -> None:
         """Receive from the source, unless that is interrupted."""
@@ -227,7 +316,7 @@ class Prefetcher:
         try:
             await task
         except asyncio.CancelledError:
-            if self._interrupted and not _is_cancelling():
+            if self._interrupted and not is_cancelling():
                 return
             await self.give_back_buffered()  # The messages arrived at the moment of the cancellation.
             raise
@@ -243,15 +332,11 @@ class Prefetcher:
 
     async def _receive(self, most: int, acks: PiggybackedAcks | None) -> list[Message]:
         """Receive messages, and renew their leases from now on. Runs in the thread of the source."""
-        requested_at = self._monotonic()
+        requested_at = time.monotonic()
         delivered = await self._source.take(most, acks)
         # In the user's event loop, messages that arrived long ago may have waited for a handler that blocks it.
-        age = self._monotonic() - requested_at if self._io_thread is None else 0.0
-        return await self.session.receive(delivered, self._choices, self._lease_seconds, age=age) if delivered else []
-
-    def is_ours(self, message: Message) -> bool:
-        """Whether the message can be started: its lease is valid, and no earlier message of its order was released."""
-        return not (message.lost or (self._in_order and message.released))
+        age = time.monotonic() - requested_at if self._io_thread is None else 0.0
+        return await self.session.receive(delivered, self._choices, age=age) if delivered else []
 
     async def next(self, most: int) -> Message | None:
         """The next held message, or the first of a new batch. None: see `batch`."""
@@ -262,9 +347,14 @@ class Prefetcher:
 
     async def begin(self, most: int | None = None) -> list[Message]:
         """Take held messages to start them, all of them by default. Those that cannot be started are released."""
-        if not all(self.is_ours(message) for message in islice(self.buffered, most)):
-            skipped = [message for message in self.buffered if not self.is_ours(message)]
-            self.buffered = deque(message for message in self.buffered if self.is_ours(message))
+
+        def is_ours(message: Message) -> bool:
+            """Whether its lease is valid, and no earlier message of its order was released."""
+            return not (message.lost or (self._in_order and message.released))
+
+        if not all(is_ours(message) for message in islice(self.buffered, most)):
+            skipped = [message for message in self.buffered if not is_ours(message)]
+            self.buffered = deque(message for message in self.buffered if is_ours(message))
             await self.give_back(skipped)
         return [self.buffered.popleft() for _ in range(min(len(self.buffered), most or len(self.buffered)))]
 
@@ -294,7 +384,7 @@ class Prefetcher:
         try:
             await asyncio.shield(self._closing)
         except asyncio.CancelledError:
-            if _is_cancelling():
+            if is_cancelling():
                 self._closing.cancel()
                 await asyncio.wait([self._closing])
                 raise
@@ -311,9 +401,3 @@ class Prefetcher:
                 await (self._source.close() if self._io_thread is None else self._io_thread.run(self._source.close))
             finally:
                 self._forget(self)
-
-
-def _is_cancelling() -> bool:
-    """Whether the running task is itself being cancelled."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

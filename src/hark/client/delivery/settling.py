@@ -12,8 +12,7 @@ import msgspec
 from hark.api import operations
 from hark.api.types.delivery import AckAnswer, AckBatchBody, AckBody, Delivered
 from hark.batching import Batcher
-from hark.client.calling import Caller, after_lost, decode, is_lost
-from hark.client.transport.api import ConnectionFailed
+from hark.client.calling import Caller, ConnectionFailed, after_lost, decode, is_lost, not_hark, parts_of
 from hark.errors import HarkError, InvalidInput
 from hark.model import Status
 
@@ -114,7 +113,6 @@ class PiggybackedAcks:
         self.failed(ConnectionFailed("the settlements were not sent", sent=False))
 
     async def settle(self, group: str, items: Sequence[AckBody]) -> list[AckAnswer]:
-        """See `Road`."""
         del group, items  # They are in the body.
         return await self._answers
 
@@ -133,15 +131,11 @@ class Settler:
         *,
         road: Road | None = None,
         max_items: int = 1000,
-        max_calls: int = 2,
-        max_pending: int = 100_000,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._caller = caller
         self._road = road
         self._max_items = max_items
-        self._max_calls = max_calls
-        self._max_pending = max_pending
         self._sleep = sleep
         self._batchers: dict[str, Batcher[list[AckBody], _Answers]] = {}
         self._carried: set[asyncio.Task[_Answers]] = set()
@@ -154,23 +148,17 @@ class Settler:
     async def settle_many(self, decisions: Sequence[SettleDecision], road: Road | None = None) -> list[Settled]:
         """Settle messages of any groups. The answers are in the same order. `road` carries them, if it can."""
         if road is not None:
-            settling = self._ask(decisions[0].message.consumer_group, [_item(one) for one in decisions], road)
+            settling = self._ask(decisions[0].message.consumer_group, [_item(decision) for decision in decisions], road)
             task = asyncio.ensure_future(settling)
             self._carried.add(task)
             task.add_done_callback(self._carried.discard)
             return await task
-        by_group: dict[str, list[int]] = {}
-        items = [_item(decision) for decision in decisions]
-        for index, decision in enumerate(decisions):
-            by_group.setdefault(decision.message.consumer_group, []).append(index)
-        if len(by_group) == 1:
-            return await self._submit(decisions[0].message.consumer_group, items)
-        pending = [self._submit(group, [items[index] for index in indexes]) for group, indexes in by_group.items()]
-        answers = await asyncio.gather(*pending)
-        settled: dict[int, Settled] = {}
-        for indexes, group_answers in zip(by_group.values(), answers, strict=True):
-            settled.update(zip(indexes, group_answers, strict=True))
-        return [settled[index] for index in range(len(decisions))]
+        by_group: dict[str, list[AckBody]] = {}
+        for decision in decisions:
+            by_group.setdefault(decision.message.consumer_group, []).append(_item(decision))
+        answers = await asyncio.gather(*(self._submit(group, items) for group, items in by_group.items()))
+        settled = dict(zip(by_group, map(iter, answers), strict=True))
+        return [next(settled[decision.message.consumer_group]) for decision in decisions]
 
     async def give_back(self, delivered: Sequence[Delivered]) -> None:
         """Release messages that no consumer received: they are redelivered, and no attempt is counted.
@@ -180,11 +168,8 @@ class Settler:
         try:
             await self.settle_many([SettleDecision(message, "retry") for message in delivered])
         except HarkError as error:
-            _log.warning(
-                "%d messages could not be released: %s; they are redelivered when their leases expire",
-                len(delivered),
-                error,
-            )
+            text = "%d messages could not be released: %s; they are redelivered when their leases expire"
+            _log.warning(text, len(delivered), error)
 
     async def drain(self) -> None:
         """Wait until all settlements so far have an answer."""
@@ -201,12 +186,7 @@ class Settler:
                 return await self._send(group, requests)
 
             batcher = self._batchers[group] = Batcher(
-                "settle",
-                send,
-                max_items=self._max_items,
-                max_wait=0.005,
-                max_pending=self._max_pending,
-                max_calls=self._max_calls,
+                "settle", send, max_items=self._max_items, max_wait=0.005, max_pending=100_000, max_calls=2
             )
         return batcher.submit(items, len(items))
 
@@ -214,7 +194,9 @@ class Settler:
         """One entry per request. An invalid settlement of one caller does not fail the others."""
         items = [item for request in requests for item in request]
         try:
-            answers = [answer for part in self._parts(items) for answer in await self._ask(group, part)]
+            answers: list[Settled] = []
+            for part in parts_of(items, self._max_items, MAX_BYTES, _size):
+                answers += await self._ask(group, part)
         except InvalidInput as error:
             if len(requests) == 1:
                 return [error]
@@ -224,20 +206,7 @@ class Settler:
         settled = iter(answers)
         return [[next(settled) for _ in request] for request in requests]
 
-    def _parts(self, items: Sequence[AckBody]) -> list[list[AckBody]]:
-        """Split items into requests, by number and by size."""
-        parts: list[list[AckBody]] = [[]]
-        size = 0
-        for item in items:
-            bytes_of_it = _ITEM_BYTES if item.error is None else _ITEM_BYTES + _MOST_BYTES * len(item.error)
-            if len(parts[-1]) >= self._max_items or (parts[-1] and size + bytes_of_it > MAX_BYTES):
-                parts.append([])
-                size = 0
-            parts[-1].append(item)
-            size += bytes_of_it
-        return parts
-
-    async def _ask(self, group: str, items: list[AckBody], road: Road | None = None) -> list[Settled]:
+    async def _ask(self, group: str, items: Sequence[AckBody], road: Road | None = None) -> list[Settled]:
         """Send, and repeat while the answer is lost, as the retry policy allows."""
         lost = 0
         road = road or self._road
@@ -256,18 +225,22 @@ class Settler:
                 continue
             if len(answers) != len(items):
                 text = f"the server returned {len(answers)} results for {len(items)} settlements"
-                raise HarkError(f"{text}; check that it is a Hark server", code="not_hark")
+                raise not_hark(f"{text}; check that it is a Hark server")
             return [_settled(item, answer, lost > 0) for item, answer in zip(items, answers, strict=True)]
 
-    async def _answers(self, group: str, items: list[AckBody], road: Road | None) -> list[AckAnswer]:
+    async def _answers(self, group: str, items: Sequence[AckBody], road: Road | None) -> list[AckAnswer]:
         if road is not None:
             try:
                 return await road.settle(group, items)
             except HarkError as error:
                 if is_lost(error):
                     raise
-        answer = await self._caller.send(operations.ACK_BATCH, raw_body=_encode(AckBatchBody(items, group)), safe=False)
+        answer = await self._caller.send(operations.ACK_BATCH, body=AckBatchBody(list(items), group), safe=False)
         return decode(answer.body, list[AckAnswer])
+
+
+def _size(item: AckBody) -> int:
+    return _ITEM_BYTES + (_MOST_BYTES * len(item.error) if item.error else 0)
 
 
 def _settled(ack: AckBody, answer: AckAnswer, again: bool) -> Settled:
@@ -286,20 +259,15 @@ def _item(decision: SettleDecision) -> AckBody:
             raise InvalidInput(f"delay_ms: only valid with status failed or retry, got {status}")
         if not isinstance(delay, int) or not 0 <= delay <= _MAX_DELAY_MS:
             raise InvalidInput(f"delay_ms: expected an integer from 0 to {_MAX_DELAY_MS}, got {delay!r}")
-    message = decision.message
+    message, error = decision.message, decision.error
+    if error:  # JSON can carry the text then: its content must not prevent the settlement.
+        error = error[:MAX_ERROR_CHARACTERS].encode("utf-8", "backslashreplace").decode()
     # The message id, not the transaction id: it is valid even if the message has been removed.
     return AckBody(
         message.id,
         message.partition_id,
         status=None if status == "completed" else status,
         lease_id=message.lease_id or None,
-        error=_printable(decision.error),
+        error=error or None,
         delay=delay,
     )
-
-
-def _printable(text: str | None) -> str | None:
-    """An error text that JSON can carry: its content must not prevent the settlement."""
-    if not text:
-        return None
-    return text[:MAX_ERROR_CHARACTERS].encode("utf-8", "backslashreplace").decode()

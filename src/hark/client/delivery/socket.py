@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -13,17 +12,16 @@ from typing import TypeVar, get_args
 
 import aiohttp
 import msgspec
-from msgspec import UNSET
 
 from hark.api import operations
 from hark.api.types import frames
 from hark.api.types.delivery import AckAnswer, AckBody, Delivered
 from hark.api.types.frames import Error, ServerFrame
-from hark.client.calling import Caller, CallPolicy
+from hark.client.builder import PopParams
+from hark.client.calling import Caller, CallPolicy, ConnectionFailed, not_hark
+from hark.client.delivery.prefetcher import check_most
 from hark.client.delivery.settling import PiggybackedAcks, SettleDecision, Settler
-from hark.client.delivery.sources import PopParams, check_most
-from hark.client.transport.api import ConnectionFailed, Transport
-from hark.client.transport.http import FailoverTransport, HttpTransport, connector, unreachable
+from hark.client.http import FailoverTransport, HttpTransport, connector, unreachable
 from hark.errors import HarkError, InvalidInput, error_of
 
 _STATUS_OF_CODE = {
@@ -35,9 +33,10 @@ _STATUS_OF_CODE = {
     "not_supported": 501,
     "internal": 500,
 }
+_CODE_OF_STATUS = {429: "too_many_streams", 503: "stopping", 404: "not_hark", 403: "forbidden", 401: "unauthorized"}
+"""Error codes of rejected connections, whose bodies are not available."""
 _KNOWN = frozenset(str(one.__struct_config__.tag) for one in get_args(ServerFrame))
 _decode = msgspec.json.Decoder(ServerFrame).decode
-encode = msgspec.json.Encoder().encode
 
 
 class _Kind(msgspec.Struct):
@@ -55,9 +54,7 @@ def decode_frame(text: str) -> ServerFrame | None:
                 raise
             return None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise HarkError(
-            f"a WebSocket frame does not come from a Hark server: {error}; check the URL", code="not_hark"
-        ) from error
+        raise not_hark(f"a WebSocket frame does not come from a Hark server: {error}; check the URL") from error
 
 
 def error_in(frame: Error) -> HarkError:
@@ -71,6 +68,7 @@ ANSWER_SECONDS = 30.0
 
 _SUBSCRIPTION = "messages"
 F = TypeVar("F", frames.Settled, frames.Drained)
+T = TypeVar("T")
 
 
 class Connection:
@@ -102,7 +100,7 @@ class Connection:
             )
         except aiohttp.WSServerHandshakeError as error:
             text = f"{url} rejected the WebSocket (status {error.status}): {error.message}"
-            raise error_of(error.status, _code_of(error.status), text) from error
+            raise error_of(error.status, _CODE_OF_STATUS.get(error.status, "error"), text) from error
         except (aiohttp.ClientError, OSError) as error:
             raise unreachable(url, error) from error
         connection = cls(url, socket, receive)
@@ -117,25 +115,15 @@ class Connection:
         """Stop deliveries. Returns the number of unsettled messages when everything in flight has arrived."""
         return (await self._ask(frames.Drained, frames.Drain)).unsettled
 
-    async def grant(self, credit: int) -> None:
-        """Receive messages until this many are unsettled."""
-        await self._send(frames.Credit(credit))
-        await self._send(frames.Resume())
-
-    async def pause(self) -> None:
-        """Pause deliveries. Messages in flight still arrive."""
-        await self._send(frames.Pause())
-
     async def settle(self, group: str, items: Sequence[AckBody]) -> list[AckAnswer]:
         """Settle messages of any lease of the group."""
-        done = [index for index, item in enumerate(items) if item.status is None]
-        undone = [index for index, item in enumerate(items) if item.status is not None]
-        answers: dict[int, AckAnswer] = {}
-        requests = []
-        for frame, indexes in ((frames.Ack, done), (frames.Nack, undone)):
+        requests: list[tuple[list[int], Awaitable[frames.Settled]]] = []
+        for frame, acks in ((frames.Ack, True), (frames.Nack, False)):
+            indexes = [index for index, item in enumerate(items) if (item.status is None) is acks]
             if indexes:
-                part = [items[index] for index in indexes]
-                requests.append((indexes, self._ask(frames.Settled, partial(frame, part, consumer_group=group))))
+                make = partial(frame, [items[index] for index in indexes], consumer_group=group)
+                requests.append((indexes, self._ask(frames.Settled, make)))
+        answers: dict[int, AckAnswer] = {}
         for (indexes, _), settled in zip(requests, await asyncio.gather(*(ask for _, ask in requests)), strict=True):
             answers.update(zip(indexes, settled.results, strict=True))
         return [answers[index] for index in range(len(items))]
@@ -148,18 +136,12 @@ class Connection:
     # Out ---------------------------------------------------------------------------------------------------
 
     async def _subscribe(self, params: PopParams) -> None:
-        source = {"queue": params.queue, "partition": params.partition}
-        if not params.queue:
-            source = {"namespace": params.namespace, "task": params.task}
-        frame = {"type": "subscribe", "id": _SUBSCRIPTION, "batch": params.batch, **source, **params.parameters()}
+        frame: dict[str, object] = {"type": "subscribe", "id": _SUBSCRIPTION, "batch": params.batch}
+        frame |= params.scope() | params.parameters()
         # Automatic acks are sent by the client, so that messages are lost only after they were received.
         frame.pop("autoAck", None)
-        await self._write(encode(frame))
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                await self._subscribed.wait()
-        except TimeoutError:
-            raise ConnectionFailed(f"no answer from {self._url} within {ANSWER_SECONDS:g} s", sent=True) from None
+        await self.send(frame)
+        await self._within(self._subscribed.wait())
         if self.failure is not None:
             raise self.failure
         if self.ended.is_set():
@@ -171,27 +153,28 @@ class Connection:
         ref = b"%d" % self._refs
         answer = self._waiting[ref] = asyncio.get_running_loop().create_future()
         try:
-            await self._send(make(ref=msgspec.Raw(ref)))
-            async with asyncio.timeout(ANSWER_SECONDS):
-                frame = await answer
-        except TimeoutError:
-            raise ConnectionFailed(f"no answer from {self._url} within {ANSWER_SECONDS:g} s", sent=True) from None
+            await self.send(make(ref=msgspec.Raw(ref)))
+            frame = await self._within(answer)
         finally:
             self._waiting.pop(ref, None)
             answer.cancel()
         if not isinstance(frame, shape):
-            text = f"{self._url} sent an unexpected answer over the WebSocket; check that it is a Hark server"
-            raise HarkError(text, code="not_hark")
+            raise not_hark(f"{self._url} sent an unexpected answer over the WebSocket; check that it is a Hark server")
         return frame
 
-    async def _send(self, frame: frames.ClientFrame) -> None:
-        await self._write(encode(frame))
+    async def _within(self, answer: Awaitable[T]) -> T:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await answer
+        except TimeoutError:
+            raise ConnectionFailed(f"no answer from {self._url} within {ANSWER_SECONDS:g} s", sent=True) from None
 
-    async def _write(self, data: bytes) -> None:
+    async def send(self, frame: frames.ClientFrame | dict[str, object]) -> None:
+        """Send a frame without waiting for an answer."""
         if self.ended.is_set() or self._socket.closed:
             raise self._broken(sent=False)
         try:
-            await self._socket.send_str(data.decode())
+            await self._socket.send_str(msgspec.json.encode(frame).decode())
         except (aiohttp.ClientError, OSError) as error:
             raise self._broken() from error
 
@@ -223,32 +206,25 @@ class Connection:
             case frames.Messages():
                 self._receive(list(frame.messages))
             case frames.Settled() | frames.Drained():
-                answer = self._waiting.get(bytes(frame.ref))
-                if answer is not None and not answer.done():
+                if (answer := self._request(frame.ref)) is not None:
                     answer.set_result(frame)
             case frames.Error():
-                self._refused(frame)
+                if frame.ref is msgspec.UNSET:
+                    self.failure = error_in(frame)
+                elif (answer := self._request(frame.ref)) is not None:
+                    answer.set_exception(error_in(frame))
             case frames.Subscribed():
                 self._subscribed.set()
             case frames.Ping():
-                await self._send(frames.Pong())
+                await self.send(frames.Pong())
 
-    def _refused(self, frame: frames.Error) -> None:
-        if frame.ref is UNSET:
-            self.failure = error_in(frame)
-            return
-        answer = self._waiting.get(bytes(frame.ref))
-        if answer is not None and not answer.done():
-            answer.set_exception(error_in(frame))
+    def _request(self, ref: msgspec.Raw) -> asyncio.Future[frames.Settled | frames.Drained] | None:
+        """The request with this reference, if it still waits for its answer."""
+        answer = self._waiting.get(bytes(ref))
+        return None if answer is None or answer.done() else answer
 
     def _broken(self, *, sent: bool = True) -> ConnectionFailed:
         return ConnectionFailed(f"the WebSocket to {self._url} is closed", sent=sent)
-
-
-def _code_of(status: int) -> str:
-    """The error code for a status before the upgrade, where the body of the error is not available."""
-    codes = {429: "too_many_streams", 503: "stopping", 404: "not_hark", 403: "forbidden", 401: "unauthorized"}
-    return codes.get(status, "error")
 
 
 LINGER_SECONDS = 1.0
@@ -274,20 +250,21 @@ class SocketSource:
         *,
         headers: Mapping[str, str] | None = None,
         disconnected: Callable[[], None] = lambda: None,
-        reconnecting: CallPolicy = _RECONNECTING,
         linger: float = LINGER_SECONDS,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
-        if not params.wait:
+        if not params.waits:
             raise InvalidInput("wait: cannot be False over a WebSocket; use an http:// URL to pop without waiting")
-        self._urls = _urls_of(caller.transport)
-        self._tls = _tls_of(caller.transport)
+        transport = caller.transport
+        if transport.fork() is None:
+            raise InvalidInput(f"{transport.url}: a server in this process has no WebSockets; use it without ws://")
+        self._urls = transport.urls if isinstance(transport, FailoverTransport) else (transport.url,)
+        self._tls = transport.tls if isinstance(transport, HttpTransport | FailoverTransport) else None
         self._params = params
         self._headers = dict(headers or {})
         self._disconnected = disconnected
         """Called when a connection has ended: the messages that it delivered need a renewal."""
-        self._reconnecting = reconnecting
         self._linger = linger
         self._monotonic = monotonic
         self._sleep = sleep
@@ -340,10 +317,8 @@ class SocketSource:
                     await asyncio.wait(self._tasks)
                 await self.settler.drain()
         except TimeoutError:
-            _log.warning(
-                "WebSocket to %s closed without an answer; messages are redelivered when their leases expire",
-                ", ".join(self._urls),
-            )
+            text = "WebSocket to %s closed without an answer; messages are redelivered when their leases expire"
+            _log.warning(text, ", ".join(self._urls))
         finally:
             self._stop_timer()
             for task in self._tasks:
@@ -356,7 +331,7 @@ class SocketSource:
                     await self._session.close()
 
     async def settle(self, group: str, items: Sequence[AckBody]) -> list[AckAnswer]:
-        """Settle over the socket, for the settler, which falls back to HTTP. See `settling.Road`."""
+        """Settle over the socket, for the settler, which falls back to HTTP."""
         connection = self._connection
         if connection is None or connection.ended.is_set():
             raise ConnectionFailed("no WebSocket is connected", sent=False)
@@ -390,7 +365,8 @@ class SocketSource:
                 if not error.retryable:
                     raise
                 failure = error
-                await self._sleep(min(left, self._pause_after_failure()))
+                self._failures += 1
+                await self._sleep(min(left, _RECONNECTING.delay(self._failures)))
         return [self._came.popleft() for _ in range(min(most, len(self._came)))]
 
     async def _listen(self, connection: Connection, most: int, seconds: float) -> None:
@@ -403,13 +379,14 @@ class SocketSource:
         if self._closed:
             return
         try:
-            await connection.grant(unsettled + most)
+            await connection.send(frames.Credit(unsettled + most))
+            await connection.send(frames.Resume())
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
         except TimeoutError:
             pass
         finally:
-            await _quietly(connection.pause())
+            await _quietly(connection.send(frames.Pause()))  # Messages in flight still arrive.
         if connection.ended.is_set() and not self._came:
             raise connection.failure or ConnectionFailed("the WebSocket was closed", sent=True)
 
@@ -420,11 +397,8 @@ class SocketSource:
             await self._connection.close()
             self._connection = None
         if self._session is None:
-            self._session = aiohttp.ClientSession(
-                headers=self._headers,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                connector=connector(self._tls),
-            )
+            jar = aiohttp.DummyCookieJar()
+            self._session = aiohttp.ClientSession(headers=self._headers, cookie_jar=jar, connector=connector(self._tls))
         url = self._urls[self._failures % len(self._urls)]
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
@@ -435,10 +409,6 @@ class SocketSource:
             await self._connection.close()
             raise ConnectionFailed("the consumer was closed while it connected", sent=False)
         return self._connection
-
-    def _pause_after_failure(self) -> float:
-        self._failures += 1
-        return self._reconnecting.delay(self._failures)
 
     def _receive(self, messages: list[Delivered]) -> None:
         """Store messages of a connection. An empty list means that it has ended."""
@@ -486,18 +456,6 @@ class SocketSource:
         task = asyncio.get_running_loop().create_task(self.settler.give_back(messages))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _urls_of(transport: Transport) -> tuple[str, ...]:
-    if isinstance(transport, FailoverTransport):
-        return transport.urls
-    if transport.fork() is None:
-        raise InvalidInput(f"{transport.url}: a server in this process has no WebSockets; use it without ws://")
-    return (transport.url,)
-
-
-def _tls_of(transport: Transport) -> ssl.SSLContext | None:
-    return transport.tls if isinstance(transport, HttpTransport | FailoverTransport) else None
 
 
 async def _quietly(call: Awaitable[object]) -> None:

@@ -15,7 +15,7 @@ import msgspec
 from yarl import URL
 
 from hark.api.types.base import ErrorAnswer
-from hark.client.transport.api import (
+from hark.client.calling import (
     Answer,
     ConnectionFailed,
     Home,
@@ -25,7 +25,7 @@ from hark.client.transport.api import (
     query_text,
     retry_after_seconds,
 )
-from hark.client.transport.credentials import refused_by_tls
+from hark.client.credentials import refused_by_tls
 from hark.errors import InvalidInput
 
 _JSON = {"Content-Type": "application/json"}
@@ -52,7 +52,8 @@ class HttpTransport:
             base = URL()
         if base.scheme not in ("http", "https") or not base.host or base.query_string or base.fragment:
             raise InvalidInput(f"{url!r} is not the URL of a server; expected for example http://127.0.0.1:6632")
-        self._base = str(base).rstrip("/")
+        self.url = str(base).rstrip("/")
+        """The address of the server."""
         self._headers = headers or {}
         self.tls = tls
         """The TLS context. None: trust what the system trusts."""
@@ -60,16 +61,10 @@ class HttpTransport:
         self._closed = False
         self._home = Home()
 
-    @property
-    def url(self) -> str:
-        """The address of the server."""
-        return self._base
-
     async def send(self, request: Request) -> Answer:
-        """Send one request. Raises `ConnectionFailed` if there is no response."""
         self._home.check()
         session = self._session or self._open()
-        url = self._base + request.path
+        url = self.url + request.path
         if request.query:
             query = {name: query_text(value) for name, value in request.query.items() if value is not None}
             url = f"{url}?{urlencode(query)}"
@@ -95,19 +90,17 @@ class HttpTransport:
                 content = first + await response.read()
                 return Answer(response.status, content, retry_after_seconds(response.headers.get("Retry-After")))
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise unreachable(self._base, error) from error
+            raise unreachable(self.url, error) from error
         except TimeoutError as error:
-            raise ConnectionFailed(f"no response from {self._base} within {request.timeout:g} s", sent=True) from error
+            raise ConnectionFailed(f"no response from {self.url} within {request.timeout:g} s", sent=True) from error
         except (aiohttp.ClientError, OSError) as error:
-            text = f"the connection to {self._base} broke: {str(error) or type(error).__name__}"
+            text = f"the connection to {self.url} broke: {str(error) or type(error).__name__}"
             raise ConnectionFailed(text, sent=True) from error
 
     def fork(self) -> HttpTransport:
-        """The same transport for another event loop."""
-        return HttpTransport(self._base, self._headers, self.tls)
+        return HttpTransport(self.url, self._headers, self.tls)
 
     async def close(self) -> None:
-        """Close all connections. Nothing more can be sent."""
         self._closed = True
         session, self._session = self._session, None  # Before it is closed, so that nothing is sent with it meanwhile.
         if session is not None:
@@ -172,11 +165,14 @@ class FailoverTransport:
     ) -> None:
         if not urls:
             raise InvalidInput("urls: expected at least one server")
-        self._urls = tuple(dict.fromkeys(urls))
+        self.urls = tuple(dict.fromkeys(urls))
+        """All servers, in order of preference."""
         self._pause = pause
         self._monotonic = monotonic
         self._make = make
-        self._servers = [make(url) for url in self._urls]
+        self._servers = [make(url) for url in self.urls]
+        self.tls = next((server.tls for server in self._servers if isinstance(server, HttpTransport)), None)
+        """The TLS context of all servers. None: trust what the system trusts."""
         self._failed_at: dict[int, float] = {}
         self._current = 0
 
@@ -184,16 +180,6 @@ class FailoverTransport:
     def url(self) -> str:
         """The server in use."""
         return self._servers[self._current].url
-
-    @property
-    def urls(self) -> tuple[str, ...]:
-        """All servers, in order of preference."""
-        return self._urls
-
-    @property
-    def tls(self) -> ssl.SSLContext | None:
-        """The TLS context of all servers. None: trust what the system trusts."""
-        return next((server.tls for server in self._servers if isinstance(server, HttpTransport)), None)
 
     async def send(self, request: Request) -> Answer:
         """Send one request to an available server. Raises `ConnectionFailed` if there is no response."""
@@ -209,7 +195,10 @@ class FailoverTransport:
                 unreachable.append(error)
                 continue
             if answer.status in _IN_TROUBLE:
-                code = _code(answer)
+                try:
+                    code = _decode_problem(answer.body).code
+                except (msgspec.DecodeError, UnicodeDecodeError):
+                    code = None  # The response comes from a proxy.
                 if code in _ELSEWHERE or code is None:
                     self._leave(index)
                 if code in _ELSEWHERE:
@@ -220,14 +209,15 @@ class FailoverTransport:
             return answer
         if refused is not None:
             return refused
-        raise _nowhere(unreachable)
+        if len(unreachable) == 1:
+            raise unreachable[0]
+        texts = "; ".join(failure.text for failure in unreachable)
+        raise ConnectionFailed(f"none of {len(unreachable)} servers can be reached: {texts}", sent=False)
 
     def fork(self) -> FailoverTransport:
-        """The same servers for another event loop."""
-        return FailoverTransport(self._urls, pause=self._pause, monotonic=self._monotonic, make=self._make)
+        return FailoverTransport(self.urls, pause=self._pause, monotonic=self._monotonic, make=self._make)
 
     async def close(self) -> None:
-        """Close all connections."""
         async with AsyncExitStack() as servers:  # All of them, even if one fails or this is cancelled.
             for server in self._servers:
                 servers.push_async_callback(server.close)
@@ -250,20 +240,3 @@ class FailoverTransport:
         if self._current in self._failed_at:
             self._current = index
         self._failed_at.pop(index, None)
-
-
-def _code(answer: Answer) -> str | None:
-    """The error code of a Hark server. None: the response comes from a proxy."""
-    try:
-        return _decode_problem(answer.body).code
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-
-
-def _nowhere(failures: Sequence[ConnectionFailed]) -> ConnectionFailed:
-    if len(failures) == 1:
-        return failures[0]
-    return ConnectionFailed(
-        f"none of {len(failures)} servers can be reached: " + "; ".join(failure.text for failure in failures),
-        sent=False,
-    )

@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlencode
 
 import msgspec
 
-from hark.client.transport.api import (
+from hark.client.calling import (
     Answer,
     ConnectionFailed,
     Home,
@@ -20,6 +20,7 @@ from hark.client.transport.api import (
     query_text,
     retry_after_seconds,
 )
+from hark.client.io_thread import LoopThread, is_cancelling
 from hark.errors import HarkError
 from hark.polling import PollingStrategy, PollMetrics
 
@@ -54,7 +55,7 @@ class AsgiTransport:
         self._app = app
         self._on_open = on_open
         self._on_close = on_close
-        self._opening: asyncio.Task[None] | None = None
+        self._opening: asyncio.Future[None] | None = None
         self._running: dict[asyncio.Task[None], _Exchange] = {}
         self._closed = False
         self._home = Home()
@@ -65,16 +66,11 @@ class AsgiTransport:
             raise client_closed()
         self._home.check()
         if self._opening is None:
-            self._opening = asyncio.create_task(self._start())
+            self._opening = asyncio.ensure_future(asyncio.sleep(0) if self._on_open is None else self._on_open())
         # Others may wait for it, too: a cancelled caller does not cancel the start.
         await asyncio.shield(self._opening)
 
-    async def _start(self) -> None:
-        if self._on_open is not None:
-            await self._on_open()
-
     async def send(self, request: Request) -> Answer:
-        """Send one request. Raises `ConnectionFailed` if there is no response in time."""
         await self.open()
         exchange = _Exchange(request)
         task = asyncio.create_task(self._run(exchange))
@@ -84,9 +80,8 @@ class AsgiTransport:
             async with asyncio.timeout(request.timeout):
                 return await exchange.answer
         except TimeoutError:
-            raise ConnectionFailed(
-                f"no response from the server in this process within {request.timeout:g} s", sent=True
-            ) from None
+            text = f"no response from the server in this process within {request.timeout:g} s"
+            raise ConnectionFailed(text, sent=True) from None
         finally:
             # The application learns that its client is gone, as over a socket, and can release the messages of a pop.
             exchange.left.set()
@@ -184,7 +179,6 @@ def _scope(request: Request) -> Scope:
 
 
 T = TypeVar("T")
-Future = concurrent.futures.Future[Any]
 
 
 class BesideTransport:
@@ -197,25 +191,18 @@ class BesideTransport:
     def __init__(self, server: AsgiTransport | ServerThread) -> None:
         self._thread = ServerThread(server) if isinstance(server, AsgiTransport) else server
         self._thread.join_in()
-        self._closed = False
-        self._pending: set[Future] = set()
-
-    @property
-    def url(self) -> str:
+        self.url = self._thread.server.url
         """The address, for messages."""
-        return self._thread.server.url
-
-    @property
-    def poll_as(self) -> PollAs | None:
+        self.poll_as = self._thread.server.poll_as
         """Sets the polling strategy of the server's store, if it polls. Can be called from any thread."""
-        return self._thread.server.poll_as
+        self._closed = False
+        self._pending: set[concurrent.futures.Future[Any]] = set()
 
     async def open(self) -> None:
         """Start the server, unless it was started."""
         await self._ask(self._thread.server.open())
 
     async def send(self, request: Request) -> Answer:
-        """Send one request. Raises `ConnectionFailed` if there is no response in time."""
         if request.first_line is not None:
             loop, callback = asyncio.get_running_loop(), request.first_line
             request = msgspec.structs.replace(
@@ -233,15 +220,13 @@ class BesideTransport:
             # A cancellation here also cancels the request there, so the server releases the messages of a pop.
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if self._closed and not (task and task.cancelling()):
+            if self._closed and not is_cancelling():
                 raise ConnectionFailed("the client was closed before the server answered", sent=True) from None
             raise
         finally:
             self._pending.discard(future)
 
     def fork(self) -> BesideTransport:
-        """The same transport for another event loop."""
         return BesideTransport(self._thread)
 
     async def close(self) -> None:
@@ -259,60 +244,33 @@ class ServerThread:
 
     def __init__(self, server: AsgiTransport) -> None:
         self.server = server
-        self._ways = 0
+        self._transports = 0
         self._over = False
         self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: LoopThread | None = None
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run a coroutine in the server's event loop, from any thread."""
         with self._lock:
             if not self._over:
-                return asyncio.run_coroutine_threadsafe(work, self._loop or self._start())
+                if self._thread is None:
+                    self._thread = LoopThread("hark-server")
+                return self._thread.submit(work)
         work.close()
         raise client_closed()
-
-    def _start(self) -> asyncio.AbstractEventLoop:
-        started: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
-        # A daemon thread, so that a program that forgot to close its client can end.
-        self._thread = threading.Thread(target=_serve, args=(started,), name="hark-server", daemon=True)
-        self._thread.start()
-        self._loop = started.result()
-        return self._loop
 
     def join_in(self) -> None:
         """Count one more transport."""
         with self._lock:
-            self._ways += 1
+            self._transports += 1
 
     async def leave(self) -> None:
         """Count one transport less. After the last one the server is stopped and its thread ends."""
         with self._lock:
-            self._ways -= 1
-            loop, thread = self._loop, self._thread
-            self._over = not self._ways
-        if not self._over or loop is None or thread is None:
-            return
-        try:
-            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.server.close(), loop))
-        finally:
-            loop.call_soon_threadsafe(loop.stop)
-            # The thread has nothing left to do, so this returns immediately.
-            thread.join()
-
-
-def _serve(started: concurrent.futures.Future[asyncio.AbstractEventLoop]) -> None:
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:  # At the end it cancels all running tasks.
-        loop = runner.get_loop()
-        loop.call_soon(started.set_result, loop)
-        loop.run_forever()
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """The fastest available event loop: uvloop, which Windows does not have."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop
-    return uvloop.new_event_loop
+            self._transports -= 1
+            self._over = not self._transports
+        if self._over and self._thread is not None:
+            try:
+                await asyncio.wrap_future(self._thread.submit(self.server.close()))
+            finally:
+                self._thread.end()  # The thread has nothing left to do, so this returns immediately.

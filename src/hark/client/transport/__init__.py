@@ -1,1 +1,0 @@
-"""Transports to a server, all with the interface `api.Transport`."""
