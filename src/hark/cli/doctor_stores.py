@@ -176,10 +176,7 @@ async def examine(
         await probe(bucket, unique, pause=pause)
     except HarkError as error:
         return [_s3_failed("bucket", error)]
-    checks = [
-        Check("bucket", "ok", f"{bucket.name} responds and supports conditional writes"),
-        _clock(bucket),
-    ]
+    checks = [Check("bucket", "ok", f"{bucket.name} responds and supports conditional writes"), _clock(bucket)]
     try:
         checks += await _store(bucket, settings.s3)
     except (HarkError, BucketError) as error:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 import typer
 
-from hark.cli.command import Config, Data, Json, Yes, command, complain, confirm, make_app
-from hark.cli.output import raw, table
+from hark.cli import params
+from hark.cli.command import command, make_app
+from hark.cli.output import complain, confirm, raw, table
 from hark.clock import SECOND, Clock, SystemClock
 from hark.settings import load
 
@@ -82,10 +83,10 @@ def create(
             metavar="DURATION", help="Lifetime in s, m, h, d or w, such as 12h, 90d or 2w.", show_default="unlimited"
         ),
     ] = None,
-    data: Data = None,
-    config: Config = None,
+    data: params.Data = None,
+    config: params.Config = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the token.")] = False,
-    as_json: Json = False,
+    as_json: params.Json = False,
 ) -> None:
     """Create an API token and print it.
 
@@ -125,7 +126,7 @@ def create(
 
 
 @command(app, "list", "hark token list", "hark token list --data /var/lib/hark --json")
-def list_tokens(data: Data = None, config: Config = None, as_json: Json = False) -> None:
+def list_tokens(data: params.Data = None, config: params.Config = None, as_json: params.Json = False) -> None:
     """List the API tokens with their roles, queues and expiry."""
     clock = SystemClock()
     file = _file(data, config)
@@ -133,20 +134,16 @@ def list_tokens(data: Data = None, config: Config = None, as_json: Json = False)
     if as_json:
         raw(msgspec.json.encode({"tokens": [_shown(token, clock) for token in tokens]}))
         return
-    rows = [
-        (
-            token.id,
-            token.name,
-            token.role,
-            ", ".join(token.queues) or "none",
-            _day(token.created_at),
-            _end(token, clock),
-        )
-        for token in tokens
-    ]
     table(
-        ("ID", "Name", "Role", "Queues", "Created", "Expires"),
-        rows,
+        tokens,
+        {
+            "ID": lambda token: token.id,
+            "Name": lambda token: token.name,
+            "Role": lambda token: token.role,
+            "Queues": lambda token: ", ".join(token.queues) or "none",
+            "Created": lambda token: _day(token.created_at),
+            "Expires": lambda token: _end(token, clock),
+        },
         empty=f"no tokens in {file.path}; create one with: hark token create NAME",
         long=("Queues",),
         spare=("Created",),
@@ -161,9 +158,9 @@ def revoke(
             metavar="ID", help="ID of the token: the 8 characters after hark_ in the token.", show_default=False
         ),
     ],
-    data: Data = None,
-    config: Config = None,
-    yes: Yes = False,
+    data: params.Data = None,
+    config: params.Config = None,
+    yes: params.Yes = False,
 ) -> None:
     """Revoke an API token; servers reject it within a second."""
     file = _file(data, config)

@@ -1,4 +1,4 @@
-"""Runs a worker from the command line, with its log and its progress."""
+"""Finds the worker of an application and runs it, with its log and its progress."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import asyncio
 import logging
 import sys
 import time
-from abc import ABC, abstractmethod
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Literal, Protocol
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import uvloop
 
-from hark.cli.command import FAILED, printable
-from hark.cli.output import raw
+from hark.cli.output import FAILED, USAGE, Failure, printable, raw
+from hark.errors import did_you_mean
 from hark.logs import JsonLines, TextLines, log_to, use_handler
-from hark.polling.strategy import strategy_from
+from hark.polling.strategy import AWS_S3, MONTH_SECONDS, strategy_from
 from hark.settings import Loaded, Settings
 from hark.worker.middleware import add_task_fields
 from hark.worker.options import WorkerRunOptions
@@ -26,8 +29,6 @@ from hark.worker.worker import Worker
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
-
-    from hark.worker.stats import Counts
 
 log = logging.getLogger("hark.work")
 
@@ -77,8 +78,6 @@ class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 def view_of(snapshot: Snapshot, *, server: str, seconds: float, ended: bool = False) -> View:
     """Make the view of a worker from its snapshot."""
-    from hark.polling.strategy import AWS_S3, MONTH_SECONDS
-
     totals = snapshot.totals
     per_month = snapshot.polls / max(seconds, 1.0) * MONTH_SECONDS
     return View(
@@ -98,7 +97,17 @@ def view_of(snapshot: Snapshot, *, server: str, seconds: float, ended: bool = Fa
         handed_back=totals.handed_back,
         lost=totals.lost,
         per_second=snapshot.rate,
-        tasks=[_task_line(name, counts) for name, counts in sorted(snapshot.tasks.items())],
+        tasks=[
+            TaskLine(
+                name=name,
+                done=counts.done,
+                failed=counts.failed,
+                retried=counts.retried,
+                dead=counts.dead,
+                mean_ms=counts.seconds / counts.ended * 1000 if counts.ended else None,
+            )
+            for name, counts in sorted(snapshot.tasks.items())
+        ],
         poll_interval=snapshot.poll_interval,
         polls=snapshot.polls,
         empty_polls=snapshot.empty_polls,
@@ -106,40 +115,16 @@ def view_of(snapshot: Snapshot, *, server: str, seconds: float, ended: bool = Fa
     )
 
 
-def _task_line(name: str, counts: Counts) -> TaskLine:
-    return TaskLine(
-        name=name,
-        done=counts.done,
-        failed=counts.failed,
-        retried=counts.retried,
-        dead=counts.dead,
-        mean_ms=counts.seconds / counts.ended * 1000 if counts.ended else None,
-    )
+class LogDisplay:
+    """A log line at intervals, if the counts changed; none at the start."""
 
-
-class Display(Protocol):
-    """Shows the progress of a worker."""
-
-    def shown(self) -> AbstractContextManager[object]:
-        """Return a context that is open while the worker runs."""
-
-    def show(self, view: View) -> None:
-        """Show the current state."""
-
-    def end(self, view: View) -> None:
-        """Show the final state."""
-
-
-class _NowAndThen(ABC):
-    """A display of lines, limited in frequency, and only if the counts changed."""
-
-    def __init__(self, seconds: float, monotonic: Callable[[], float]) -> None:
+    def __init__(self, seconds: float = 10.0, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
         self._monotonic = monotonic
         self._last: tuple[float, tuple[int, ...]] | None = None
 
     def shown(self) -> AbstractContextManager[object]:
-        """Return an empty context."""
+        """Return a context that is open while the worker runs."""
         return nullcontext()
 
     def show(self, view: View) -> None:
@@ -148,17 +133,6 @@ class _NowAndThen(ABC):
         if self._last is None or (now - self._last[0] >= self._seconds and counts != self._last[1]):
             first, self._last = self._last is None, (now, counts)
             self._write(view, first)
-
-    @abstractmethod
-    def _write(self, view: View, first: bool) -> None:
-        """Write one line."""
-
-
-class LogDisplay(_NowAndThen):
-    """A log line at intervals; none at the start."""
-
-    def __init__(self, seconds: float = 10.0, monotonic: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(seconds, monotonic)
 
     def _write(self, view: View, first: bool) -> None:
         if not first:
@@ -169,7 +143,7 @@ class LogDisplay(_NowAndThen):
         log.info("%s %s after %.1f s: %s", view.worker, view.state, view.seconds, summary(view))
 
 
-class JsonDisplay(_NowAndThen):
+class JsonDisplay(LogDisplay):
     """A JSON line after changes, at most one per second, and one at the end."""
 
     def __init__(self, seconds: float = 1.0, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -294,7 +268,10 @@ def options_of(loaded: Loaded, *, health_host: str, burst: bool) -> WorkerRunOpt
 
 
 async def _work(
-    worker: Worker, options: WorkerRunOptions, display: Display, monotonic: Callable[[], float] = time.monotonic
+    worker: Worker,
+    options: WorkerRunOptions,
+    display: LogDisplay | LiveDisplay,
+    monotonic: Callable[[], float] = time.monotonic,
 ) -> Summary:
     """Run the worker and show its progress; the last view shows the totals."""
     server, began = worker.client.caller.transport.url, monotonic()
@@ -338,7 +315,7 @@ def _announce(worker: Worker, snapshot: Snapshot, server: str) -> None:
     )
 
 
-def _display(settings: Settings, *, live: bool, as_json: bool) -> Display:
+def _display(settings: Settings, *, live: bool, as_json: bool) -> LogDisplay | LiveDisplay:
     """Choose the display of progress, and send the log to a place where it does not disturb it."""
     if not live or as_json:
         log_to(sys.stderr, settings.log_level, settings.log_format, None, add_task_fields)
@@ -362,3 +339,90 @@ class ConsoleLog(logging.Handler):
         """Print a log line."""
         # Errors can quote text from other programs, which must not control the terminal.
         self._console.print(printable(self.format(record)), markup=False, soft_wrap=True)
+
+
+# The worker of an application -------------------------------------------------------------------------------
+
+DEFAULT_ATTRIBUTE = "worker"
+
+
+def find_worker(place: str, directory: Path) -> Worker:
+    """Import `module:attribute` from a directory; the attribute is a worker, or a function that returns one."""
+    name, _, attribute = place.partition(":")
+    names = (attribute or DEFAULT_ATTRIBUTE).split(".")
+    if not name or not all(part.isidentifier() for part in (*name.split("."), *names)):
+        raise Failure(f"{place!r} does not name a worker; use MODULE:ATTRIBUTE, such as app:worker", exit_code=USAGE)
+    if str(directory) not in sys.path:
+        sys.path.insert(0, str(directory))
+    return _worker_of(place, _attribute_of(name, names, directory))
+
+
+def _attribute_of(name: str, names: list[str], directory: Path) -> object:
+    """Return the object; an error in the module itself is shown with its traceback."""
+    if not _exists(name):
+        raise Failure(f"module {name!r} not found{_meant(name, directory)}", exit_code=USAGE)
+    try:
+        found: object = import_module(name)
+    except Exception as error:
+        raise _not_imported(name, error) from error
+    for depth, attribute in enumerate(names):
+        if not hasattr(found, attribute):
+            where = ".".join((name, *names[:depth]))
+            hint = _near(attribute, list(vars(found))) or "; check the name after the colon"
+            raise Failure(f"{where!r} has no attribute {attribute!r}{hint}", exit_code=USAGE)
+        found = getattr(found, attribute)
+    return found
+
+
+def _worker_of(place: str, found: object) -> Worker:
+    if not isinstance(found, Worker) and callable(found) and not isinstance(found, type):
+        make: Callable[[], object] = found
+        try:
+            found = make()
+        except Exception as error:
+            raise Failure(f"the function {place!r}, which should return a worker, failed:\n{_trace(error)}") from error
+    if not isinstance(found, Worker):
+        kind = type(found).__name__
+        kind = f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
+        if isinstance(found, type):
+            kind = f"the class {found.__name__}"
+        raise Failure(f"{place!r} is {kind}; expected a hark.Worker, or a function that returns one", exit_code=USAGE)
+    return found
+
+
+def _exists(name: str) -> bool:
+    """Tell whether a module exists; this imports its parent packages, which can fail, too."""
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            return False
+        raise _not_imported(name, error) from error
+    except Exception as error:
+        raise _not_imported(name, error) from error
+
+
+def _not_imported(name: str, error: BaseException) -> Failure:
+    return Failure(f"cannot import module {name!r}:\n{_trace(error)}")
+
+
+def _meant(name: str, directory: Path) -> str:
+    """Suggest a module that exists in the directory."""
+    if name.endswith(".py") or (directory / name.replace(".", "/")).with_suffix(".py").exists():
+        return f"; write the name without .py, as in an import statement: {name.removesuffix('.py')}"
+    there = [path.stem for path in directory.glob("*.py")]
+    return (
+        _near(name, there) or f" in {directory} or on the Python path; run the command in the application's directory"
+    )
+
+
+def _near(name: str, there: list[str]) -> str:
+    return did_you_mean(name, [one for one in there if not one.startswith("__")])
+
+
+def _trace(error: BaseException) -> str:
+    """Format the traceback from the application's own code on, without the frames of the import."""
+    trace = error.__traceback__
+    while trace is not None and ((file := trace.tb_frame.f_code.co_filename) == __file__ or "importlib" in file):
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace)).rstrip()
