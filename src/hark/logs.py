@@ -155,9 +155,7 @@ def _fields(record: logging.LogRecord) -> Iterator[tuple[str, object]]:
             yield name, value
 
 
-def _error(
-    record: logging.LogRecord,
-) -> tuple[type[BaseException], BaseException, TracebackType | None] | None:
+def _error(record: logging.LogRecord) -> tuple[type[BaseException], BaseException, TracebackType | None] | None:
     return record.exc_info if record.exc_info and record.exc_info[0] is not None else None
 
 

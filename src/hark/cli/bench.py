@@ -8,7 +8,6 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
-from enum import StrEnum
 from itertools import count, cycle
 from multiprocessing.connection import Connection
 from typing import Annotated, Literal, cast
@@ -96,6 +95,8 @@ class _Acks(msgspec.Struct):
 
 
 Reply = tuple[int, bytes]
+Mode = Literal["push", "pop", "both"]
+"""The operations that `hark bench` measures."""
 _popped = msgspec.json.Decoder(_Popped)
 
 
@@ -325,16 +326,16 @@ async def _run(server: Server, loads: Sequence[Load]) -> list[Outcome]:
     return outcomes
 
 
-def _child(pipe: Connection, server: Server, loads: bytes) -> None:
+def _child(pipe: Connection, server: Server, loads: Sequence[Load]) -> None:
     runner: Callable[..., list[Outcome]] = asyncio.run
     with suppress(ImportError):
         import uvloop
 
         runner = uvloop.run
     try:
-        pipe.send_bytes(msgspec.json.encode(runner(_run(server, msgspec.json.decode(loads, type=list[Load])))))
+        pipe.send(runner(_run(server, loads)))
     except OSError as error:
-        pipe.send_bytes(msgspec.json.encode(str(error)))
+        pipe.send(str(error))
 
 
 def generate(server: str | Server, *loads: Load) -> list[Outcome]:
@@ -342,11 +343,11 @@ def generate(server: str | Server, *loads: Load) -> list[Outcome]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     server = Server(server) if isinstance(server, str) else server
-    child = context.Process(target=_child, args=(theirs, server, msgspec.json.encode(loads)), daemon=True)
+    child = context.Process(target=_child, args=(theirs, server, loads), daemon=True)
     child.start()
     theirs.close()
     try:
-        answer = msgspec.json.decode(ours.recv_bytes(), type=list[Outcome] | str)
+        answer: list[Outcome] | str = ours.recv()
     except EOFError:
         answer = "the load generator process ended unexpectedly"
     child.join()
@@ -355,20 +356,12 @@ def generate(server: str | Server, *loads: Load) -> list[Outcome]:
     return answer
 
 
-class Mode(StrEnum):
-    """The operations that `hark bench` measures."""
-
-    push = "push"
-    pop = "pop"
-    both = "both"
-
-
 def plan(mode: Mode, shape: Load, backlog: int) -> tuple[list[Load], list[Load]]:
     """Return the loads to run first, and the loads to measure."""
     replace = msgspec.structs.replace
-    if mode is Mode.push:
+    if mode == "push":
         return [], [shape]
-    if mode is Mode.both:
+    if mode == "both":
         half = max(1, shape.connections // 2)
         push = replace(shape, connections=half)
         return [], [push, replace(push, kind="pop", wait=True)]
@@ -423,7 +416,7 @@ def _measure(server: Server, first: Sequence[Load], measured: Sequence[Load], qu
 
 def bench(
     server: Server,
-    mode: Annotated[Mode, typer.Option(help="Operation to measure; pop includes the ack.")] = Mode.push,
+    mode: Annotated[Mode, typer.Option(help="Operation to measure; pop includes the ack.")] = "push",
     connections: Annotated[int, typer.Option(min=1, metavar="N", help="Number of connections.")] = 32,
     batch: Annotated[int, typer.Option(min=1, metavar="N", help="Messages per request.")] = 1,
     partitions: Annotated[int, typer.Option(min=1, metavar="N", help="Number of partitions.")] = 1000,

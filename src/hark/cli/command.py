@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import typer
 from typer.core import TyperCommand
@@ -98,14 +98,18 @@ def command(app: typer.Typer, name: str, *lines: str, json: bool = True) -> Call
                 given["server"] = Server(given.pop("url"), token, ca_file, given.pop("as_json", False))
             try:
                 function(**given)
+                return
             except Failure as failure:
-                _end(str(failure), failure.exit_code)
+                text, exit_code = str(failure), failure.exit_code
             except HarkError as error:
-                _end(f"{error.text} ({error.code})", USAGE if isinstance(error, InvalidSetting) else FAILED)
+                text = f"{error.text} ({error.code})"
+                exit_code = USAGE if isinstance(error, InvalidSetting) else FAILED
             except UnicodeEncodeError as error:
                 if error.encoding != "utf-8":  # text that cannot be printed, unlike arguments that cannot be sent
                     raise
-                _end("an argument is not valid UTF-8; correct its encoding", USAGE)
+                text, exit_code = "an argument is not valid UTF-8; correct its encoding", USAGE
+            complain(text)
+            raise typer.Exit(exit_code)
 
         run.__annotations__ = {option.name: option.annotation for option in parameters.values()}
         run.__signature__ = signature.replace(parameters=list(parameters.values()))  # type: ignore[attr-defined]  # functions have it, and typer reads it
@@ -124,9 +128,3 @@ _SERVER_OPTIONS = [
         ("as_json", params.Json, False),
     )
 ]
-
-
-def _end(text: str, exit_code: int) -> NoReturn:
-    """Report an error and exit."""
-    complain(text)
-    raise typer.Exit(exit_code)

@@ -39,6 +39,11 @@ class Check(msgspec.Struct, frozen=True):
     detail: str
     advice: str = ""
 
+    @classmethod
+    def warn_if(cls, bad: bool, name: str, detail: str, advice: str) -> Check:
+        """Make a check that warns with advice, or is in order."""
+        return cls(name, "warn", detail, advice) if bad else cls(name, "ok", detail)
+
 
 @command(
     main,
@@ -113,11 +118,9 @@ def _requests(server: Server) -> Iterator[Check]:
         f"{puts:,} PUT and {gets:,} GET requests since the server started, {failed:,} failed; "
         f"cost ${numbers['s3_dollars']:.4f}"
     )
-    if failed > MANY_FAILED and failed > FAILED_SHARE * (puts + gets):
-        advice = "check the server's log for errors of the bucket, and the request limits of the provider"
-        yield Check("requests", "warn", detail, advice)
-    else:
-        yield Check("requests", "ok", detail)
+    bad = failed > MANY_FAILED and failed > FAILED_SHARE * (puts + gets)
+    advice = "check the server's log for errors of the bucket, and the request limits of the provider"
+    yield Check.warn_if(bad, "requests", detail, advice)
 
 
 def _health(answer: Answer[types.server.Health]) -> Iterator[Check]:
@@ -162,18 +165,14 @@ def _store(engine: str | None = None) -> Iterator[Check]:
         yield Check("settings", "fail", error.text, "correct this setting; docs/settings.md lists all settings")
         return
     yield Check("settings", "ok", "hark.toml and HARK_* variables are valid")
-    if settings.engine.startswith(("postgresql://", "postgres://")):
-        from hark.cli.doctor_stores import database_checks
+    if settings.engine.startswith(("postgresql://", "postgres://", BUCKET)):
+        import asyncio
 
-        yield from database_checks(settings)
-        return
-    if settings.engine.startswith(BUCKET):
-        from hark.cli.doctor_stores import bucket_checks
+        from hark.cli.doctor_stores import bucket_checks, database_checks
 
-        yield from bucket_checks(settings)
-        return
-    directory = _directory(settings)
-    if directory is not None:
+        checks = bucket_checks if settings.engine.startswith(BUCKET) else database_checks
+        yield from asyncio.run(checks(settings))
+    elif (directory := _directory(settings)) is not None:
         yield _writable(directory)
         yield _disk(directory, settings.limits.min_free_bytes)
 
@@ -211,6 +210,4 @@ def _disk(directory: Path, min_free_bytes: int) -> Check:
     detail = f"{free // MIB:,} MiB free"
     if free < least_free(disk.total, min_free_bytes):
         return Check("disk", "fail", detail, "free disk space now: the server refuses pushes (limits.min_free_bytes)")
-    if free < LITTLE_DISK:
-        return Check("disk", "warn", detail, "free disk space soon")
-    return Check("disk", "ok", detail)
+    return Check.warn_if(free < LITTLE_DISK, "disk", detail, "free disk space soon")

@@ -72,6 +72,11 @@ def _iso(moment: int) -> str:
     return (datetime.fromtimestamp(0, UTC) + timedelta(microseconds=min(moment, LATEST))).isoformat()
 
 
+def _left(expires_at: int | None) -> int | None:
+    """Return the milliseconds until a time; None: it never comes."""
+    return None if expires_at is None else (expires_at - time.time_ns() // 1000) // MILLISECOND
+
+
 def _counted(counts: Counter[str]) -> str:
     return ", ".join(f"{count} {status}" for status, count in counts.items() if count)
 
@@ -266,12 +271,10 @@ class Importer:
 
     def _add(self, line: lines.MessageLine) -> None:
         self._enter(line.partition)
-        ttl: int | None = None
-        if line.expires_at is not None:
-            ttl = (line.expires_at - time.time_ns() // 1000) // MILLISECOND
-            if ttl <= 0:
-                self._counts["expired"] += 1
-                return
+        ttl = _left(line.expires_at)
+        if ttl is not None and ttl <= 0:
+            self._counts["expired"] += 1
+            return
         self._place_groups(line)
         self._batch.append(
             Item(
@@ -318,12 +321,10 @@ class Importer:
         self._note_size(len(self._letters), line.payload)
 
     def _add_key(self, line: lines.KeyLine) -> None:
-        expires_in: int | None = None
-        if line.expires_at is not None:
-            expires_in = (line.expires_at - time.time_ns() // 1000) // MILLISECOND
-            if expires_in <= 0:
-                self._key_counts["expired"] += 1
-                return
+        expires_in = _left(line.expires_at)
+        if expires_in is not None and expires_in <= 0:
+            self._key_counts["expired"] += 1
+            return
         self._keys.append(_Setting(key=line.key, value=line.value, expires_in=expires_in))
         self._note_size(len(self._keys), line.value)
 
@@ -344,11 +345,6 @@ class Importer:
 
     def _flush(self) -> None:
         self._push()
-        self._import_letters()
-        self._set_keys()
-        self._bytes = 0
-
-    def _import_letters(self) -> None:
         if self._letters:
             query = {"queue": self._queue}
             outcome = self._server.call(
@@ -356,6 +352,9 @@ class Importer:
             ).read()
             self._letter_counts.update(imported=outcome.imported, duplicate=outcome.duplicates)
             self._letters = []
+
+        self._set_keys()
+        self._bytes = 0
 
     def _set_keys(self) -> None:
         """Set keys that do not exist, or all of them. The check of each one holds in the commit of the write."""
@@ -501,15 +500,9 @@ class _Written:
 
     def end(self) -> None:
         """Write the last line."""
-        counts = self.counts
-        self.put(
-            lines.EndLine(
-                messages=counts[lines.MessageLine],
-                dead_letters=counts[lines.DeadLetterLine],
-                keys=counts[lines.KeyLine],
-                unreadable=counts[lines.UnreadableLine],
-            )
-        )
+        kinds = (lines.MessageLine, lines.DeadLetterLine, lines.KeyLine, lines.UnreadableLine)
+        messages, dead_letters, keys, unreadable = (self.counts[kind] for kind in kinds)
+        self.put(lines.EndLine(messages=messages, dead_letters=dead_letters, keys=keys, unreadable=unreadable))
 
 
 def _export_queue(server: Server, queue: str, written: _Written, reach: Callable[[int, int | None], None]) -> None:
@@ -521,8 +514,6 @@ def _export_queue(server: Server, queue: str, written: _Written, reach: Callable
                 raise Failure(error, code=code)
             case lines.EndLine():
                 return
-            case _:
-                pass
         written.put(line, text)
         reach(written.counts[lines.MessageLine], written.total)
     done = written.counts[lines.MessageLine]

@@ -162,14 +162,12 @@ def delete_message(
     if transaction_id is None:
         server.ask(operations.DELETE_MESSAGE_BY_ID, first)
     else:
-        answer = server.call(operations.DELETE_MESSAGE, first, transaction_id)
-        if server.as_json:
-            raw(answer.body)
-        deleted = answer.read()
-        if not deleted.success:
-            raise Failure(deleted.message, code="not_found")
-        if server.as_json:
-            return
+        server.ask(
+            operations.DELETE_MESSAGE,
+            first,
+            transaction_id,
+            failure=lambda answer: None if answer.success else Failure(answer.message, code="not_found"),
+        )
     say(f"deleted message {first if transaction_id is None else f'{first} {transaction_id}'}")
 
 

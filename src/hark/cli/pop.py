@@ -115,7 +115,7 @@ def pop(
 
 
 def _show_popped(messages: Sequence[types.delivery.Delivered], group: str | None, auto_ack: bool) -> None:
-    """Print messages, and the commands that settle them."""
+    """Print messages, and the commands that settle them, ready to paste."""
     table(
         messages,
         {
@@ -134,21 +134,11 @@ def _show_popped(messages: Sequence[types.delivery.Delivered], group: str | None
         return
     say("\nAcknowledge with:")
     for message in messages[:_HINTS]:
-        say(f"  {_ack_line(message, group)}")
+        options = [*(("--lease", message.lease_id) if message.lease_id else ()), *(("--group", group) if group else ())]
+        end = ["--"] if message.transaction_id.startswith("-") else []
+        say("  " + shlex.join(["hark", "ack", *options, *end, message.partition_id, message.transaction_id]))
     if len(messages) > _HINTS:
         say(f"  ... and {len(messages) - _HINTS} more; use --json for the IDs of all messages")
-
-
-def _ack_line(message: types.delivery.Delivered, group: str | None) -> str:
-    """Return the command that acknowledges a message, ready to paste."""
-    words = ["hark", "ack"]
-    if message.lease_id:
-        words += ["--lease", message.lease_id]
-    if group:
-        words += ["--group", group]
-    if message.transaction_id.startswith("-"):
-        words.append("--")
-    return shlex.join([*words, message.partition_id, message.transaction_id])
 
 
 @command(

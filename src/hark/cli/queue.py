@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -24,14 +24,6 @@ app = make_app(
     "hark queue delete orders",
 )
 
-if TYPE_CHECKING:
-    _Order = operations.Operation[types.queues.Paused | types.queues.Purged]
-
-_ORDERS: dict[str, tuple[_Order, _Order, str]] = {
-    "pause": (operations.PAUSE_QUEUE, operations.PAUSE_GROUP, "paused"),
-    "resume": (operations.RESUME_QUEUE, operations.RESUME_GROUP, "resumed"),
-    "purge": (operations.PURGE_QUEUE, operations.PURGE_GROUP, "purged"),
-}
 _KINDS: dict[str, type] = {"integer": int, "number": float, "boolean": bool}
 SomeOffset = Annotated[
     int | None, typer.Option(min=0, metavar="N", help="Number of results to skip.", show_default="0")
@@ -212,31 +204,35 @@ def purge(
 
     With --group, the messages stay in the queue, and only this consumer group does not receive them any more.
     """
-    confirm(
-        f"Delete all messages of queue {queue}?"
-        if group is None
-        else f"Acknowledge all messages of queue {queue} for group {group}?",
-        yes,
-    )
-    _order(server, "purge", queue, group)
+    if group is None:
+        confirm(f"Delete all messages of queue {queue}?", yes)
+        _order(server, "purged", operations.PURGE_QUEUE, queue)
+    else:
+        confirm(f"Acknowledge all messages of queue {queue} for group {group}?", yes)
+        _order(server, "purged", operations.PURGE_GROUP, queue, group)
 
 
 @command(app, "pause", "hark queue pause orders")
 def pause(server: Server, queue: params.QueueName) -> None:
     """Pause deliveries of a queue; pushes are still accepted."""
-    _order(server, "pause", queue)
+    _order(server, "paused", operations.PAUSE_QUEUE, queue)
 
 
 @command(app, "resume", "hark queue resume orders")
 def resume(server: Server, queue: params.QueueName) -> None:
     """Resume deliveries of a queue."""
-    _order(server, "resume", queue)
+    _order(server, "resumed", operations.RESUME_QUEUE, queue)
 
 
-def _order(server: Server, verb: str, queue: str, group: str | None = None) -> None:
+def _order(
+    server: Server,
+    done: str,
+    operation: operations.Operation[types.queues.Paused | types.queues.Purged],
+    queue: str,
+    group: str | None = None,
+) -> None:
     """Pause, resume or purge a queue, or one group of it."""
-    whole, part, done = _ORDERS[verb]
-    outcome = server.ask(whole, queue) if group is None else server.ask(part, queue, group)
+    outcome = server.ask(operation, queue) if group is None else server.ask(operation, queue, group)
     count = f" ({outcome.purged} messages)" if isinstance(outcome, types.queues.Purged) else ""
     say(f"{done} {f'queue {queue}' if group is None else f'group {group} in queue {queue}'}{count}")
 
@@ -406,13 +402,13 @@ def delete_group(
 @command(groups, "pause", "hark group pause billing orders")
 def pause_group(server: Server, group: params.GroupName, queue: params.QueueName) -> None:
     """Pause deliveries of a queue to one consumer group."""
-    _order(server, "pause", queue, group)
+    _order(server, "paused", operations.PAUSE_GROUP, queue, group)
 
 
 @command(groups, "resume", "hark group resume billing orders")
 def resume_group(server: Server, group: params.GroupName, queue: params.QueueName) -> None:
     """Resume deliveries of a queue to one consumer group."""
-    _order(server, "resume", queue, group)
+    _order(server, "resumed", operations.RESUME_GROUP, queue, group)
 
 
 MaxInFlight, RateLimit, RateBurst = (

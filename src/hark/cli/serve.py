@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from datetime import datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -111,12 +112,11 @@ def _show(loaded: Loaded, as_json: bool) -> None:
     if as_json:
         raw(msgspec.json.encode({name: {"value": value, "source": source} for name, value, source in rows}))
         return
-    columns = {
-        "Setting": lambda row: row[0],
-        "Value": lambda row: "" if row[1] == () else str(row[1]),
-        "Source": lambda row: row[2],
-    }
-    table(rows, columns, long=("Value",))
+    table(
+        [(name, "" if value == () else str(value), source) for name, value, source in rows],
+        {name: itemgetter(index) for index, name in enumerate(("Setting", "Value", "Source"))},
+        long=("Value",),
+    )
 
 
 Engine = Annotated[

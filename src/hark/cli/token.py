@@ -39,20 +39,6 @@ _MOST_SECONDS = 3_153_600_000
 RoleName = Literal["read-only", "read-write", "admin"]
 
 
-class _Shown(msgspec.Struct, rename="camel", omit_defaults=True):
-    """The parts of a token that can be shown."""
-
-    id: str
-    name: str
-    role: str
-    queues: tuple[str, ...]
-    created_at: object
-    expires_at: object
-    expired: bool
-    token: str = ""
-    """The token itself, only when it is created."""
-
-
 @command(
     app,
     "create",
@@ -116,7 +102,7 @@ def create(
     file = _file(data, config)
     token = file.add(make)
     if as_json:
-        raw(msgspec.json.encode(_shown(token, clock, texts[0])))
+        raw(msgspec.json.encode({**_shown(token, clock), "token": texts[0]}))
         return
     if not quiet:
         what = f"{token.role}, {_queues(token)}, {_end(token)}"
@@ -188,17 +174,17 @@ def _seconds(text: str) -> int:
     return seconds
 
 
-def _shown(token: Token, clock: Clock, text: str = "") -> _Shown:
-    return _Shown(
-        id=token.id,
-        name=token.name,
-        role=token.role,
-        queues=token.queues,
-        created_at=token.created_at,
-        expires_at=token.expires_at,
-        expired=token.has_expired(clock.now()),
-        token=text,
-    )
+def _shown(token: Token, clock: Clock) -> dict[str, object]:
+    """Return the parts of a token that can be shown."""
+    return {
+        "id": token.id,
+        "name": token.name,
+        "role": token.role,
+        "queues": token.queues,
+        "createdAt": token.created_at,
+        "expiresAt": token.expires_at,
+        "expired": token.has_expired(clock.now()),
+    }
 
 
 def _queues(token: Token) -> str:

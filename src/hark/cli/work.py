@@ -333,15 +333,16 @@ def polling(
     fields = {name: {"value": shown(loaded.settings, name), "source": loaded.sources[name]} for name in _FIELDS}
     if not as_json:
         rows = [(name, field) for name, field in fields.items() if name not in _WITHOUT_EFFECT[strategy.strategy]]
-        columns: dict[str, Callable[[tuple[str, dict[str, object]]], object]] = {
-            "Setting": lambda row: row[0],
-            "Value": lambda row: f"{row[1]['value']}",
-            "Source": lambda row: row[1]["source"],
-        }
-        table(rows, columns)
+        table(
+            rows,
+            {
+                "Setting": lambda row: row[0],
+                "Value": lambda row: f"{row[1]['value']}",
+                "Source": lambda row: row[1]["source"],
+            },
+        )
         say("")
-    polling = {name.rpartition(".")[2]: field for name, field in fields.items()}
-    _print_costs("Worker", costs, {"polling": polling}, as_json)
+    _print_costs("Worker", costs, {"polling": {name.rpartition(".")[2]: fields[name] for name in fields}}, as_json)
     if not as_json:
         _explain_costs(strategy, batch_seconds or strategy.initial_interval(), wait_seconds)
 
@@ -360,7 +361,7 @@ def _print_costs(title: str, costs: dict[str, Estimate], more: dict[str, object]
         "Polls per month": lambda row: f"{row[1].polls_per_month:,}",
         "Dollars per month": lambda row: f"{row[1].dollars_per_month:.2f}",
     }
-    table(costs.items(), columns, right=("Polls per month", "Dollars per month"))
+    table(costs.items(), columns, right=tuple(columns)[1:])
 
 
 def _explain_costs(strategy: PollingStrategy, batch_seconds: float, wait_seconds: float) -> None:

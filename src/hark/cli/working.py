@@ -24,7 +24,7 @@ from hark.polling.strategy import AWS_S3, MONTH_SECONDS, strategy_from
 from hark.settings import Loaded, Settings
 from hark.worker.middleware import add_task_fields
 from hark.worker.options import WorkerRunOptions
-from hark.worker.stats import Snapshot, Summary
+from hark.worker.stats import OUTCOMES, Snapshot, Summary
 from hark.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -78,7 +78,6 @@ class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 def view_of(snapshot: Snapshot, *, server: str, seconds: float, ended: bool = False) -> View:
     """Make the view of a worker from its snapshot."""
-    totals = snapshot.totals
     per_month = snapshot.polls / max(seconds, 1.0) * MONTH_SECONDS
     return View(
         state="stopped" if ended else "stopping" if snapshot.stopping else "running",
@@ -89,22 +88,13 @@ def view_of(snapshot: Snapshot, *, server: str, seconds: float, ended: bool = Fa
         slots=snapshot.concurrency,
         running=snapshot.running,
         stuck=snapshot.stuck,
-        done=totals.done,
-        failed=totals.failed,
-        retried=totals.retried,
-        dead=totals.dead,
-        discarded=totals.discarded,
-        handed_back=totals.handed_back,
-        lost=totals.lost,
+        **{name: getattr(snapshot.totals, name) for name in OUTCOMES},
         per_second=snapshot.rate,
         tasks=[
             TaskLine(
                 name=name,
-                done=counts.done,
-                failed=counts.failed,
-                retried=counts.retried,
-                dead=counts.dead,
                 mean_ms=counts.seconds / counts.ended * 1000 if counts.ended else None,
+                **{outcome: getattr(counts, outcome) for outcome in ("done", "failed", "retried", "dead")},
             )
             for name, counts in sorted(snapshot.tasks.items())
         ],
@@ -129,7 +119,7 @@ class LogDisplay:
 
     def show(self, view: View) -> None:
         """Write a line if the interval is over and the counts changed."""
-        now, counts = self._monotonic(), _counts(view)
+        now, counts = self._monotonic(), tuple(getattr(view, name) for name in OUTCOMES)
         if self._last is None or (now - self._last[0] >= self._seconds and counts != self._last[1]):
             first, self._last = self._last is None, (now, counts)
             self._write(view, first)
@@ -203,18 +193,16 @@ def drawn(view: View) -> RenderableType:
     from rich.text import Text
 
     where = f"queue {printable(view.queue)} at {printable(view.server)}"
+    cost = "" if view.dollars_per_month is None else f"; on S3 ${view.dollars_per_month:.2f} per month"
     return Group(
         Text.assemble((view.state, "bold"), f"  {where}  for {_duration(view.seconds)}"),
         Text(f"{view.running + view.stuck} of {view.slots} slots busy, {view.per_second:.1f} tasks/s"),
         Text(f"tasks: {summary(view)}"),
         _table(view.tasks) if view.tasks else Text("no task has finished yet"),
-        Text(_polling(view), "dim"),
+        Text(
+            f"polls: {view.polls}, {view.empty_polls} of them empty; interval {view.poll_interval:.2g} s{cost}", "dim"
+        ),
     )
-
-
-def _polling(view: View) -> str:
-    cost = "" if view.dollars_per_month is None else f"; on S3 ${view.dollars_per_month:.2f} per month"
-    return f"polls: {view.polls}, {view.empty_polls} of them empty; interval {view.poll_interval:.2g} s{cost}"
 
 
 def _table(tasks: Sequence[TaskLine]) -> RenderableType:
@@ -232,10 +220,6 @@ def _table(tasks: Sequence[TaskLine]) -> RenderableType:
             Text(printable(task.name)), str(task.done), str(task.failed), str(task.retried), str(task.dead), mean
         )
     return table
-
-
-def _counts(view: View) -> tuple[int, ...]:
-    return (view.done, view.failed, view.retried, view.dead, view.discarded, view.handed_back, view.lost)
 
 
 def _duration(seconds: float) -> str:
@@ -283,7 +267,9 @@ async def _work(
             snapshot = worker.stats
             if snapshot is not None:
                 if last is None:
-                    _announce(worker, snapshot, server)
+                    names = ", ".join(sorted(worker.tasks)) or "none"
+                    text = "%s started: queue %s at %s, concurrency %d, tasks: %s"
+                    log.info(text, snapshot.worker_id, snapshot.queue, server, snapshot.concurrency, names)
                 elif snapshot.stopping and not last.stopping and snapshot.running:
                     log.info("shutting down; press Ctrl-C again to return running tasks to the queue immediately")
                 last = snapshot
@@ -301,18 +287,6 @@ async def _work(
             )
             display.end(view_of(end, server=server, seconds=monotonic() - began, ended=True))
     return summary
-
-
-def _announce(worker: Worker, snapshot: Snapshot, server: str) -> None:
-    names = ", ".join(sorted(worker.tasks)) or "none"
-    log.info(
-        "%s started: queue %s at %s, concurrency %d, tasks: %s",
-        snapshot.worker_id,
-        snapshot.queue,
-        server,
-        snapshot.concurrency,
-        names,
-    )
 
 
 def _display(settings: Settings, *, live: bool, as_json: bool) -> LogDisplay | LiveDisplay:
