@@ -35,7 +35,7 @@ _BOUND = "maxSize"
 _PART = ".part"
 _KEYS_AT_ONCE = 100
 _TRIES = 5
-"""Other clients can create a key between the look for it and the write."""
+"""Attempts to set keys: another client can create one of them between the read and the write."""
 _decode: Callable[[bytes], lines.ExportLine] = msgspec.json.Decoder(lines.ExportLine).decode
 
 

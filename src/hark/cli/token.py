@@ -105,7 +105,8 @@ def create(
         raw(msgspec.json.encode({**_shown(token, clock), "token": texts[0]}))
         return
     if not quiet:
-        what = f"{token.role}, {_queues(token)}, {_end(token)}"
+        allowed = f"queues {', '.join(token.queues) or 'none'}" if token.identity.restricted else "all queues"
+        what = f"{token.role}, {allowed}, {_end(token)}"
         complain(f"created token {token.id} for {token.name} ({what}) in {file.path}")
         complain("copy the token now, it cannot be shown again:")
     typer.echo(texts[0])
@@ -185,10 +186,6 @@ def _shown(token: Token, clock: Clock) -> dict[str, object]:
         "expiresAt": token.expires_at,
         "expired": token.has_expired(clock.now()),
     }
-
-
-def _queues(token: Token) -> str:
-    return "all queues" if not token.identity.restricted else f"queues {', '.join(token.queues) or 'none'}"
 
 
 def _end(token: Token, clock: Clock | None = None) -> str:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hark.work")
 
+_LOOK_SECONDS = 0.25
 _ESTIMATE_AFTER = 30.0
 """Seconds of polling before the cost of a month is estimated."""
 
@@ -227,9 +228,6 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{rest // 60:02}:{rest % 60:02}"
 
 
-_LOOK_SECONDS = 0.25
-
-
 def run(worker: Worker, options: WorkerRunOptions, settings: Settings, *, live: bool, as_json: bool) -> int:
     """Run the worker until it ends; return the exit code."""
     display = _display(settings, live=live and sys.stdout.isatty(), as_json=as_json)
@@ -317,13 +315,11 @@ class ConsoleLog(logging.Handler):
 
 # The worker of an application -------------------------------------------------------------------------------
 
-DEFAULT_ATTRIBUTE = "worker"
-
 
 def find_worker(place: str, directory: Path) -> Worker:
     """Import `module:attribute` from a directory; the attribute is a worker, or a function that returns one."""
     name, _, attribute = place.partition(":")
-    names = (attribute or DEFAULT_ATTRIBUTE).split(".")
+    names = (attribute or "worker").split(".")
     if not name or not all(part.isidentifier() for part in (*name.split("."), *names)):
         raise Failure(f"{place!r} does not name a worker; use MODULE:ATTRIBUTE, such as app:worker", exit_code=USAGE)
     if str(directory) not in sys.path:

@@ -51,7 +51,7 @@ class Order(msgspec.Struct):
     """File descriptor of the UDP socket for notifications from its peers."""
     peers: tuple[Address, ...]
     siblings: int
-    """How many of these, the first ones, are workers of the same server."""
+    """Number of peers, at the start of `peers`, that are workers of the same server."""
 
 
 class Report(msgspec.Struct):
