@@ -135,9 +135,9 @@ def _show(body: bytes, clear: bool) -> None:
         ("", "streams", None if waiting is None else waiting.streams),
         ("", "queue browsers", None if waiting is None else waiting.browsers),
     )
-    for verb, stopped in (("pushes", sample.maintenance.push), ("pops", sample.maintenance.pop)):
+    for verb, plural, stopped in (("push", "pushes", sample.maintenance.push), ("pop", "pops", sample.maintenance.pop)):
         if stopped:
-            say(f"MAINTENANCE: all {verb} are stopped; resume with: hark maintenance {verb[:-1]} off")
+            say(f"MAINTENANCE: all {plural} are stopped; resume with: hark maintenance {verb} off")
     for kind, what, value in rows:
         say(f"{kind:<11} {what:<18} {'-' if value is None else value:>12}")
     say("")
