@@ -31,11 +31,11 @@ def explain(
     found = server.ask(operations.EXPLAIN_MESSAGE, message_id, query={"consumerGroup": group})
     names = ("message_id", "queue", "partition", "offset", "transaction_id", "created_at")
     details((name.partition("_")[0].capitalize(), getattr(found, name)) for name in names)
-    for told in found.reasons:
-        group = told.consumer_group
+    for reason in found.reasons:
+        group = reason.consumer_group
         named = "No group" if group is None else "Default group" if group == QUEUE_MODE else f"Group {group}"
-        say(f"\n{named}: {told.reason}")
-        say_folded(told.text, indent="  ")
+        say(f"\n{named}: {reason.reason}")
+        say_folded(reason.text, indent="  ")
 
 
 @command(main, "leases", "hark leases", "hark leases orders --group billing")

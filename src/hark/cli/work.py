@@ -63,7 +63,7 @@ def _interval(default: float, text: str, unit: str = "MS") -> Any:
     "them again); 2 invalid usage or settings.",
 )
 def work(
-    place: Annotated[
+    target: Annotated[
         str,
         typer.Argument(
             metavar="MODULE:ATTRIBUTE",
@@ -165,10 +165,10 @@ def work(
         _stop_with(parent)
     from hark.cli.working import find_worker, options_of, run
 
-    worker = find_worker(place, Path.cwd())
+    worker = find_worker(target, Path.cwd())
     if not worker.tasks:
         raise Failure(
-            f"{place!r} has no tasks, so every message in its queue would fail; "
+            f"{target!r} has no tasks, so every message in its queue would fail; "
             "import the module that has its @worker.task functions",
             exit_code=USAGE,
         )
@@ -221,13 +221,13 @@ class _Child:
 
     def __enter__(self) -> _Child:
         # The worker reads from one end and stops when the other end is closed: so it never outlives its parent.
-        self._held, self._life = os.pipe()
+        self._leased, self._life = os.pipe()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.signal(signal.SIGTERM)
         self.wait()
-        os.close(self._held)
+        os.close(self._leased)
         os.close(self._life)
 
     def start(self) -> None:
@@ -235,8 +235,8 @@ class _Child:
         if self._stop.is_set():
             return
         self._reported = False
-        command = [*self._command, "--parent", str(self._held)]
-        self.process = subprocess.Popen(command, cwd=self._directory, pass_fds=(self._held,), process_group=0)
+        command = [*self._command, "--parent", str(self._leased)]
+        self.process = subprocess.Popen(command, cwd=self._directory, pass_fds=(self._leased,), process_group=0)
 
     def restart(self) -> None:
         """Shut the process down gracefully, and start the next."""

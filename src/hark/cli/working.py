@@ -316,15 +316,17 @@ class ConsoleLog(logging.Handler):
 # The worker of an application -------------------------------------------------------------------------------
 
 
-def find_worker(place: str, directory: Path) -> Worker:
+def find_worker(partition: str, directory: Path) -> Worker:
     """Import `module:attribute` from a directory; the attribute is a worker, or a function that returns one."""
-    name, _, attribute = place.partition(":")
+    name, _, attribute = partition.partition(":")
     names = (attribute or "worker").split(".")
     if not name or not all(part.isidentifier() for part in (*name.split("."), *names)):
-        raise Failure(f"{place!r} does not name a worker; use MODULE:ATTRIBUTE, such as app:worker", exit_code=USAGE)
+        raise Failure(
+            f"{partition!r} does not name a worker; use MODULE:ATTRIBUTE, such as app:worker", exit_code=USAGE
+        )
     if str(directory) not in sys.path:
         sys.path.insert(0, str(directory))
-    return _worker_of(place, _attribute_of(name, names, directory))
+    return _worker_of(partition, _attribute_of(name, names, directory))
 
 
 def _attribute_of(name: str, names: list[str], directory: Path) -> object:
@@ -344,19 +346,23 @@ def _attribute_of(name: str, names: list[str], directory: Path) -> object:
     return found
 
 
-def _worker_of(place: str, found: object) -> Worker:
+def _worker_of(partition: str, found: object) -> Worker:
     if not isinstance(found, Worker) and callable(found) and not isinstance(found, type):
         make: Callable[[], object] = found
         try:
             found = make()
         except Exception as error:
-            raise Failure(f"the function {place!r}, which should return a worker, failed:\n{_trace(error)}") from error
+            raise Failure(
+                f"the function {partition!r}, which should return a worker, failed:\n{_trace(error)}"
+            ) from error
     if not isinstance(found, Worker):
         kind = type(found).__name__
         kind = f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
         if isinstance(found, type):
             kind = f"the class {found.__name__}"
-        raise Failure(f"{place!r} is {kind}; expected a hark.Worker, or a function that returns one", exit_code=USAGE)
+        raise Failure(
+            f"{partition!r} is {kind}; expected a hark.Worker, or a function that returns one", exit_code=USAGE
+        )
     return found
 
 

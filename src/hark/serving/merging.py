@@ -21,7 +21,7 @@ SUMMED = frozenset(
         "hark_store_pool_connections",
         "hark_store_pool_waiting_calls",
         "hark_store_s3_cache_bytes",
-        "hark_store_s3_cache_pieces",
+        "hark_store_s3_cache_entries",
         "hark_streams",
         "hark_subscriptions",
         "hark_waiting_pops",
@@ -82,7 +82,7 @@ class Merger:
         """Store the metrics of a process; `life` is a new number for each process that replaces a worker."""
         known = self._lives.get(worker)
         if known is not None and known[0] != life:
-            for series, value in _counted(known[1]):
+            for series, value in _growing(known[1]):
                 self._ended[series] = self._ended.get(series, 0.0) + value
         self._lives[worker] = (life, families)
 
@@ -119,7 +119,7 @@ class Merger:
 
     def _forget_queues(self) -> None:
         """Drop the counts of ended processes for queues that no live process reports, so that they stay bounded."""
-        shown = {series for _, families in self._lives.values() for series, _ in _counted(families)}
+        shown = {series for _, families in self._lives.values() for series, _ in _growing(families)}
         self._ended = {
             series: value
             for series, value in self._ended.items()
@@ -127,7 +127,7 @@ class Merger:
         }
 
 
-def _counted(families: Iterable[Family]) -> Iterable[tuple[Series, float]]:
+def _growing(families: Iterable[Family]) -> Iterable[tuple[Series, float]]:
     for family in families:
         if family.kind in ("counter", "histogram") and not family.name.startswith(_OWN):
             for name, labels, value in family.samples:
@@ -159,7 +159,7 @@ _decode = msgspec.json.Decoder(list[Family] | None).decode
 Answer = Callable[[], Awaitable[list[Family]]]
 
 
-class Line:
+class ProcessLink:
     """One end of the socket between the parent and a worker."""
 
     def __init__(
@@ -169,10 +169,10 @@ class Line:
         self._writer = writer
         self.answer = answer
         """Function that answers requests of the other side; None until it is set."""
-        self._asked: asyncio.Future[list[Family]] | None = None
+        self._pending: asyncio.Future[list[Family]] | None = None
         self._answering: set[asyncio.Task[None]] = set()
 
-    async def hear(self) -> None:
+    async def listen(self) -> None:
         """Answer requests and receive answers until the other side exits."""
         try:
             while line := await self._reader.readline():
@@ -181,23 +181,23 @@ class Line:
                     task = asyncio.create_task(self._reply())
                     self._answering.add(task)
                     task.add_done_callback(self._answering.discard)
-                elif self._asked is not None:
-                    asked, self._asked = self._asked, None
-                    if not asked.done():
-                        asked.set_result(families)
+                elif self._pending is not None:
+                    pending, self._pending = self._pending, None
+                    if not pending.done():
+                        pending.set_result(families)
         except OSError:
             pass  # The other side exited.
         finally:
-            if self._asked is not None and not self._asked.done():
-                self._asked.set_exception(ConnectionError("the other process exited"))
-                self._asked.exception()  # Mark it as retrieved: no caller may be waiting for it any more.
+            if self._pending is not None and not self._pending.done():
+                self._pending.set_exception(ConnectionError("the other process exited"))
+                self._pending.exception()  # Mark it as retrieved: no caller may be waiting for it any more.
 
     async def ask(self) -> list[Family]:
         """The metrics of the other side. Concurrent callers share the answer. Raises `OSError` if it exited."""
-        if self._asked is None:
-            self._asked = asyncio.get_running_loop().create_future()
+        if self._pending is None:
+            self._pending = asyncio.get_running_loop().create_future()
             self._say(None)
-        return await asyncio.shield(self._asked)
+        return await asyncio.shield(self._pending)
 
     async def _reply(self) -> None:
         if self.answer is not None:
@@ -207,19 +207,19 @@ class Line:
         self._writer.write(msgspec.json.encode(families) + b"\n")
 
 
-def share(metrics: Metrics, line: Line) -> None:
+def share(metrics: Metrics, link: ProcessLink) -> None:
     """Add the metrics of this process to those of all processes, and serve the sum to scrapers."""
 
     async def own() -> list[Family]:
         return packed(await metrics.collect())
 
-    async def everybody() -> list[Metric]:
+    async def all_processes() -> list[Metric]:
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
-                return unpacked(await line.ask())
+                return unpacked(await link.ask())
         except (TimeoutError, OSError) as error:
             text = "the other processes of this server do not respond; retry"
             raise Unavailable(text, code="metrics_unavailable") from error
 
-    line.answer = own
-    metrics.everybody = everybody
+    link.answer = own
+    metrics.all_processes = all_processes

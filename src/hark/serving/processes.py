@@ -25,7 +25,7 @@ import msgspec
 from hark.errors import HarkError, InvalidSetting, StoreUnusable
 from hark.serving import listening
 from hark.serving.listening import Endpoint, endpoints, remembering
-from hark.serving.merging import LONGEST, Answer, Family, Line, Merger
+from hark.serving.merging import LONGEST, Answer, Family, Merger, ProcessLink
 from hark.serving.server import log_to_stderr, run, serve_on
 from hark.settings import Address, Settings
 
@@ -183,8 +183,8 @@ class Worker:
         self._order = order
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._line: Line | None = None
-        self._hearing: asyncio.Task[None] | None = None
+        self._link: ProcessLink | None = None
+        self._listening: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Start a process and wait until it is ready. Raises the reason if it cannot start."""
@@ -214,15 +214,15 @@ class Worker:
             raise kind(report.error, code=report.code)
         self.serves = True
         self.lives += 1
-        self._line = Line(reader, self._writer, self.answer)
-        self._hearing = asyncio.create_task(self._line.hear())
+        self._link = ProcessLink(reader, self._writer, self.answer)
+        self._listening = asyncio.create_task(self._link.listen())
 
     async def ask(self) -> list[Family]:
         """The metrics of the process. Raises `OSError` if it does not run, and `TimeoutError`."""
-        if self._line is None or not self.serves:
+        if self._link is None or not self.serves:
             raise ConnectionError("the process does not run")
         async with asyncio.timeout(_ANSWER_SECONDS):
-            return await self._line.ask()
+            return await self._link.ask()
 
     @property
     def lives_on(self) -> bool:
@@ -240,8 +240,8 @@ class Worker:
             return 0
         code = await self._process.wait()
         self._writer.close()
-        if self._hearing is not None:
-            self._hearing.cancel()
+        if self._listening is not None:
+            self._listening.cancel()
         self.serves = False
         return code
 
@@ -258,7 +258,7 @@ async def _work(number: int) -> None:
         return  # The parent exited before it sent the order.
     order = msgspec.json.decode(text, type=Order)
     log_to_stderr(order.settings, number)
-    line = Line(reader, writer)
+    line = ProcessLink(reader, writer)
     watch = asyncio.create_task(_stop_without(line))
 
     def report(report: Report) -> None:
@@ -276,9 +276,9 @@ async def _work(number: int) -> None:
         watch.cancel()
 
 
-async def _stop_without(parent: Line) -> None:
+async def _stop_without(parent: ProcessLink) -> None:
     """Shut down when the parent has exited, for whatever reason."""
-    await parent.hear()
+    await parent.listen()
     signal.raise_signal(signal.SIGTERM)
 
 

@@ -60,8 +60,8 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
             ("task", self.task if self.task is not None else ANYTHING),
             ("arguments", self.arguments),
         )
-        said = [f"{name}={_written(value)}" for name, value in fields if value is not ANYTHING]
-        return " with " + ", ".join(said) if said else ""
+        described = [f"{name}={_written(value)}" for name, value in fields if value is not ANYTHING]
+        return " with " + ", ".join(described) if described else ""
 
 
 def check_count(expected: Expected, pushed: Sequence[StoredMessage], times: int | None) -> list[StoredMessage]:

@@ -372,8 +372,8 @@ class HarkServer:
         names = [queue] if queue is not None else [info.name for info in await broker.engine.queue_infos()]
         taken: list[ReceivedMessage] = []
         for name in names:
-            wish = PopRequest(queue=name, group=group, batch=_AT_ONCE, partitions=_AT_ONCE, auto_ack=True)
-            while (result := await broker.pop(wish)).messages:
+            request = PopRequest(queue=name, group=group, batch=_AT_ONCE, partitions=_AT_ONCE, auto_ack=True)
+            while (result := await broker.pop(request)).messages:
                 taken += received(result.messages)
         return taken
 
