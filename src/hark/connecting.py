@@ -171,10 +171,7 @@ def in_process(
 
 
 def on_bucket(
-    address: str,
-    settings: Settings | None = None,
-    clock: Clock | None = None,
-    polling: PollingStrategy | None = None,
+    address: str, settings: Settings | None = None, clock: Clock | None = None, polling: PollingStrategy | None = None
 ) -> BesideTransport:
     """A server for a bucket, in a thread of this process. Settings default to the environment and hark.toml."""
     from hark.serving.server import describe, make_engine

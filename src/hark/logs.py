@@ -80,9 +80,9 @@ class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
         line: dict[str, object] = {
-            "at": _moment(record).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "level": record.levelname.lower(),
-            "logger": _logger(record),
+            "logger": record.name.removeprefix(_PREFIX),
             "event": _text(record),
         }
         if request_id := getattr(record, "request_id", ""):
@@ -94,11 +94,8 @@ class JsonLines(logging.Formatter):
             line["error"] = {"type": error[0].__name__, "text": str(error[1]), "stack": stack}
         try:
             text = _encode(line).decode()
-        except (
-            TypeError,
-            ValueError,
-            RecursionError,
-        ):  # A field with a key that is not text, or a number outside JSON.
+        except (TypeError, ValueError, RecursionError):
+            # A field with a key that is not text, or a number outside JSON.
             text = _encode({name: str(value) for name, value in line.items()}).decode()
         return _without_secrets(text)
 
@@ -113,13 +110,13 @@ class TextLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
-        at = _moment(record).astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+        at = datetime.fromtimestamp(record.created, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
         level = self._colored(f"{record.levelname:<7}", _LEVEL_COLORS.get(record.levelno))
         fields = [*self._fields.items(), *_fields(record)]
         if request_id := getattr(record, "request_id", ""):
             fields.append(("request_id", request_id))
         shown = "".join(f" {_escaped(name)}={_value(value)}" for name, value in fields)
-        line = f"{at} {level} {_logger(record)}: {_escaped(_text(record))}{self._colored(shown, '2')}"
+        line = f"{at} {level} {record.name.removeprefix(_PREFIX)}: {_escaped(_text(record))}{self._colored(shown, '2')}"
         if error := _error(record):
             trace = self.formatException(error) if error[2] is not None else f"{error[0].__name__}: {error[1]}"
             line += "\n" + "\n".join(f"    {_escaped(row)}" for row in trace.splitlines())
@@ -127,14 +124,6 @@ class TextLines(logging.Formatter):
 
     def _colored(self, text: str, color: str | None) -> str:
         return f"\x1b[{color}m{text}\x1b[0m" if self._colors and color and text else text
-
-
-def _moment(record: logging.LogRecord) -> datetime:
-    return datetime.fromtimestamp(record.created, UTC)
-
-
-def _logger(record: logging.LogRecord) -> str:
-    return record.name.removeprefix(_PREFIX)
 
 
 def _text(record: logging.LogRecord) -> str:
@@ -155,20 +144,14 @@ def _fields(record: logging.LogRecord) -> Iterator[tuple[str, object]]:
             yield name, value
 
 
-def _error(
-    record: logging.LogRecord,
-) -> tuple[type[BaseException], BaseException, TracebackType | None] | None:
+def _error(record: logging.LogRecord) -> tuple[type[BaseException], BaseException, TracebackType | None] | None:
     return record.exc_info if record.exc_info and record.exc_info[0] is not None else None
 
 
 def _value(value: object) -> str:
     """A value on a terminal, quoted if its end would not be visible."""
-    text = (
-        value if isinstance(value, str) else str(value) if isinstance(value, (int, float)) else _encode(value).decode()
-    )
-    if isinstance(value, str) and _NEEDS_QUOTES.search(text):
-        text = _encode(text).decode()
-    return _escaped(text)
+    plain = isinstance(value, (int, float)) or (isinstance(value, str) and not _NEEDS_QUOTES.search(value))
+    return _escaped(str(value) if plain else _encode(value).decode())
 
 
 def _escaped(text: str) -> str:

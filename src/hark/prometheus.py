@@ -16,33 +16,30 @@ CALL_SECONDS = (0.0005, 0.002, 0.01, 0.05, 0.25, 1.0, 5.0, 30.0)
 
 
 class Histogram:
-    """How many values fell between bounds, and their sum."""
+    """Number of values in each bucket, and their sum."""
 
     __slots__ = ("_bounds", "counts", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = tuple(bounds)
         self.counts = [0] * (len(bounds) + 1)
-        """Values above the bound before and not above this one; the last has no bound."""
+        """Number of values in each bucket; the last bucket has no upper bound."""
         self.sum = 0.0
 
     def add(self, value: float) -> None:
-        """One more."""
+        """Add a value."""
         self.counts[bisect_left(self._bounds, value)] += 1
         self.sum += value
 
     @property
     def count(self) -> int:
-        """How many there were."""
+        """Number of values."""
         return sum(self.counts)
 
     def cumulative(self) -> Iterator[tuple[str, int]]:
-        """By the upper end of each bucket, how many were not above it."""
-        return zip((*map(_shown, self._bounds), "+Inf"), accumulate(self.counts), strict=True)
-
-
-def _shown(bound: float) -> str:
-    return f"{bound:.15g}"
+        """The upper bound of each bucket, and the number of values up to this bound."""
+        bounds = (*(f"{bound:.15g}" for bound in self._bounds), "+Inf")
+        return zip(bounds, accumulate(self.counts), strict=True)
 
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4

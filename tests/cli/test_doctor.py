@@ -124,7 +124,7 @@ def test_a_directory_that_is_not_there_or_not_here_is_not_searched(
         patched.setenv("HARK_ENGINE", "memory")
         stub.answer(200, HEALTHY, Date=now())
         assert "data" not in results(hark)
-    monkeypatch.setattr(doctor, "is_local", lambda _: False)
+    monkeypatch.setattr("hark.cli.remote.LOOPBACK", frozenset())
     stub.answer(200, HEALTHY, Date=now())
     stub.answer(200, {})
     assert "data" not in results(hark)

@@ -184,14 +184,15 @@ def test_maintenance_says_what_is_stopped(
     assert ("stopped" in hark("maintenance", verb, state).stdout) is enabled
 
 
-def test_top_shows_a_sample(hark: Run, stub: Stub) -> None:
+@pytest.mark.parametrize(("verb", "plural", "other"), [("push", "pushes", "pops"), ("pop", "pops", "pushes")])
+def test_top_shows_a_sample(hark: Run, stub: Stub, verb: str, plural: str, other: str) -> None:
     sample = {
         "at": "2026-01-02T03:04:05.000Z",
         "pushedPerSecond": 12.5,
         "backlog": 41,
         "oldestWaitingSeconds": None,
         "latencyMs": {"p50": 1.5, "p99": None},
-        "maintenance": {"push": False, "pop": True},
+        "maintenance": {"push": verb == "push", "pop": verb == "pop"},
         "busiest": [{"queue": "orders", "pushedPerSecond": 12.5, "deliveredPerSecond": 3, "settledPerSecond": 2}],
     }
     stub.answer(200, events(PING, event("sample", json.dumps(sample))))
@@ -202,8 +203,8 @@ def test_top_shows_a_sample(hark: Run, stub: Stub) -> None:
     assert ["Messages", "backlog", "41"] in lines
     assert ["oldest", "waiting", "(s)", "-"] in lines
     assert ["orders", "12.5", "3.0", "2.0"] in lines
-    assert "MAINTENANCE: all pops are stopped; resume with: hark maintenance pop off\n" in result.stdout
-    assert "pushes are stopped" not in result.stdout
+    assert f"MAINTENANCE: all {plural} are stopped; resume with: hark maintenance {verb} off\n" in result.stdout
+    assert f"{other} are stopped" not in result.stdout
 
 
 def test_top_prints_every_sample_as_it_came(hark: Run, stub: Stub) -> None:

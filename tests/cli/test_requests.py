@@ -296,7 +296,7 @@ def test_destructive_commands_ask_on_a_terminal(
     hark: Run, stub: Stub, line: str, typed: str, requests: int, exit_code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal = SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
-    monkeypatch.setattr("hark.cli.command.sys", terminal)
+    monkeypatch.setattr("hark.cli.output.sys", terminal)
     stub.answer(200, answer_to(line))
     result = hark(*line.split(), stdin=f"{typed}\n")
     assert "? [y/N]" in result.stderr

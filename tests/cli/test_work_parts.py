@@ -12,9 +12,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from hark.cli.command import Failure
-from hark.cli.work import find_worker
-from hark.cli.working import ConsoleLog, JsonDisplay, LogDisplay, View, drawn, options_of, view_of
+from hark.cli.output import Failure
+from hark.cli.working import ConsoleLog, JsonDisplay, LogDisplay, View, drawn, find_worker, options_of, view_of
 from hark.polling import PollingStrategy
 from hark.settings import load
 from hark.worker import Counts, Snapshot

@@ -24,7 +24,7 @@ from hark.client.inprocess import AsgiTransport
 from hark.clock import SystemClock
 from hark.engine.sqlite import SqliteEngine
 from hark.http.app import App
-from hark.serving.tracing import Tracing
+from hark.serving.server import Tracing
 from hark.settings import Settings
 from hark.worker import RetryPolicy, Worker, WorkerRunOptions
 

@@ -15,7 +15,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from hark.errors import InvalidSetting
-from hark.serving.tracing import start_tracing
+from hark.serving.server import start_tracing
 from hark.settings import Otel, Settings
 from tests.http.api import Api, Json, read
 from tests.http.streaming import Socket, listening

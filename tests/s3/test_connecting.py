@@ -22,7 +22,6 @@ from hark.engine.s3.engine import S3Engine
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import InvalidInput, StoreUnusable, Unavailable
 from hark.polling import PollingStrategy, PollMetrics
-from hark.serving import server
 from hark.serving.server import describe, make_engine, refuse_company_on_sqlite
 from hark.settings import Peer, Polling, Settings
 from hark.settings import Worker as WorkerSettings
@@ -56,18 +55,20 @@ class Made:
     """What the engine on a bucket was made with, in place of one."""
 
     def __init__(self) -> None:
-        self.given: list[tuple[Settings, PollingStrategy]] = []
+        self.given: list[tuple[str, S3, PollingStrategy]] = []
 
-    def __call__(self, settings: Settings, clock: object, polling: PollingStrategy) -> SqliteEngine:
+    def __call__(
+        self, address: str, *, clock: object, settings: S3, polling: PollingStrategy, **_retention: int
+    ) -> SqliteEngine:
         assert clock is not None
-        self.given.append((settings, polling))
+        self.given.append((address, settings, polling))
         return SqliteEngine(":memory:", clock=SystemClock())
 
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Made:
     made = Made()
-    monkeypatch.setattr(server, "_on_s3", made)
+    monkeypatch.setattr("hark.engine.s3.engine.S3Engine", made)
     return made
 
 
@@ -85,7 +86,7 @@ def test_a_bucket_gets_a_server_in_a_thread_of_this_process(
     transport = connect(target).caller.transport
     assert isinstance(transport, BesideTransport)
     assert transport.url == "s3://bucket/prefix"
-    assert made.given[0][0].engine == URL
+    assert made.given[0][0] == URL
 
 
 def test_settings_come_from_the_environment_and_the_file_unless_code_has_them(
@@ -96,7 +97,7 @@ def test_settings_come_from_the_environment_and_the_file_unless_code_has_them(
     connect(URL)
     monkeypatch.setenv("HARK_POLLING_STRATEGY", "fixed")
     connect(URL, settings=Settings(s3=S3(linger_ms=3)), polling=ADAPTIVE)
-    given = [(settings.s3.linger_ms, polling) for settings, polling in made.given]
+    given = [(settings.linger_ms, polling) for _, settings, polling in made.given]
     assert given == [(7, PollingStrategy.adaptive(min_interval_ms=70, max_interval_ms=9000)), (3, ADAPTIVE)]
 
 
@@ -111,7 +112,7 @@ async def test_who_waits_for_messages_rests_no_longer_than_the_engine_does(made:
             message = await waiting
         assert message.data == {"id": 1}
         await messages.aclose()
-    assert made.given[0][1].interval_ms == 86_400_000
+    assert made.given[0][2].interval_ms == 86_400_000
 
 
 @pytest.mark.parametrize(
@@ -148,7 +149,7 @@ def test_a_server_makes_the_engine_that_its_settings_name_and_may_have_company()
 def test_the_engine_of_a_server_rests_as_the_settings_say(made: Made) -> None:
     fixed = WorkerSettings(polling=Polling(strategy="fixed", interval_ms=700))
     make_engine(Settings(engine=URL, worker=fixed), FakeClock())
-    assert made.given[0][1] == PollingStrategy.fixed(interval_ms=700)
+    assert made.given[0][2] == PollingStrategy.fixed(interval_ms=700)
 
 
 # Who polls --------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from bench.servers import command
 from bench.stores import SqliteStores, StoreLocation
 from bench.wrk import Sample, parse_report
 
-from hark.cli.bench import Load, Mode, Outcome, ack_body, payload_of, percentile, plan, push_bodies
+from hark.cli.bench import Load, Outcome, ack_body, payload_of, percentile, plan, push_bodies
 
 
 def sample(**changes: float) -> Sample:
@@ -102,9 +102,9 @@ def test_an_ack_names_transaction_partition_and_lease_of_each_message() -> None:
 
 def test_both_halves_the_connections_and_pop_fills_a_backlog_first() -> None:
     shape = Load(kind="push", queue="q", connections=9)
-    first, timed = plan(Mode.both, shape, 500)
+    first, timed = plan("both", shape, 500)
     assert (first, [(load.kind, load.connections) for load in timed]) == ([], [("push", 4), ("pop", 4)])
-    first, timed = plan(Mode.pop, shape, 450)
+    first, timed = plan("pop", shape, 450)
     assert [load.requests for load in first] == [5]
     assert [load.kind for load in timed] == ["pop"]
 

@@ -130,7 +130,7 @@ def _sources(*, client_side: bool) -> list[str]:
     return [
         path.read_text()
         for path in root.rglob("*.py")
-        if "cli" not in path.parts
+        if "cli" not in path.relative_to(root).parts
         and path.name != _TREE.name
         and (path.relative_to(root).parts[0] in _CLIENT_SIDE) is client_side
     ]

@@ -6,10 +6,8 @@ import logging
 from collections.abc import Mapping
 from typing import Protocol
 
-import msgspec
-
 from hark.access.identity import UNRESTRICTED, Identity
-from hark.access.jwts import Key, key_files, read_keys, verify
+from hark.access.jwts import Key, Verified, key_files, read_keys, verify
 from hark.access.tokens import PREFIX, Look, Token, TokenFile, look_at, matches, microseconds, split, tokens_path
 from hark.clock import SECOND, Clock
 from hark.errors import HarkError, Unauthorized
@@ -48,13 +46,6 @@ class Open:
         return UNRESTRICTED
 
 
-class _Known(msgspec.Struct, frozen=True):
-    """A verified identity and how long it is cached."""
-
-    identity: Identity
-    until: int
-
-
 class Authenticator:
     """Verifies tokens against files, and reads the files again when they change.
 
@@ -74,7 +65,7 @@ class Authenticator:
         self._keys: tuple[Key, ...] = read_keys(auth) if auth.jwt_enabled else ()
         self._enabled = auth.required or auth.jwt_enabled or bool(auth.tokens_file) or self._looks[0] is not None
         self._next_look = clock.now() + _LOOK_EVERY
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, Verified] = {}
         if self._enabled and not self._tokens and not self._keys:
             log.warning(
                 "all requests are rejected: authentication is on and %s has no tokens; create one with: "
@@ -111,8 +102,8 @@ class Authenticator:
         if credential.startswith(PREFIX):
             known = self._by_token(credential, now)
         elif self._auth.jwt_enabled:
-            verified = verify(credential, self._keys, self._auth)
-            known = _Known(verified.identity, min(verified.until, now + _JWT_REMEMBERED))
+            known = verify(credential, self._keys, self._auth)
+            known = Verified(known.identity, min(known.until, now + _JWT_REMEMBERED))
         else:
             raise Unauthorized("the token is unknown; this server accepts only API tokens, which begin with hark_")
         if len(self._known) >= _MOST_REMEMBERED:
@@ -120,7 +111,7 @@ class Authenticator:
         self._known[credential] = known
         return known.identity
 
-    def _by_token(self, text: str, now: int) -> _Known:
+    def _by_token(self, text: str, now: int) -> Verified:
         parts = split(text)
         if parts is None:
             raise Unauthorized(
@@ -131,7 +122,7 @@ class Authenticator:
             raise Unauthorized("the token is unknown or was revoked; `hark token list` shows the valid tokens")
         if token.has_expired(now):
             raise Unauthorized(f"the token {token.id} has expired; create a new one with: hark token create NAME")
-        return _Known(token.identity, _FOR_EVER if token.expires_at is None else microseconds(token.expires_at))
+        return Verified(token.identity, _FOR_EVER if token.expires_at is None else microseconds(token.expires_at))
 
     def reload(self) -> None:
         """Read all files again, changed or not."""

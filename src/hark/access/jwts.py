@@ -158,11 +158,11 @@ _NO_JWT = "the token is neither an API token nor a valid JWT; check that it was 
 
 
 class Verified(msgspec.Struct, frozen=True):
-    """The identity of a JWT and its expiry."""
+    """A verified identity and its expiry."""
 
     identity: Identity
     until: int
-    """Microseconds since the epoch, including the leeway."""
+    """Microseconds since the epoch; for a JWT including the leeway."""
 
 
 def verify(text: str, keys: Sequence[Key], auth: Auth) -> Verified:
@@ -178,9 +178,8 @@ def verify(text: str, keys: Sequence[Key], auth: Auth) -> Verified:
         raise Unauthorized(_NO_JWT) from error
     if not candidates:
         raise Unauthorized(
-            "no key of this server matches the algorithm (`alg`) and the key id (`kid`) of the JWT; check the "
-            "auth.jwt_* "
-            "settings"
+            "no key of this server matches the algorithm (`alg`) and the key id (`kid`) of the JWT; "
+            "check the auth.jwt_* settings"
         )
     return _verified(_claims(text, candidates, auth), auth.jwt_leeway_seconds)
 
@@ -189,6 +188,8 @@ def _claims(text: str, candidates: Sequence[Key], auth: Auth) -> dict[str, Any]:
     """Return the claims of a JWT if one of the keys signed it and it is currently valid."""
     import jwt
 
+    optional = {"iss": auth.jwt_issuer, "aud": auth.jwt_audience}
+    required = ["exp", "sub", *(claim for claim, value in optional.items() if value)]
     for key in candidates:
         try:
             return jwt.decode(
@@ -198,7 +199,7 @@ def _claims(text: str, candidates: Sequence[Key], auth: Auth) -> dict[str, Any]:
                 issuer=auth.jwt_issuer or None,
                 audience=auth.jwt_audience or None,
                 leeway=auth.jwt_leeway_seconds,
-                options={"require": _required(auth), "verify_aud": bool(auth.jwt_audience)},
+                options={"require": required, "verify_aud": bool(auth.jwt_audience)},
             )
         except jwt.InvalidSignatureError:
             continue
@@ -217,26 +218,15 @@ def _claims(text: str, candidates: Sequence[Key], auth: Auth) -> dict[str, Any]:
     raise Unauthorized("the signature of the JWT does not match any key of this server; check the auth.jwt_* settings")
 
 
-def _required(auth: Auth) -> list[str]:
-    wanted = {"iss": auth.jwt_issuer, "aud": auth.jwt_audience}
-    return ["exp", "sub", *(claim for claim, value in wanted.items() if value)]
-
-
 def _verified(claims: dict[str, Any], leeway: int) -> Verified:
     try:
         subject = check_subject(claims["sub"], "sub")
         queues = check_queues(claims.get("queues", ALL_QUEUES))
     except InvalidInput as error:
         raise Unauthorized(f"a claim of the JWT is invalid: {error.text}") from error
-    role = _role_of(claims)
-    if role is None:
-        raise Forbidden("the JWT has no valid role; expected read-only, read-write or admin in its claim `role`")
-    return Verified(Identity(subject, role, queues), (int(claims["exp"]) + leeway) * SECOND)
-
-
-def _role_of(claims: dict[str, Any]) -> Role | None:
-    """Return the highest known role of a JWT, or None."""
     listed = claims.get("roles")
     named = [claims.get("role"), *(listed if isinstance(listed, list) else ())]
     known = [role for text in named if isinstance(text, str) and (role := Role.of(text)) is not None]
-    return max(known, default=None)
+    if not known:
+        raise Forbidden("the JWT has no valid role; expected read-only, read-write or admin in its claim `role`")
+    return Verified(Identity(subject, max(known), queues), (int(claims["exp"]) + leeway) * SECOND)

@@ -47,19 +47,13 @@ def read_secret(path: Path) -> bytes:
     with path.open("rb") as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
         if mode & 0o077:
-            log.warning(
-                "other users can read or write the secret file %s (mode %o); restrict it with: chmod 600 %s",
-                path,
-                mode,
-                path,
-            )
+            text = "other users can read or write the secret file %s (mode %o); restrict it with: chmod 600 %s"
+            log.warning(text, path, mode, path)
         return file.read()
 
 
-# The secret is 32 random bytes, which cannot be guessed, so a single SHA-256 is enough. Slow hashes are needed only
-# for
+# The secret is 32 random bytes, which cannot be guessed, so a single SHA-256 is enough. Slow hashes are needed only for
 # passwords, which people choose.
-
 
 PREFIX = "hark_"
 MAX_NAME = 255
@@ -96,7 +90,9 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     @property
     def identity(self) -> Identity:
         """The identity of requests with this token."""
-        return Identity(self.name, _role_of(self.role), self.queues)
+        role = Role.of(self.role)
+        assert role is not None  # The file was checked when it was read.
+        return Identity(self.name, role, self.queues)
 
     def has_expired(self, now: int) -> bool:
         """Return whether the token has expired at a time in microseconds since the epoch."""
@@ -169,20 +165,12 @@ def _moment(now: int) -> datetime:
     return datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest)
 
 
-def _role_of(text: str) -> Role:
-    role = Role.of(text)
-    assert role is not None  # The file was checked when it was read.
-    return role
-
-
 def _hash(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
 _NO_TOKEN_HASH = _hash("")
 """Used for the comparison if the token does not exist; no secret of the right length has this hash."""
-
-
 _VERSION = 1
 
 
@@ -264,7 +252,11 @@ class TokenFile:
             except BaseException:
                 Path(name).unlink(missing_ok=True)
                 raise
-            _sync(self.path.parent)
+            directory = os.open(self.path.parent, os.O_RDONLY)
+            try:
+                os.fsync(directory)  # A revoked token must not reappear after a crash.
+            finally:
+                os.close(directory)
 
 
 def _decode(data: bytes, path: Path) -> Mapping[str, Token]:
@@ -282,15 +274,6 @@ def _decode(data: bytes, path: Path) -> Mapping[str, Token]:
         why = "it has the same id twice" if content.version == _VERSION else f"its version is {content.version}"
         raise StoreUnusable(f"the token file {path} is invalid: {why}; expected version {_VERSION} and unique ids")
     return tokens
-
-
-def _sync(directory: Path) -> None:
-    """Sync the directory, so that a revoked token does not reappear after a crash."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -8,7 +8,6 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
-from enum import StrEnum
 from itertools import count, cycle
 from multiprocessing.connection import Connection
 from typing import Annotated, Literal, cast
@@ -19,9 +18,8 @@ import msgspec
 import typer
 
 from hark.api import operations
-from hark.cli.command import DEFAULT_URL, FAILED, Failure, Json, ServerUrl, Url, complain
-from hark.cli.output import raw, table
-from hark.cli.remote import call
+from hark.cli.output import FAILED, Failure, complain, raw, table
+from hark.cli.remote import Server
 from hark.client.credentials import AUTHORIZATION, bearer, checked_token, trusting
 
 # Closed loop: each connection sends its next request after the response to the last one. Open loop (`rate`): requests
@@ -97,6 +95,8 @@ class _Acks(msgspec.Struct):
 
 
 Reply = tuple[int, bytes]
+Mode = Literal["push", "pop", "both"]
+"""The operations that `hark bench` measures."""
 _popped = msgspec.json.Decoder(_Popped)
 
 
@@ -304,10 +304,9 @@ async def _sleep_until(due: float, exact: bool) -> None:
         await asyncio.sleep((left - 0.002 if left > 0.003 else 0) if exact else max(left, 0.001))
 
 
-async def _run(url: str, loads: Sequence[Load]) -> list[Outcome]:
-    parts = urlsplit(url)
+async def _run(server: Server, loads: Sequence[Load]) -> list[Outcome]:
+    parts = urlsplit(server.url)
     secure = parts.scheme == "https"
-    server = url if isinstance(url, ServerUrl) else ServerUrl(url)
     tls = trusting(server.ca_file) if secure and server.ca_file else secure or None
     host, port = parts.hostname or "127.0.0.1", parts.port or (443 if secure else 80)
     loop = asyncio.get_running_loop()
@@ -327,27 +326,28 @@ async def _run(url: str, loads: Sequence[Load]) -> list[Outcome]:
     return outcomes
 
 
-def _child(pipe: Connection, url: str, loads: bytes) -> None:
+def _child(pipe: Connection, server: Server, loads: Sequence[Load]) -> None:
     runner: Callable[..., list[Outcome]] = asyncio.run
     with suppress(ImportError):
         import uvloop
 
         runner = uvloop.run
     try:
-        pipe.send_bytes(msgspec.json.encode(runner(_run(url, msgspec.json.decode(loads, type=list[Load])))))
+        pipe.send(runner(_run(server, loads)))
     except OSError as error:
-        pipe.send_bytes(msgspec.json.encode(str(error)))
+        pipe.send(str(error))
 
 
-def generate(url: str, *loads: Load) -> list[Outcome]:
+def generate(server: str | Server, *loads: Load) -> list[Outcome]:
     """Run streams side by side in a separate process; raises `ConnectionError` without a server."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
-    child = context.Process(target=_child, args=(theirs, url, msgspec.json.encode(loads)), daemon=True)
+    server = Server(server) if isinstance(server, str) else server
+    child = context.Process(target=_child, args=(theirs, server, loads), daemon=True)
     child.start()
     theirs.close()
     try:
-        answer = msgspec.json.decode(ours.recv_bytes(), type=list[Outcome] | str)
+        answer: list[Outcome] | str = ours.recv()
     except EOFError:
         answer = "the load generator process ended unexpectedly"
     child.join()
@@ -356,20 +356,12 @@ def generate(url: str, *loads: Load) -> list[Outcome]:
     return answer
 
 
-class Mode(StrEnum):
-    """The operations that `hark bench` measures."""
-
-    push = "push"
-    pop = "pop"
-    both = "both"
-
-
 def plan(mode: Mode, shape: Load, backlog: int) -> tuple[list[Load], list[Load]]:
     """Return the loads to run first, and the loads to measure."""
     replace = msgspec.structs.replace
-    if mode is Mode.push:
+    if mode == "push":
         return [], [shape]
-    if mode is Mode.both:
+    if mode == "both":
         half = max(1, shape.connections // 2)
         push = replace(shape, connections=half)
         return [], [push, replace(push, kind="pop", wait=True)]
@@ -393,31 +385,38 @@ def _summary(outcome: Outcome) -> dict[str, float | int | str]:
 
 
 def _show(outcomes: Sequence[Outcome]) -> None:
-    columns = ("Operation", "Messages/s", "p50 (ms)", "p99 (ms)", "Messages", "Errors", "Empty pops")
-    rows = []
-    for outcome in outcomes:
-        p50, p99 = (round(percentile(outcome.latencies_ms, percent), 2) for percent in (50, 99))
-        counts = (outcome.messages, outcome.errors, outcome.empty)
-        rows.append((outcome.kind, round(outcome.throughput), p50, p99, *counts))
-    table(columns, rows)
+    table(
+        outcomes,
+        {
+            "Operation": lambda one: one.kind,
+            "Messages/s": lambda one: round(one.throughput),
+            "p50 (ms)": lambda one: round(percentile(one.latencies_ms, 50), 2),
+            "p99 (ms)": lambda one: round(percentile(one.latencies_ms, 99), 2),
+            "Messages": lambda one: one.messages,
+            "Errors": lambda one: one.errors,
+            "Empty pops": lambda one: one.empty,
+        },
+    )
 
 
-def _measure(url: str, first: Sequence[Load], timed: Sequence[Load], queue: str) -> list[Outcome]:
+def _measure(server: Server, first: Sequence[Load], timed: Sequence[Load], queue: str) -> list[Outcome]:
     """Run the loads, then delete the queue."""
-    call(url, operations.HEALTH)
+    server.call(operations.HEALTH)
     try:
         if first:
-            generate(url, *first)
-        return generate(url, *timed)
+            generate(server, *first)
+        return generate(server, *timed)
     except ConnectionError as error:
-        raise Failure(f"the benchmark of {url} stopped early: {error}; check the server with: hark doctor") from error
+        raise Failure(
+            f"the benchmark of {server.url} stopped early: {error}; check the server with: hark doctor"
+        ) from error
     finally:
-        call(url, operations.DELETE_QUEUE, queue, timeout=60)
+        server.call(operations.DELETE_QUEUE, queue, timeout=60)
 
 
 def bench(
-    *,
-    mode: Annotated[Mode, typer.Option(help="Operation to measure; pop includes the ack.")] = Mode.push,
+    server: Server,
+    mode: Annotated[Mode, typer.Option(help="Operation to measure; pop includes the ack.")] = "push",
     connections: Annotated[int, typer.Option(min=1, metavar="N", help="Number of connections.")] = 32,
     batch: Annotated[int, typer.Option(min=1, metavar="N", help="Messages per request.")] = 1,
     partitions: Annotated[int, typer.Option(min=1, metavar="N", help="Number of partitions.")] = 1000,
@@ -431,8 +430,6 @@ def bench(
     backlog: Annotated[
         int, typer.Option(min=1, metavar="N", help="Messages to push before --mode pop starts.")
     ] = 50_000,
-    url: Url = DEFAULT_URL,
-    as_json: Json = False,
 ) -> None:
     """Measure the throughput and latency of a running server.
 
@@ -449,12 +446,8 @@ def bench(
         seconds=seconds,
         rate=rate,
     )
-    try:
-        outcomes = _measure(url, *plan(mode, shape, backlog), queue)
-    except Failure as failure:
-        complain(str(failure))
-        raise typer.Exit(failure.exit_code) from None
-    if as_json:
+    outcomes = _measure(server, *plan(mode, shape, backlog), queue)
+    if server.as_json:
         raw(msgspec.json.encode([_summary(outcome) for outcome in outcomes]))
     else:
         _show(outcomes)

@@ -1,191 +1,25 @@
-"""The parts that all commands share: registration, shared options, the server's URL, errors and prompts."""
+"""Registers commands: their help, the options for the server, and errors as messages and exit codes."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import re
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import Annotated, Any, NoReturn, ParamSpec
+from typing import Any, TypeVar
 
 import typer
 from typer.core import TyperCommand
 
+from hark.cli import params
+from hark.cli.output import FAILED, USAGE, Failure, complain
+from hark.cli.remote import Server
 from hark.errors import HarkError, InvalidSetting
-from hark.settings import Settings
 
-P = ParamSpec("P")
+C = TypeVar("C", bound=Callable[..., None])
 
-Token = Annotated[
-    str | None,
-    typer.Option("--token", envvar="HARK_TOKEN", metavar="TOKEN", help="API token."),
-]
-CaFile = Annotated[
-    str | None,
-    typer.Option("--ca-file", envvar="HARK_CA_FILE", metavar="FILE", help="CA certificates to trust (PEM), for https."),
-]
-
-
-class ServerUrl(str):
-    """A URL with the credentials for its server; printing it shows the URL only."""
-
-    token: str | None = None
-    ca_file: str | None = None
-
-    @classmethod
-    def of(cls, url: str, token: str | None, ca_file: str | None) -> ServerUrl:
-        """Make a URL with its token and certificate authority."""
-        server = cls(url)
-        server.token, server.ca_file = token, ca_file
-        return server
-
-
-def connecting(function: Callable[P, None]) -> Callable[P, None]:
-    """Add the options --token and --ca-file to a command that has a `url`, which then carries their values."""
-    signature = inspect.signature(function, eval_str=True)
-    if "url" not in signature.parameters:
-        return function
-    own = {"token": Token, "ca_file": CaFile}
-
-    @functools.wraps(function)
-    def with_access(*args: P.args, **kwargs: P.kwargs) -> None:
-        token, ca_file = kwargs.pop("token", None), kwargs.pop("ca_file", None)
-        given = signature.bind(*args, **kwargs)
-        given.apply_defaults()
-        url = given.arguments["url"]
-        given.arguments["url"] = ServerUrl.of(url, _text(token), _text(ca_file))
-        function(*given.args, **given.kwargs)
-
-    more = [
-        inspect.Parameter(name, signature.parameters["url"].kind, default=None, annotation=annotation)
-        for name, annotation in own.items()
-    ]
-    parameters = list(signature.parameters.values())
-    after = list(signature.parameters).index("url") + 1
-    with_access.__annotations__ = {**inspect.get_annotations(function, eval_str=True), **own}
-    with_access.__signature__ = signature.replace(parameters=[*parameters[:after], *more, *parameters[after:]])  # type: ignore[attr-defined]  # functions have it, and typer reads it
-    return with_access
-
-
-def _text(value: object) -> str | None:
-    return value.strip() if isinstance(value, str) and value.strip() else None
-
-
-# Exit codes: 0 success; 1 rejected or failed; 2 invalid usage or settings; 3 no message to pop.
-
-
-DEFAULT_URL = "http://127.0.0.1:6632"
-FAILED, USAGE, NOTHING, PARTIAL = 1, 2, 3, 4
 _TYPE = re.compile(r" <[^<>]*>$")
 _DESCRIBED_DEFAULT = re.compile(r"default: \(([^()]*)\)")
-DEFAULTS = Settings()
-
-
-class Failure(Exception):
-    """The command cannot do its work; becomes a message on stderr, with a hint on the next line, and an exit code."""
-
-    def __init__(self, text: str, *, code: str | None = None, hint: str = "", exit_code: int = FAILED) -> None:
-        line = f"{text} ({code})" if code else text
-        super().__init__(f"{line}\n{hint}" if hint else line)
-        self.exit_code = exit_code
-
-
-def not_empty(value: str | None) -> str | None:
-    """Reject an empty name: in a path or a filter it would select something else."""
-    if value is not None and not value:
-        raise typer.BadParameter("must not be empty")
-    return value
-
-
-# Options that several commands have: the help text of each is written once, here.
-
-Url = Annotated[str, typer.Option("--url", envvar="HARK_URL", metavar="URL", help="Server URL.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation prompt.")]
-QueueName = Annotated[
-    str, typer.Argument(metavar="QUEUE", callback=not_empty, help="Name of the queue.", show_default=False)
-]
-OptionalQueueName = Annotated[
-    str | None,
-    typer.Argument(metavar="QUEUE", callback=not_empty, help="Only this queue.", show_default="all queues"),
-]
-GroupName = Annotated[
-    str, typer.Argument(metavar="GROUP", callback=not_empty, help="Name of the consumer group.", show_default=False)
-]
-MessageId = Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="ID of the message.", show_default=False)]
-MessageOrPartitionId = Annotated[
-    str,
-    typer.Argument(metavar="ID", help="Message ID; or partition ID, if TRANSACTION_ID is given.", show_default=False),
-]
-TransactionId = Annotated[
-    str | None,
-    typer.Argument(metavar="TRANSACTION_ID", help="Transaction ID of the message.", show_default=False),
-]
-GroupOption = Annotated[
-    str | None,
-    typer.Option(
-        "--group", metavar="GROUP", callback=not_empty, help="Consumer group.", show_default="the default group"
-    ),
-]
-OnlyGroup = Annotated[
-    str | None,
-    typer.Option(
-        "--group", metavar="GROUP", callback=not_empty, help="Only this consumer group.", show_default="all groups"
-    ),
-]
-OnlyQueue = Annotated[
-    str | None,
-    typer.Option("--queue", metavar="QUEUE", callback=not_empty, help="Only this queue.", show_default="all queues"),
-]
-OnlyPartition = Annotated[
-    str | None,
-    typer.Option(
-        "--partition",
-        metavar="PARTITION",
-        callback=not_empty,
-        help="Only this partition.",
-        show_default="all partitions",
-    ),
-]
-Limit = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Maximum number of results.")]
-Offset = Annotated[int, typer.Option("--offset", min=0, metavar="N", help="Number of results to skip.")]
-Since = Annotated[
-    str | None,
-    typer.Option(
-        "--from", callback=not_empty, metavar="TIME", help="Start of the time range (ISO 8601).", show_default=False
-    ),
-]
-Until = Annotated[
-    str | None,
-    typer.Option(
-        "--to", callback=not_empty, metavar="TIME", help="End of the time range (ISO 8601).", show_default=False
-    ),
-]
-Data = Annotated[str | None, typer.Option("--data", metavar="DIR", help="Data directory.", show_default=DEFAULTS.data)]
-Config = Annotated[
-    Path | None,
-    typer.Option("--config", metavar="FILE", help="Settings file.", show_default="HARK_CONFIG, otherwise ./hark.toml"),
-]
-LogLevel = Annotated[
-    str | None,
-    typer.Option(
-        "--log-level",
-        metavar="LEVEL",
-        help="Lowest level to log: debug, info, warning or error.",
-        show_default=DEFAULTS.log_level,
-    ),
-]
-LogFormat = Annotated[
-    str | None,
-    typer.Option(
-        "--log-format",
-        metavar="FORMAT",
-        help="Log format: text, json or auto (text on a terminal, otherwise json).",
-        show_default=DEFAULTS.log_format,
-    ),
-]
 
 
 class PlainCommand(TyperCommand):
@@ -228,60 +62,69 @@ def make_app(about: str, *lines: str, complete: bool = True) -> typer.Typer:
     )
 
 
-def command(app: typer.Typer, name: str, *lines: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """Register a command with examples in its help; its failures go to stderr."""
+main = make_app(
+    "Hark is a durable message queue. Start a server with `hark serve`.",
+    "hark serve",
+    """hark push orders '{"id": 17}'""",
+    "hark pop orders --wait",
+    "hark queue list --json",
+    "",
+    "Commands use the server at --url or HARK_URL (http://127.0.0.1:6632).",
+    "They send the API token in --token or HARK_TOKEN.",
+    "Exit codes: 0 success, 1 rejected or failed, 2 invalid usage or settings,",
+    "3 no message to pop.",
+)
 
-    def register(function: Callable[P, None]) -> Callable[P, None]:
-        reporting = _reporting(connecting(function))
-        app.command(name, cls=PlainCommand, epilog=examples(*lines))(reporting)
-        return reporting
+
+def command(app: typer.Typer, name: str, *lines: str, json: bool = True) -> Callable[[C], C]:
+    """Register a command with examples in its help; its failures go to stderr.
+
+    A parameter `server` becomes the options --url, --token and --ca-file, and --json if the command can print JSON.
+    """
+
+    def register(function: C) -> C:
+        signature = inspect.signature(function, eval_str=True)
+        parameters = {
+            name: parameter.replace(kind=parameter.KEYWORD_ONLY) for name, parameter in signature.parameters.items()
+        }
+        needs_server = parameters.pop("server", None) is not None
+        if needs_server:
+            parameters |= {option.name: option for option in _SERVER_OPTIONS[: None if json else -1]}
+
+        @functools.wraps(function)
+        def run(**given: Any) -> None:
+            if needs_server:
+                token, ca_file = (((given.pop(option) or "").strip() or None) for option in ("token", "ca_file"))
+                given["server"] = Server(given.pop("url"), token, ca_file, given.pop("as_json", False))
+            try:
+                function(**given)
+                return
+            except Failure as failure:
+                text, exit_code = str(failure), failure.exit_code
+            except HarkError as error:
+                text = f"{error.text} ({error.code})"
+                exit_code = USAGE if isinstance(error, InvalidSetting) else FAILED
+            except UnicodeEncodeError as error:
+                if error.encoding != "utf-8":  # text that cannot be printed, unlike arguments that cannot be sent
+                    raise
+                text, exit_code = "an argument is not valid UTF-8; correct its encoding", USAGE
+            complain(text)
+            raise typer.Exit(exit_code)
+
+        run.__annotations__ = {option.name: option.annotation for option in parameters.values()}
+        run.__signature__ = signature.replace(parameters=list(parameters.values()))  # type: ignore[attr-defined]  # functions have it, and typer reads it
+        app.command(name, cls=PlainCommand, epilog=examples(*lines))(run)
+        return function
 
     return register
 
 
-def _reporting(function: Callable[P, None]) -> Callable[P, None]:
-    """Turn errors that a user can act on into a message and an exit code."""
-
-    @functools.wraps(function)
-    def reporting(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            function(*args, **kwargs)
-        except Failure as failure:
-            _end(str(failure), failure.exit_code)
-        except InvalidSetting as error:
-            _end(f"{error.text} ({error.code})", USAGE)
-        except HarkError as error:
-            _end(f"{error.text} ({error.code})", FAILED)
-        except UnicodeEncodeError as error:
-            if error.encoding != "utf-8":  # text that cannot be printed, unlike arguments that cannot be sent
-                raise
-            _end("an argument is not valid UTF-8; correct its encoding", USAGE)
-
-    return reporting
-
-
-def _end(text: str, exit_code: int) -> NoReturn:
-    """Report an error and exit."""
-    complain(text)
-    raise typer.Exit(exit_code)
-
-
-def complain(text: str) -> None:
-    """Write a message to stderr."""
-    typer.echo(f"hark: {printable(text)}", err=True)
-
-
-def printable(text: str) -> str:
-    """Escape control characters: names and payloads from other programs must not control the terminal."""
-    return "".join(
-        char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode() for char in text
+_SERVER_OPTIONS = [
+    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    for name, annotation, default in (
+        ("url", params.Url, params.DEFAULT_URL),
+        ("token", params.Token, None),
+        ("ca_file", params.CaFile, None),
+        ("as_json", params.Json, False),
     )
-
-
-def confirm(question: str, yes: bool) -> None:
-    """Ask before data is lost; without a terminal, require `--yes`."""
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise Failure(f"{question} This needs a confirmation, and there is no terminal: add --yes", exit_code=USAGE)
-    typer.confirm(printable(question), abort=True, err=True)
+]

@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from hark.api import operations, types
-from hark.cli.command import (
-    DEFAULT_URL,
-    USAGE,
-    Failure,
-    Json,
-    Limit,
-    Offset,
-    OnlyGroup,
-    OnlyPartition,
-    OnlyQueue,
-    QueueName,
-    Since,
-    Until,
-    Url,
-    Yes,
-    command,
-    complain,
-    confirm,
-    make_app,
-    not_empty,
-)
-from hark.cli.output import group_name, raw, say, say_rest, table
-from hark.cli.remote import call
+from hark.cli import params
+from hark.cli.command import command, make_app
+from hark.cli.output import USAGE, Failure, complain, confirm, group_name, raw, say, say_rest, table
+from hark.cli.remote import Server
 
 app = make_app(
     "List, requeue and delete dead letters.",
@@ -40,65 +20,49 @@ app = make_app(
     "hark dlq purge orders",
 )
 
-Ids = Annotated[
-    list[str],
-    typer.Argument(metavar="ID", help="ID of a dead letter, as `hark dlq list` shows it.", show_default=False),
-]
-SomeIds = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="ID", help="ID of a dead letter, as `hark dlq list` shows it.", show_default=False),
-]
+_ID = typer.Argument(metavar="ID", help="ID of a dead letter, as `hark dlq list` shows it.", show_default=False)
 Search = Annotated[
     str | None,
     typer.Option(
-        "--search", callback=not_empty, metavar="TEXT", help="Only dead letters whose error contains this text."
+        "--search", callback=params.not_empty, metavar="TEXT", help="Only dead letters whose error contains this text."
     ),
 ]
 
 
 @command(app, "list", "hark dlq list", "hark dlq list --queue orders --group billing --limit 20")
 def list_dead_letters(
-    *,
-    queue: OnlyQueue = None,
-    group: OnlyGroup = None,
-    partition: OnlyPartition = None,
+    server: Server,
+    queue: params.OnlyQueue = None,
+    group: params.OnlyGroup = None,
+    partition: params.OnlyPartition = None,
     letter: Annotated[
         str | None, typer.Option("--id", metavar="ID", help="Only the dead letter with this ID or message ID.")
     ] = None,
     search: Search = None,
-    since: Since = None,
-    until: Until = None,
-    limit: Limit = 100,
-    offset: Offset = 0,
-    url: Url = DEFAULT_URL,
-    as_json: Json = False,
+    since: params.Since = None,
+    until: params.Until = None,
+    limit: params.Limit = 100,
+    offset: params.Offset = 0,
 ) -> None:
     """List dead letters, newest failure first.
 
     --from and --to select dead letters by the time of their failure.
     """
     query = {"queue": queue, "consumerGroup": group, "partition": partition, "id": letter, "search": search}
-    times = {"from": since, "to": until}
-    answer = call(url, operations.LIST_DEAD_LETTERS, query={**query, **times, "limit": limit, "offset": offset})
-    if as_json:
-        raw(answer.body)
-        return
-    page = answer.read()
+    query |= {"from": since, "to": until}
+    page = server.ask(operations.LIST_DEAD_LETTERS, query={**query, "limit": limit, "offset": offset})
     table(
-        ("ID", "Queue", "Partition", "Group", "Attempts", "Error", "Failed", "Data"),
-        (
-            (
-                dead.dead_letter_id,
-                dead.queue,
-                dead.partition,
-                group_name(dead.consumer_group),
-                dead.attempts,
-                dead.error,
-                dead.failed_at,
-                bytes(dead.payload),
-            )
-            for dead in page.items
-        ),
+        page.items,
+        {
+            "ID": lambda dead: dead.dead_letter_id,
+            "Queue": lambda dead: dead.queue,
+            "Partition": lambda dead: dead.partition,
+            "Group": lambda dead: group_name(dead.consumer_group),
+            "Attempts": lambda dead: dead.attempts,
+            "Error": lambda dead: dead.error,
+            "Failed": lambda dead: dead.failed_at,
+            "Data": lambda dead: bytes(dead.payload),
+        },
         empty="no dead letters match",
         long=("Error", "Data"),
         spare=("Data", "Partition", "Attempts", "Failed"),
@@ -114,18 +78,16 @@ def list_dead_letters(
     "hark dlq requeue --all --queue orders --search timeout",
 )
 def requeue(
-    *,
-    ids: SomeIds = None,
+    server: Server,
+    ids: Annotated[list[str] | None, _ID] = None,
     everything: Annotated[bool, typer.Option("--all", help="Requeue all dead letters that match the options.")] = False,
-    queue: OnlyQueue = None,
-    group: OnlyGroup = None,
-    partition: OnlyPartition = None,
+    queue: params.OnlyQueue = None,
+    group: params.OnlyGroup = None,
+    partition: params.OnlyPartition = None,
     search: Search = None,
-    since: Since = None,
-    until: Until = None,
-    yes: Yes = False,
-    url: Url = DEFAULT_URL,
-    as_json: Json = False,
+    since: params.Since = None,
+    until: params.Until = None,
+    yes: params.Yes = False,
 ) -> None:
     """Deliver dead letters again, before other messages.
 
@@ -137,87 +99,71 @@ def requeue(
     if bool(ids) == everything or (chosen and not everything):
         raise Failure("give either the IDs of dead letters, or --all with optional filters", exit_code=USAGE)
     if ids:
-        _each(ids, lambda letter: call(url, operations.REQUEUE, letter).body, "requeued", as_json)
+        _each(server, operations.REQUEUE, ids, "requeued")
         return
     if not chosen:
         confirm("Requeue all dead letters of all queues?", yes)
     where.until = until or datetime.now(UTC).isoformat()
-    _requeue_matching(where, url, as_json)
-
-
-def _requeue_matching(where: types.dead_letters.FilterBody, url: str, as_json: bool) -> None:
-    """Send requests until no match remains; dead letters that fail from now on are newer and stay."""
-    requeued = 0
-    while True:
-        answer = call(url, operations.REQUEUE_MANY, body=types.dead_letters.RequeueBody(filter=where))
+    # Requests until no match remains; dead letters that fail from now on are newer and stay.
+    requeued, more = 0, True
+    while more:
+        answer = server.call(operations.REQUEUE_MANY, body=types.dead_letters.RequeueBody(filter=where))
         done = answer.read()
         requeued += done.requeued
-        if as_json:
+        more = bool(done.remaining and done.requeued)
+        if server.as_json:
             raw(answer.body)
-        if not done.remaining or not done.requeued:
-            break
-    if not as_json:
+    if not server.as_json:
         say(f"requeued {_count(requeued)}")
 
 
 @command(app, "delete", "hark dlq delete DEAD_LETTER_ID")
-def delete(ids: Ids, url: Url = DEFAULT_URL, as_json: Json = False) -> None:
+def delete(server: Server, ids: Annotated[list[str], _ID]) -> None:
     """Delete dead letters permanently."""
-    _each(ids, lambda letter: call(url, operations.DELETE_DEAD_LETTER, letter).body, "deleted", as_json)
+    _each(server, operations.DELETE_DEAD_LETTER, ids, "deleted")
 
 
 @command(app, "purge", "hark dlq purge orders", "hark dlq purge orders --group billing --yes")
 def purge(
-    *,
-    queue: QueueName,
-    group: OnlyGroup = None,
-    partition: OnlyPartition = None,
+    server: Server,
+    queue: params.QueueName,
+    group: params.OnlyGroup = None,
+    partition: params.OnlyPartition = None,
     search: Search = None,
-    since: Since = None,
-    until: Until = None,
-    yes: Yes = False,
-    url: Url = DEFAULT_URL,
-    as_json: Json = False,
+    since: params.Since = None,
+    until: params.Until = None,
+    yes: params.Yes = False,
 ) -> None:
     """Delete all dead letters of a queue, or those that match.
 
     --from and --to select dead letters by the time of their failure.
     """
-    words = (
-        ("group", group),
-        ("partition", partition),
-        ("error containing", search),
-        ("failed from", since),
-        ("failed until", until),
-    )
-    which = ", ".join(f"{word} {value}" for word, value in words if value is not None)
+    words = {"group": group, "partition": partition, "error containing": search}
+    words |= {"failed from": since, "failed until": until}
+    which = ", ".join(f"{word} {value}" for word, value in words.items() if value is not None)
     confirm(f"Delete all dead letters of queue {queue}{f' ({which})' if which else ''}?", yes)
     query = {"queue": queue, "consumerGroup": group, "partition": partition, "search": search}
     query |= {"from": since, "to": until}
-    answer = call(url, operations.PURGE_DEAD_LETTERS, query=query)
-    if as_json:
-        raw(answer.body)
-    else:
-        say(f"deleted {_count(answer.read().deleted)} of queue {queue}")
+    say(f"deleted {_count(server.ask(operations.PURGE_DEAD_LETTERS, query=query).deleted)} of queue {queue}")
 
 
 def _count(letters: int) -> str:
     return f"{letters} dead letter{'' if letters == 1 else 's'}"
 
 
-def _each(ids: list[str], act: Callable[[str], bytes], done: str, as_json: bool) -> None:
-    """Act on each dead letter; a failure does not stop the others."""
+def _each(server: Server, operation: operations.Operation[Any], ids: list[str], done: str) -> None:
+    """Call an operation for each dead letter; a failure does not stop the others."""
     failed = 0
     for letter in ids:
         try:
-            body = act(letter)
+            body = server.call(operation, letter).body
         except Failure as failure:
             if len(ids) == 1:
                 raise
             failed += 1
             complain(f"{letter}: {failure}")
             continue
-        if as_json:
+        if server.as_json:
             raw(body)
         else:
             say(f"{done} {letter}")

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-import typer
 
 from hark._version import __version__
 from hark.api import operations, types
-from hark.cli.command import DEFAULT_URL, Failure, Json, Url, command
-from hark.cli.output import raw, table
-from hark.cli.remote import Answer, call, is_local, send
+from hark.cli.command import command, main
+from hark.cli.output import Failure, raw, table
+from hark.cli.remote import Answer, Server
 from hark.errors import InvalidSetting
 from hark.settings import Settings, load
 
@@ -40,34 +39,40 @@ class Check(msgspec.Struct, frozen=True):
     detail: str
     advice: str = ""
 
-
-def register_doctor(main: typer.Typer) -> None:
-    """Add the command at the top level."""
-    command(
-        main,
-        "doctor",
-        "hark doctor",
-        "hark doctor --url http://queue.internal:6632 --json",
-        "hark doctor --url s3://bucket/queues",
-    )(doctor)
+    @classmethod
+    def warn_if(cls, bad: bool, name: str, detail: str, advice: str) -> Check:
+        """Make a check that warns with advice, or is in order."""
+        return cls(name, "warn", detail, advice) if bad else cls(name, "ok", detail)
 
 
-def doctor(url: Url = DEFAULT_URL, as_json: Json = False) -> None:
+@command(
+    main,
+    "doctor",
+    "hark doctor",
+    "hark doctor --url http://queue.internal:6632 --json",
+    "hark doctor --url s3://bucket/queues",
+)
+def doctor(server: Server) -> None:
     """Check this machine and the server, with advice.
 
     For a server on this machine, the command also checks its settings and its store. With --url s3://..., it checks a
     bucket instead of a server. The exit code is 1 if a check fails; warnings do not change it.
     """
-    if url.startswith(BUCKET):
-        checks = [_python(), *_store(url)]
+    if server.url.startswith(BUCKET):
+        checks = [_python(), *_store(server.url)]
     else:
-        checks = [_python(), *_server(url), *(_store() if is_local(url) else ())]
-    if as_json:
+        checks = [_python(), *_server(server), *(_store() if server.is_local else ())]
+    if server.as_json:
         raw(msgspec.json.encode(checks))
     else:
         table(
-            ("Result", "Check", "Details", "Advice"),
-            ((c.result, c.name, c.detail, c.advice) for c in checks),
+            checks,
+            {
+                "Result": lambda c: c.result,
+                "Check": lambda c: c.name,
+                "Details": lambda c: c.detail,
+                "Advice": lambda c: c.advice,
+            },
             long=("Details", "Advice"),
         )
     if failed := sum(check.result == "fail" for check in checks):
@@ -82,11 +87,11 @@ def _python() -> Check:
     return Check("python", "ok", found)
 
 
-def _server(url: str) -> Iterator[Check]:
+def _server(server: Server) -> Iterator[Check]:
     """Check the server, as far as it responds."""
     sent = time.time()
     try:
-        answer = send(url, operations.HEALTH, timeout=5)
+        answer = server.send(operations.HEALTH, timeout=5)
     except Failure as failure:
         reason, _, advice = str(failure).partition("\n")
         if not advice or "hark doctor" in advice:
@@ -94,16 +99,16 @@ def _server(url: str) -> Iterator[Check]:
         yield Check("server", "fail", reason, advice)
         return
     received = time.time()
-    yield Check("server", "ok", f"{url} responds in {(received - sent) * 1000:.0f} ms")
+    yield Check("server", "ok", f"{server.url} responds in {(received - sent) * 1000:.0f} ms")
     yield from _health(answer)
     yield _clock(answer, sent, received)
-    yield from _requests(url)
+    yield from _requests(server)
 
 
-def _requests(url: str) -> Iterator[Check]:
+def _requests(server: Server) -> Iterator[Check]:
     """Check the requests of the server to its store, if they cost money."""
     try:
-        numbers = call(url, operations.METRICS, timeout=5).read().store
+        numbers = server.call(operations.METRICS, timeout=5).read().store
     except Failure:
         return  # An older server, or an unhealthy one, which the check of /health reports.
     if "s3_dollars" not in numbers:
@@ -113,11 +118,9 @@ def _requests(url: str) -> Iterator[Check]:
         f"{puts:,} PUT and {gets:,} GET requests since the server started, {failed:,} failed; "
         f"cost ${numbers['s3_dollars']:.4f}"
     )
-    if failed > MANY_FAILED and failed > FAILED_SHARE * (puts + gets):
-        advice = "check the server's log for errors of the bucket, and the request limits of the provider"
-        yield Check("requests", "warn", detail, advice)
-    else:
-        yield Check("requests", "ok", detail)
+    bad = failed > MANY_FAILED and failed > FAILED_SHARE * (puts + gets)
+    advice = "check the server's log for errors of the bucket, and the request limits of the provider"
+    yield Check.warn_if(bad, "requests", detail, advice)
 
 
 def _health(answer: Answer[types.server.Health]) -> Iterator[Check]:
@@ -142,11 +145,11 @@ def _health(answer: Answer[types.server.Health]) -> Iterator[Check]:
 def _clock(answer: Answer[object], sent: float, received: float) -> Check:
     """Compare the clocks; the server's is known to the second."""
     try:
-        server = parsedate_to_datetime(answer.headers["date"]).timestamp()
+        theirs = parsedate_to_datetime(answer.headers["date"]).timestamp()
     except (KeyError, ValueError):
         return Check("clock", "warn", "the response has no valid Date header", "compare the two clocks manually")
     # A Date header has no fraction of a second: on average the server is half a second ahead of it.
-    behind = (sent + received) / 2 - (server + 0.5)
+    behind = (sent + received) / 2 - (theirs + 0.5)
     if abs(behind) <= CLOCK_SECONDS:
         return Check("clock", "ok", f"differs from the server's by less than {CLOCK_SECONDS:g} s")
     side = "behind" if behind > 0 else "ahead of"
@@ -162,18 +165,14 @@ def _store(engine: str | None = None) -> Iterator[Check]:
         yield Check("settings", "fail", error.text, "correct this setting; docs/settings.md lists all settings")
         return
     yield Check("settings", "ok", "hark.toml and HARK_* variables are valid")
-    if settings.engine.startswith(("postgresql://", "postgres://")):
-        from hark.cli.doctor_stores import database_checks
+    if settings.engine.startswith(("postgresql://", "postgres://", BUCKET)):
+        import asyncio
 
-        yield from database_checks(settings)
-        return
-    if settings.engine.startswith(BUCKET):
-        from hark.cli.doctor_stores import bucket_checks
+        from hark.cli.doctor_stores import bucket_checks, database_checks
 
-        yield from bucket_checks(settings)
-        return
-    directory = _directory(settings)
-    if directory is not None:
+        checks = bucket_checks if settings.engine.startswith(BUCKET) else database_checks
+        yield from asyncio.run(checks(settings))
+    elif (directory := _directory(settings)) is not None:
         yield _writable(directory)
         yield _disk(directory, settings.limits.min_free_bytes)
 
@@ -211,6 +210,4 @@ def _disk(directory: Path, min_free_bytes: int) -> Check:
     detail = f"{free // MIB:,} MiB free"
     if free < least_free(disk.total, min_free_bytes):
         return Check("disk", "fail", detail, "free disk space now: the server refuses pushes (limits.min_free_bytes)")
-    if free < LITTLE_DISK:
-        return Check("disk", "warn", detail, "free disk space soon")
-    return Check("disk", "ok", detail)
+    return Check.warn_if(free < LITTLE_DISK, "disk", detail, "free disk space soon")

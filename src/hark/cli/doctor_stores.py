@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from hark.cli.doctor import Check
+from hark.cli.doctor import CLOCK_SECONDS, Check
 from hark.clock import SECOND, SystemClock
 from hark.errors import HarkError, InvalidSetting
 from hark.polling import Price, estimate, strategy_from
@@ -24,12 +24,8 @@ OLD_TRANSACTION_SECONDS = 600
 MANY_DEAD, DEAD_PER_LIVE = 10_000, 10
 
 
-def database_checks(settings: Settings) -> list[Check]:
+async def database_checks(settings: Settings) -> list[Check]:
     """Check a database as a server would use it; changes nothing."""
-    return asyncio.run(_postgres_checks(settings))
-
-
-async def _postgres_checks(settings: Settings) -> list[Check]:
     try:
         from hark.engine.postgres.connections import shown
         from hark.engine.postgres.pool import Pool
@@ -73,12 +69,8 @@ async def _schema(pool: Pool) -> Check:
     missing = await missing_steps(pool, post=True)
     needed = [step for step in missing if step.phase == "pre"]
     if needed:
-        return Check(
-            "schema",
-            "warn",
-            f"migration {needed[0]} is not applied",
-            "run hark migrate, or start a server, which applies it",
-        )
+        advice = "run hark migrate, or start a server, which applies it"
+        return Check("schema", "warn", f"migration {needed[0]} is not applied", advice)
     detail = f"version {max(step.number for step in all_steps())}"
     if missing:
         advice = "once no server of an older version is running, run hark migrate --post"
@@ -95,9 +87,8 @@ async def _connections(pool: Pool, settings: Settings) -> Check:
     allowed, others = row
     wanted = settings.workers * settings.postgres.pool_size
     detail = f"one hark serve uses up to {wanted}; {allowed} allowed, {others} used by other programs"
-    if wanted + others > allowed:
-        return Check("connections", "warn", detail, "raise max_connections, or lower postgres.pool_size or workers")
-    return Check("connections", "ok", detail)
+    advice = "raise max_connections, or lower postgres.pool_size or workers"
+    return Check.warn_if(wanted + others > allowed, "connections", detail, advice)
 
 
 async def _transactions(pool: Pool) -> Check:
@@ -108,13 +99,11 @@ async def _transactions(pool: Pool) -> Check:
     )
     seconds, behind = row
     detail = f"oldest transaction {seconds} s; oldest snapshot {behind} transactions behind"
-    if seconds >= OLD_TRANSACTION_SECONDS:
-        advice = (
-            "end the old transaction, because the database grows until then; to find it: "
-            "select * from pg_stat_activity order by xact_start"
-        )
-        return Check("transactions", "warn", detail, advice)
-    return Check("transactions", "ok", detail)
+    advice = (
+        "end the old transaction, because the database grows until then; to find it: "
+        "select * from pg_stat_activity order by xact_start"
+    )
+    return Check.warn_if(seconds >= OLD_TRANSACTION_SECONDS, "transactions", detail, advice)
 
 
 async def _dead_rows(pool: Pool) -> Check:
@@ -125,13 +114,10 @@ async def _dead_rows(pool: Pool) -> Check:
     )
     dead, live = row
     detail = f"{dead:,} dead and {live:,} live rows in the tables that Hark updates in place"
-    if dead > MANY_DEAD and dead > DEAD_PER_LIVE * live:
-        advice = "end old transactions (see the check above), then check that autovacuum runs"
-        return Check("dead rows", "warn", detail, advice)
-    return Check("dead rows", "ok", detail)
+    advice = "end old transactions (see the check above), then check that autovacuum runs"
+    return Check.warn_if(dead > MANY_DEAD and dead > DEAD_PER_LIVE * live, "dead rows", detail, advice)
 
 
-CLOCK_SECONDS = 5.0
 LONG_TAIL = 10
 """How many times `snapshot_records` the log may be before the check warns that no snapshot is made."""
 LATE_GRACES = 2
@@ -144,12 +130,8 @@ _PUTS_PER_BATCH = _GETS_PER_BATCH = 2
 """One PUT for the pushes and one for the claims and the earlier acks; another process reads each of them."""
 
 
-def bucket_checks(settings: Settings) -> list[Check]:
+async def bucket_checks(settings: Settings) -> list[Check]:
     """Check a bucket as a server or a worker would use it."""
-    return asyncio.run(_s3_checks(settings))
-
-
-async def _s3_checks(settings: Settings) -> list[Check]:
     from hark.engine.s3.bucket import Address, BucketError
     from hark.engine.s3.bucket_client import S3Bucket
 
@@ -175,10 +157,7 @@ async def examine(
         await probe(bucket, unique, pause=pause)
     except HarkError as error:
         return [_s3_failed("bucket", error)]
-    checks = [
-        Check("bucket", "ok", f"{bucket.name} responds and supports conditional writes"),
-        _clock(bucket),
-    ]
+    checks = [Check("bucket", "ok", f"{bucket.name} responds and supports conditional writes"), _clock(bucket)]
     try:
         checks += await _store(bucket, settings.s3)
     except (HarkError, BucketError) as error:
@@ -251,13 +230,9 @@ def _snapshot(pointer: Pointer, head: int, settings: S3) -> Check:
     tail = head - pointer.seq
     newest = f"newest at record {pointer.seq:,}" if pointer.seq else "none yet"
     detail = f"{newest}; a starting process reads {tail:,} {'later ' if pointer.seq else ''}records"
-    if tail > LONG_TAIL * settings.snapshot_records:
-        advice = (
-            "check the log of a server or worker for the reason: "
-            f"a snapshot is due after {settings.snapshot_records:,} records"
-        )
-        return Check("snapshot", "warn", detail, advice)
-    return Check("snapshot", "ok", detail)
+    due = f"a snapshot is due after {settings.snapshot_records:,} records"
+    advice = f"check the log of a server or worker for the reason: {due}"
+    return Check.warn_if(tail > LONG_TAIL * settings.snapshot_records, "snapshot", detail, advice)
 
 
 def _removal(pointer: Pointer, now: int, grace_seconds: int) -> Check:
@@ -275,17 +250,13 @@ def _removal(pointer: Pointer, now: int, grace_seconds: int) -> Check:
 
 def _costs(bucket: Bucket, settings: Settings) -> Check:
     """Estimate the price of requests to the store."""
-    price = Price(
-        name="settings",
-        get_per_thousand=settings.s3.get_dollars / 1000,
-        put_per_thousand=settings.s3.put_dollars / 1000,
-    )
+    get, put = settings.s3.get_dollars / 1000, settings.s3.put_dollars / 1000
+    price = Price(name="settings", get_per_thousand=get, put_per_thousand=put)
     idle = estimate(strategy_from(settings), price=price).dollars_per_month
-    million = _BATCHES / 1000 * (_PUTS_PER_BATCH * price.put_per_thousand + _GETS_PER_BATCH * price.get_per_thousand)
+    million = _BATCHES / 1000 * (_PUTS_PER_BATCH * put + _GETS_PER_BATCH * get)
     detail = (
         f"${idle:.2f} per month for an idle process; ${million:.2f} per million messages in batches of 100; "
         f"${bucket.requests.dollars():.6f} for these checks"
     )
-    if idle > MANY_DOLLARS:
-        return Check("costs", "ok", detail, "poll less often; hark polling shows the cost of the polling settings")
-    return Check("costs", "ok", detail)
+    advice = "poll less often; hark polling shows the cost of the polling settings" if idle > MANY_DOLLARS else ""
+    return Check("costs", "ok", detail, advice)

@@ -10,61 +10,36 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
 import msgspec
 import typer
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import Raw
 
 from hark.api import operations, types
-from hark.cli.command import DEFAULT_URL, PARTIAL, USAGE, Failure, Url, command, complain, not_empty
-from hark.cli.output import Bar, counting, say
-from hark.cli.remote import Query, call, send, stream
+from hark.cli import params
+from hark.cli.command import command, main
+from hark.cli.output import PARTIAL, USAGE, Failure, complain, counting, say
+from hark.cli.push import Item
+from hark.cli.remote import Query, Server
 from hark.clock import LATEST, MILLISECOND
-from hark.model.export import (
-    FORMAT,
-    DeadLetterLine,
-    EndLine,
-    ErrorLine,
-    ExportLine,
-    GroupLine,
-    KeyLine,
-    KeysLine,
-    MessageLine,
-    PositionLine,
-    QueueLine,
-    UnreadableLine,
-    encode_line,
-)
+from hark.model import export as lines
 from hark.model.messages import Key
 
 # Well under the server's default limits (10,000 items, 10 MiB).
 _BATCH_ITEMS = 1000
 _BATCH_BYTES = 4 * 1024 * 1024
 _BOUND = "maxSize"
+_PART = ".part"
+_KEYS_AT_ONCE = 100
 _TRIES = 5
-"""Other clients can create a key between the look for it and the write."""
+"""Attempts to set keys: another client can create one of them between the read and the write."""
+_decode: Callable[[bytes], lines.ExportLine] = msgspec.json.Decoder(lines.ExportLine).decode
 
 
-class _Item(msgspec.Struct, rename="camel", kw_only=True):
-    """A message to push."""
-
-    queue: str
-    partition: str
-    payload: Raw
-    transaction_id: str
-    trace_id: str | UnsetType = UNSET
-    priority: int | UnsetType = UNSET
-    deliver_at: str | UnsetType = UNSET
-    ttl: int | UnsetType = UNSET
-    backoff_schedule: tuple[int, ...] | UnsetType = UNSET
-    keys_if_undelivered: tuple[Key, ...] | UnsetType = UNSET
-    traceparent: str | UnsetType = UNSET
-    tracestate: str | UnsetType = UNSET
-
-
-class _Letter(msgspec.Struct, rename="camel", kw_only=True):
+class _Letter(types.base.Body, kw_only=True):
     """A dead letter to import."""
 
     id: str
@@ -76,26 +51,30 @@ class _Letter(msgspec.Struct, rename="camel", kw_only=True):
     attempts: int
     created_at: str
     failed_at: str
-    trace_id: str | UnsetType = UNSET
-    priority: int | UnsetType = UNSET
-    backoff_schedule: tuple[int, ...] | UnsetType = UNSET
-    keys_if_undelivered: tuple[Key, ...] | UnsetType = UNSET
-    traceparent: str | UnsetType = UNSET
-    tracestate: str | UnsetType = UNSET
+    trace_id: str | None = None
+    priority: int | None = None
+    backoff_schedule: tuple[int, ...] | None = None
+    keys_if_undelivered: tuple[Key, ...] | None = None
+    traceparent: str | None = None
+    tracestate: str | None = None
 
 
-class _Setting(msgspec.Struct, rename="camel", kw_only=True):
+class _Setting(types.base.Body, kw_only=True, tag_field="type", tag="set"):
     """A key to set."""
 
-    type: str = "set"
     key: Key
     value: Raw
-    expires_in: int | UnsetType = UNSET
+    expires_in: int | None = None
 
 
 def _iso(moment: int) -> str:
     """Format a time for the API, with microseconds."""
     return (datetime.fromtimestamp(0, UTC) + timedelta(microseconds=min(moment, LATEST))).isoformat()
+
+
+def _left(expires_at: int | None) -> int | None:
+    """Return the milliseconds until a time; None: it never comes."""
+    return None if expires_at is None else (expires_at - time.time_ns() // 1000) // MILLISECOND
 
 
 def _counts_text(counts: Counter[str]) -> str:
@@ -118,17 +97,17 @@ class Importer:
     letters that exist are duplicates, and no group has a wrong position.
     """
 
-    def __init__(self, url: str, queue: str | None, *, replace: bool = False) -> None:
+    def __init__(self, server: Server, queue: str | None, *, replace: bool = False) -> None:
         self.notes: list[str] = []
         """Notes to print at the end."""
         self.expected: int | None = None
-        self._url = url
+        self._server = server
         self._replace = replace
         self._wanted = queue
         self._queue = ""
-        self._line: QueueLine | None = None
+        self._line: lines.QueueLine | None = None
         self._made_queue = False
-        self._groups: dict[str, GroupLine] = {}
+        self._groups: dict[str, lines.GroupLine] = {}
         self._known: set[str] = set()
         """Groups that existed before."""
         self._partition: str | None = None
@@ -138,9 +117,9 @@ class Importer:
         """By group, its next offset in the current partition, until a message at or after it is read."""
         self._starts: dict[str, dict[str, _Start]] = {}
         """By group and partition, the position to set."""
-        self._batch: list[_Item] = []
-        self._marks: list[tuple[int, str, bool]] = []
-        """The item of the batch at which a group starts, and whether it is the first of its partition."""
+        self._batch: list[Item] = []
+        self._marks: list[tuple[int, str, str, bool]] = []
+        """Item of the batch at which a group starts, group, partition, and whether it is the first one there."""
         self._letters: list[_Letter] = []
         self._keys: list[_Setting] = []
         self._bytes = 0
@@ -156,36 +135,36 @@ class Importer:
         """The number of messages processed so far."""
         return self._counts.total()
 
-    def take(self, line: ExportLine) -> None:
+    def take(self, line: lines.ExportLine) -> None:
         """Process the next line."""
         if self._ended:
             raise Failure(
                 "the file has lines after the end of the export; import one export at a time", exit_code=USAGE
             )
-        if not self._began and not isinstance(line, QueueLine | KeysLine):
+        if not self._began and not isinstance(line, lines.QueueLine | lines.KeysLine):
             raise Failure(
                 "the file does not begin with a queue or with keys; use a complete file that `hark export` wrote",
                 exit_code=USAGE,
             )
         match line:
-            case QueueLine() | KeysLine():
+            case lines.QueueLine() | lines.KeysLine():
                 self._begin(line)
-            case GroupLine():
+            case lines.GroupLine():
                 self._note_group(line)
-            case PositionLine():
+            case lines.PositionLine():
                 self._note_position(line)
-            case MessageLine():
+            case lines.MessageLine():
                 self._add(line)
-            case DeadLetterLine():
+            case lines.DeadLetterLine():
                 self._add_letter(line)
-            case KeyLine():
+            case lines.KeyLine():
                 self._add_key(line)
-            case UnreadableLine():
+            case lines.UnreadableLine():
                 self._unreadable += 1
-            case EndLine():
+            case lines.EndLine():
                 self._flush()
                 self._ended = True
-            case ErrorLine():
+            case lines.ErrorLine():
                 raise Failure(
                     f"the file has a failed export: {line.error}", code=line.code, hint="export the queue again"
                 )
@@ -209,7 +188,7 @@ class Importer:
             return
         # No message may be delivered before the positions are set: a queue that we created is paused meanwhile.
         if self._made_queue:
-            call(self._url, operations.PAUSE_QUEUE, self._queue)
+            self._server.call(operations.PAUSE_QUEUE, self._queue)
         try:
             for group in self._groups.values():
                 self._make_group(group)
@@ -223,7 +202,7 @@ class Importer:
             raise Failure(str(failure), hint=again, exit_code=failure.exit_code) from failure
         self._set_bound()
         if self._made_queue and not self._line.paused:
-            call(self._url, operations.RESUME_QUEUE, self._queue)
+            self._server.call(operations.RESUME_QUEUE, self._queue)
 
     def summary(self) -> str:
         """Describe the result."""
@@ -238,50 +217,50 @@ class Importer:
 
     # Lines -------------------------------------------------------------------------------------------------
 
-    def _begin(self, line: QueueLine | KeysLine) -> None:
+    def _begin(self, line: lines.QueueLine | lines.KeysLine) -> None:
         if self._began:
             raise Failure("the file has more than one queue; import one export at a time", exit_code=USAGE)
-        if not 1 <= line.format <= FORMAT:
+        if not 1 <= line.format <= lines.FORMAT:
             raise Failure(
-                f"the export has format {line.format}, and this version of Hark reads formats up to {FORMAT}; "
+                f"the export has format {line.format}, and this version of Hark reads formats up to {lines.FORMAT}; "
                 "use the version of Hark that wrote it, or a newer one",
                 exit_code=USAGE,
             )
         self._began = True
-        if isinstance(line, QueueLine):
+        if isinstance(line, lines.QueueLine):
             self._begin_queue(line)
         elif self._wanted is not None:
             raise Failure("--queue: the file has only keys; omit the option", exit_code=USAGE)
 
-    def _begin_queue(self, line: QueueLine) -> None:
+    def _begin_queue(self, line: lines.QueueLine) -> None:
         self._line, self._queue, self.expected = line, self._wanted or line.name, line.messages
-        answer = send(self._url, operations.SHOW_QUEUE, self._queue, query={"limit": 1})
+        answer = self._server.send(operations.SHOW_QUEUE, self._queue, query={"limit": 1})
         if answer.status == 404:
             # Until the groups exist, all messages count as pending, which can be more than `maxSize` allows.
             self._configure(line, {name: value for name, value in line.options.items() if name != _BOUND})
             self._made_queue = True
             return
-        call(self._url, operations.SHOW_QUEUE, self._queue, query={"limit": 1})
+        self._server.call(operations.SHOW_QUEUE, self._queue, query={"limit": 1})
         self.notes.append(f"the queue {self._queue} already exists and keeps its options")
-        known = call(self._url, operations.LIST_GROUPS, query={"queue": self._queue})
+        known = self._server.call(operations.LIST_GROUPS, query={"queue": self._queue})
         self._known = {group.name for group in known.read()}
 
-    def _configure(self, line: QueueLine, options: dict[str, object]) -> None:
+    def _configure(self, line: lines.QueueLine, options: dict[str, object]) -> None:
         body = {"queue": self._queue, "namespace": line.namespace, "task": line.task, "options": options}
-        call(self._url, operations.CONFIGURE, body=body)
+        self._server.call(operations.CONFIGURE, body=body)
 
     def _set_bound(self) -> None:
         if self._line is not None and self._made_queue and _BOUND in self._line.options:
             self._configure(self._line, self._line.options)
 
-    def _note_group(self, line: GroupLine) -> None:
+    def _note_group(self, line: lines.GroupLine) -> None:
         if line.name in self._known:
             self.notes.append(f"the group {line.name} already exists and keeps its position")
         else:
             self._groups[line.name] = line
             self._starts[line.name] = {}
 
-    def _note_position(self, line: PositionLine) -> None:
+    def _note_position(self, line: lines.PositionLine) -> None:
         self._enter(line.partition)
         if line.group in self._groups:
             self._positions[line.group] = line.offset
@@ -290,34 +269,32 @@ class Importer:
         if partition != self._partition:
             self._partition, self._positions, self._is_first = partition, {}, True
 
-    def _add(self, line: MessageLine) -> None:
+    def _add(self, line: lines.MessageLine) -> None:
         self._enter(line.partition)
-        ttl: int | UnsetType = UNSET
-        if line.expires_at is not None:
-            ttl = (line.expires_at - time.time_ns() // 1000) // MILLISECOND
-            if ttl <= 0:
-                self._counts["expired"] += 1
-                return
+        ttl = _left(line.expires_at)
+        if ttl is not None and ttl <= 0:
+            self._counts["expired"] += 1
+            return
         self._position_groups(line)
         self._batch.append(
-            _Item(
+            Item(
                 queue=self._queue,
                 partition=line.partition,
                 payload=line.payload,
                 transaction_id=line.transaction_id,
-                trace_id=line.trace_id or UNSET,
-                priority=line.priority or UNSET,
-                deliver_at=UNSET if line.deliver_at is None else _iso(line.deliver_at),
+                trace_id=line.trace_id or None,
+                priority=line.priority or None,
+                deliver_at=None if line.deliver_at is None else _iso(line.deliver_at),
                 ttl=ttl,
-                backoff_schedule=UNSET if line.backoff_schedule is None else line.backoff_schedule,
-                keys_if_undelivered=line.keys_if_undelivered or UNSET,
-                traceparent=line.traceparent or UNSET,
-                tracestate=line.tracestate or UNSET,
+                backoff_schedule=line.backoff_schedule,
+                keys_if_undelivered=line.keys_if_undelivered or None,
+                traceparent=line.traceparent or None,
+                tracestate=line.tracestate or None,
             )
         )
         self._note_size(len(self._batch), line.payload)
 
-    def _add_letter(self, line: DeadLetterLine) -> None:
+    def _add_letter(self, line: lines.DeadLetterLine) -> None:
         if self._batch:
             self._flush()  # A dead letter belongs to its message, if that is stored.
         # The id is unique in a store, which can have the queue of the export and a copy of it.
@@ -333,23 +310,21 @@ class Importer:
                 attempts=line.attempts,
                 created_at=_iso(line.created_at),
                 failed_at=_iso(line.failed_at),
-                trace_id=line.trace_id or UNSET,
-                priority=line.priority or UNSET,
-                backoff_schedule=UNSET if line.backoff_schedule is None else line.backoff_schedule,
-                keys_if_undelivered=line.keys_if_undelivered or UNSET,
-                traceparent=line.traceparent or UNSET,
-                tracestate=line.tracestate or UNSET,
+                trace_id=line.trace_id or None,
+                priority=line.priority or None,
+                backoff_schedule=line.backoff_schedule,
+                keys_if_undelivered=line.keys_if_undelivered or None,
+                traceparent=line.traceparent or None,
+                tracestate=line.tracestate or None,
             )
         )
         self._note_size(len(self._letters), line.payload)
 
-    def _add_key(self, line: KeyLine) -> None:
-        expires_in: int | UnsetType = UNSET
-        if line.expires_at is not None:
-            expires_in = (line.expires_at - time.time_ns() // 1000) // MILLISECOND
-            if expires_in <= 0:
-                self._key_counts["expired"] += 1
-                return
+    def _add_key(self, line: lines.KeyLine) -> None:
+        expires_in = _left(line.expires_at)
+        if expires_in is not None and expires_in <= 0:
+            self._key_counts["expired"] += 1
+            return
         self._keys.append(_Setting(key=line.key, value=line.value, expires_in=expires_in))
         self._note_size(len(self._keys), line.value)
 
@@ -358,29 +333,28 @@ class Importer:
         if items >= _BATCH_ITEMS or self._bytes >= _BATCH_BYTES:
             self._flush()
 
-    def _position_groups(self, line: MessageLine) -> None:
+    def _position_groups(self, line: lines.MessageLine) -> None:
         """Start groups here whose next offset is at or before this message; the others start at the end, for now."""
         for group, offset in list(self._positions.items()):
             if line.offset >= offset:
                 del self._positions[group]
-                self._marks.append((len(self._batch), group, self._is_first))
+                self._marks.append((len(self._batch), group, line.partition, self._is_first))
             else:
                 self._starts[group][line.partition] = _Start()
         self._is_first = False
 
     def _flush(self) -> None:
         self._push()
-        self._import_letters()
-        self._set_keys()
-        self._bytes = 0
-
-    def _import_letters(self) -> None:
         if self._letters:
             query = {"queue": self._queue}
-            answer = call(self._url, operations.IMPORT_DEAD_LETTERS, query=query, body={"items": self._letters})
-            outcome = answer.read()
+            outcome = self._server.call(
+                operations.IMPORT_DEAD_LETTERS, query=query, body={"items": self._letters}
+            ).read()
             self._letter_counts.update(imported=outcome.imported, duplicate=outcome.duplicates)
             self._letters = []
+
+        self._set_keys()
+        self._bytes = 0
 
     def _set_keys(self) -> None:
         """Set keys that do not exist, or all of them. The check of each one holds in the commit of the write."""
@@ -390,7 +364,7 @@ class Importer:
             wanted = self._keys if self._replace else self._missing_keys()
             checks = [] if self._replace else [{"key": one.key, "versionstamp": None} for one in wanted]
             body = {"checks": checks, "mutations": wanted}
-            if not wanted or call(self._url, operations.KEYVAL_COMMIT, body=body).read().ok:
+            if not wanted or self._server.call(operations.KEYVAL_COMMIT, body=body).read().ok:
                 self._key_counts.update(imported=len(wanted), kept=len(self._keys) - len(wanted))
                 self._keys = []
                 return
@@ -398,14 +372,13 @@ class Importer:
 
     def _missing_keys(self) -> list[_Setting]:
         body = {"keys": [one.key for one in self._keys]}
-        found = call(self._url, operations.KEYVAL_GET_BATCH, body=body).read()
+        found = self._server.call(operations.KEYVAL_GET_BATCH, body=body).read()
         return [one for one, known in zip(self._keys, found, strict=True) if known.versionstamp is None]
 
     def _push(self) -> None:
         if not self._batch:
             return
-        answer = call(self._url, operations.PUSH, body={"items": self._batch})
-        outcomes = answer.read()
+        outcomes = self._server.call(operations.PUSH, body={"items": self._batch}).read()
         self._counts.update(outcome.status for outcome in outcomes)
         for outcome in outcomes:
             if outcome.status == "failed":
@@ -414,15 +387,15 @@ class Importer:
                     code=outcome.code,
                     hint="solve this problem, then import the file again",
                 )
-        for index, group, is_first in self._marks:
+        for index, group, partition, is_first in self._marks:
             pushed = outcomes[index]
             start = _Start(is_first, pushed.partition_id or "", pushed.message_id or "")
-            self._starts[group][self._batch[index].partition] = start
+            self._starts[group][partition] = start
         self._batch, self._marks = [], []
 
     # Groups ------------------------------------------------------------------------------------------------
 
-    def _make_group(self, line: GroupLine) -> None:
+    def _make_group(self, line: lines.GroupLine) -> None:
         # A first pop creates a group. It receives nothing: the queue is paused, or the group starts at new messages.
         contact = {
             "consumerGroup": line.name,
@@ -430,57 +403,42 @@ class Importer:
             "subscriptionMode": "all" if self._made_queue else "new",
             "wait": False,
         }
-        call(self._url, operations.POP_OF_QUEUE, self._queue, query=contact)
+        self._server.call(operations.POP_OF_QUEUE, self._queue, query=contact)
         for partition, start in self._starts[line.name].items():
             if not (self._made_queue and start.first):
                 self._seek(line.name, partition, start)
         if line.limits is not None:
-            call(self._url, operations.LIMIT_GROUP, line.name, self._queue, body=line.limits)
+            self._server.call(operations.LIMIT_GROUP, line.name, self._queue, body=line.limits)
         if line.paused:
-            call(self._url, operations.PAUSE_GROUP, self._queue, line.name)
+            self._server.call(operations.PAUSE_GROUP, self._queue, line.name)
 
     def _seek(self, group: str, partition: str, start: _Start) -> None:
         target = types.groups.SeekBody(to_end=True)
         if start.message_id:
-            found = call(self._url, operations.SHOW_MESSAGE, start.partition_id, start.message_id)
+            found = self._server.call(operations.SHOW_MESSAGE, start.partition_id, start.message_id)
             target = types.groups.SeekBody(offset=found.read().offset)
-        call(self._url, operations.SEEK_PARTITION, group, self._queue, partition, body=target)
+        self._server.call(operations.SEEK_PARTITION, group, self._queue, partition, body=target)
 
 
-_decode: Callable[[bytes], ExportLine] = msgspec.json.Decoder(ExportLine).decode
-_PART = ".part"
-_KEYS_AT_ONCE = 100
-
-
-def register_export(main: typer.Typer) -> None:
-    """Add both commands at the top level."""
-    command(
-        main,
-        "export",
-        "hark export orders > orders.jsonl",
-        "hark export orders --output orders.jsonl",
-        "hark export --keys --output keys.jsonl",
-    )(export)
-    command(
-        main,
-        "import",
-        "hark import orders.jsonl",
-        "hark import orders.jsonl --queue orders-copy",
-        "hark export orders | hark import - --url http://other:6632",
-    )(import_)
-
-
+@command(
+    main,
+    "export",
+    "hark export orders > orders.jsonl",
+    "hark export orders --output orders.jsonl",
+    "hark export --keys --output keys.jsonl",
+    json=False,
+)
 def export(
+    server: Server,
     queue: Annotated[
         str | None,
-        typer.Argument(metavar="QUEUE", callback=not_empty, help="Name of the queue.", show_default=False),
+        typer.Argument(metavar="QUEUE", callback=params.not_empty, help="Name of the queue.", show_default=False),
     ] = None,
     keys: Annotated[bool, typer.Option("--keys", help="Export the keys of the key-value store, too.")] = False,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="File to write.", show_default="standard output"),
     ] = None,
-    url: Url = DEFAULT_URL,
 ) -> None:
     """Export a queue as JSON lines.
 
@@ -491,23 +449,27 @@ def export(
     if queue is None and not keys:
         raise typer.BadParameter("give QUEUE, --keys or both")
     what = "keys" if queue is None else f"queue {queue}"
-    with counting(f"Exporting {what}", "messages") as bar, _written(output) as file:
+    with counting(f"Exporting {what}", "messages") as reach, _written(output) as file:
         written = _Written(file)
         if queue is None:
-            written.put(KeysLine(format=FORMAT))
+            written.put(lines.KeysLine(format=lines.FORMAT))
         else:
-            _export_queue(url, queue, written, bar)
+            _export_queue(server, queue, written, reach)
         if keys:
-            _export_keys(url, written)
+            _export_keys(server, written)
         written.end()
     counts = written.counts
-    missing = 0 if written.total is None else written.total - counts[MessageLine] - written.unreadable["message"]
+    missing = 0 if written.total is None else written.total - counts[lines.MessageLine] - written.unreadable["message"]
     if missing > 0:
         left = f"{missing} messages of queue {queue} are not exported"
         complain(f"warning: {left}: they were requeued from dead letters, or removed during the export")
     if output is not None:
-        parts = [] if queue is None else [f"{counts[MessageLine]} messages", f"{counts[DeadLetterLine]} dead letters"]
-        parts += [f"{counts[KeyLine]} keys"] if keys else []
+        parts = (
+            []
+            if queue is None
+            else [f"{counts[lines.MessageLine]} messages", f"{counts[lines.DeadLetterLine]} dead letters"]
+        )
+        parts += [f"{counts[lines.KeyLine]} keys"] if keys else []
         say(f"exported {', '.join(parts)}{'' if queue is None else f' of queue {queue}'} to {output}")
     if written.unreadable:
         for reason, number in written.reasons.most_common():
@@ -528,72 +490,72 @@ class _Written:
         """What is left out, by kind."""
         self.reasons: Counter[str] = Counter()
 
-    def put(self, line: ExportLine, text: bytes | None = None) -> None:
+    def put(self, line: lines.ExportLine, text: bytes | None = None) -> None:
         """Write a line, which the server may have sent as this text."""
         self.counts[type(line)] += 1
-        if isinstance(line, UnreadableLine):
+        if isinstance(line, lines.UnreadableLine):
             self.unreadable[line.kind] += 1
             self.reasons[line.reason] += 1
-        self._file.write(encode_line(line) if text is None else text + b"\n")
+        self._file.write(lines.encode_line(line) if text is None else text + b"\n")
 
     def end(self) -> None:
         """Write the last line."""
-        counts = self.counts
-        self.put(
-            EndLine(
-                messages=counts[MessageLine],
-                dead_letters=counts[DeadLetterLine],
-                keys=counts[KeyLine],
-                unreadable=counts[UnreadableLine],
-            )
-        )
+        kinds = (lines.MessageLine, lines.DeadLetterLine, lines.KeyLine, lines.UnreadableLine)
+        messages, dead_letters, keys, unreadable = (self.counts[kind] for kind in kinds)
+        self.put(lines.EndLine(messages=messages, dead_letters=dead_letters, keys=keys, unreadable=unreadable))
 
 
-def _export_queue(url: str, queue: str, written: _Written, bar: Bar) -> None:
-    for text in lines(stream(url, operations.EXPORT_QUEUE, queue, query={})):
+def _export_queue(server: Server, queue: str, written: _Written, reach: Callable[[int, int | None], None]) -> None:
+    for text in _split(server.stream(operations.EXPORT_QUEUE, queue, query={})):
         match line := parse(text, "a line from the server"):
-            case QueueLine():
+            case lines.QueueLine():
                 written.total = line.messages
-            case ErrorLine(error=error, code=code):
+            case lines.ErrorLine(error=error, code=code):
                 raise Failure(error, code=code)
-            case EndLine():
+            case lines.EndLine():
                 return
-            case _:
-                pass
         written.put(line, text)
-        bar.reach(written.counts[MessageLine], written.total)
-    done = written.counts[MessageLine]
+        reach(written.counts[lines.MessageLine], written.total)
+    done = written.counts[lines.MessageLine]
     raise Failure(f"the export of queue {queue} ended early, after {done} messages; run the command again")
 
 
-def _export_keys(url: str, written: _Written) -> None:
+def _export_keys(server: Server, written: _Written) -> None:
     cursor: str | None = None
     while True:
         query: Query = {"limit": _KEYS_AT_ONCE, "cursor": cursor}
-        page = call(url, operations.KEYVAL_PAGINATE_KEYS, query=query).read()
+        page = server.call(operations.KEYVAL_PAGINATE_KEYS, query=query).read()
         for entry in page.entries:
             if isinstance(entry.payload_error, str):
-                written.put(UnreadableLine(kind="key", reason=entry.payload_error, key=entry.key))
+                written.put(lines.UnreadableLine(kind="key", reason=entry.payload_error, key=entry.key))
                 continue
             expires_at = entry.expires_at * MILLISECOND if isinstance(entry.expires_at, int) else None
-            written.put(KeyLine(key=entry.key, value=entry.value, expires_at=expires_at))
+            written.put(lines.KeyLine(key=entry.key, value=entry.value, expires_at=expires_at))
         cursor = page.cursor
         if cursor is None:
             return
 
 
+@command(
+    main,
+    "import",
+    "hark import orders.jsonl",
+    "hark import orders.jsonl --queue orders-copy",
+    "hark export orders | hark import - --url http://other:6632",
+    json=False,
+)
 def import_(
+    server: Server,
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="Export to read; - reads standard input.", show_default=False)
     ],
     queue: Annotated[
         str | None,
         typer.Option(
-            callback=not_empty, metavar="QUEUE", help="Queue to import into.", show_default="the queue in FILE"
+            callback=params.not_empty, metavar="QUEUE", help="Queue to import into.", show_default="the queue in FILE"
         ),
     ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace the values of keys that exist.")] = False,
-    url: Url = DEFAULT_URL,
 ) -> None:
     """Import an export.
 
@@ -601,21 +563,19 @@ def import_(
     positions, and a key its value. If the import is interrupted, run it again: messages and dead letters keep their
     IDs, so there are no duplicates.
     """
-    from hark.cli.export import Importer
-
-    with _opened(file) as source, counting(f"Importing {file}", "messages") as bar:
-        importer = Importer(url, queue, replace=replace)
+    with _opened(file) as source, counting(f"Importing {file}", "messages") as reach:
+        importer = Importer(server, queue, replace=replace)
         for number, line in enumerate(source, 1):
             if line.strip():
                 importer.take(parse(line, f"{file}, line {number}"))
-                bar.reach(importer.done, importer.expected)
+                reach(importer.done, importer.expected)
         importer.finish()
     for note in importer.notes:
         complain(note)
     say(importer.summary())
 
 
-def lines(parts: Iterator[bytes]) -> Iterator[bytes]:
+def _split(parts: Iterator[bytes]) -> Iterator[bytes]:
     """Split a stream into lines."""
     rest = b""
     for part in parts:
@@ -625,7 +585,7 @@ def lines(parts: Iterator[bytes]) -> Iterator[bytes]:
         yield rest
 
 
-def parse(line: bytes, where: str) -> ExportLine:
+def parse(line: bytes, where: str) -> lines.ExportLine:
     """Parse a line; `where` is for the error message."""
     try:
         return _decode(line)
@@ -633,10 +593,6 @@ def parse(line: bytes, where: str) -> ExportLine:
         raise Failure(
             f"{where} is not a line of an export: {error}; use a file that `hark export` wrote", exit_code=USAGE
         ) from None
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 @contextmanager
@@ -648,7 +604,7 @@ def _written(output: Path | None) -> Iterator[BinaryIO]:
         return
     part = output.with_name(output.name + _PART)
     try:
-        with open(part, "wb", opener=_private) as file:
+        with open(part, "wb", opener=partial(os.open, mode=0o600)) as file:
             yield file
         part.replace(output)
     except OSError as error:

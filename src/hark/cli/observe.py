@@ -4,46 +4,35 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Annotated
 
 import msgspec
 import typer
 
 from hark.api import operations, types
-from hark.cli.command import DEFAULT_URL, Failure, Json, Limit, Offset, OptionalQueueName, Url, command
-from hark.cli.output import group_name, raw, say, say_rest, table
-from hark.cli.remote import call, decode, ended, events, stream
+from hark.cli import params
+from hark.cli.command import command, main
+from hark.cli.output import group_name, say, say_rest, table
+from hark.cli.remote import Server, decode
 
 _COLUMNS = ("Kind", "ID", "Queue", "Partition", "Group", "Consumer", "Batch", "State", "Since", "Until", "Credit")
+_CLEAR = "\x1b[H\x1b[J"
 Row = tuple[object, ...]
 
 
-def register_consumers(main: typer.Typer) -> None:
-    """Add the command at the top level."""
-    command(main, "consumers", "hark consumers", "hark consumers orders", "hark consumers --json | jq .total")(
-        consumers
-    )
-
-
+@command(main, "consumers", "hark consumers", "hark consumers orders", "hark consumers --json | jq .total")
 def consumers(
-    queue: OptionalQueueName = None,
-    limit: Limit = 100,
-    offset: Offset = 0,
-    url: Url = DEFAULT_URL,
-    as_json: Json = False,
+    server: Server, queue: params.OptionalQueueName = None, limit: params.Limit = 100, offset: params.Offset = 0
 ) -> None:
     """List the waiting consumers of a server.
 
     The list has waiting pops first, then streams with their credit, then queue browsers, which read without receiving.
     """
-    answer = call(url, operations.LIST_CONSUMERS, query={"queue": queue, "limit": limit, "offset": offset})
-    if as_json:
-        raw(answer.body)
-        return
-    page = answer.read()
+    page = server.ask(operations.LIST_CONSUMERS, query={"queue": queue, "limit": limit, "offset": offset})
     table(
-        _COLUMNS,
         (row for one in page.items for row in _rows(one)),
+        {name: itemgetter(index) for index, name in enumerate(_COLUMNS)},
         empty="no consumers are waiting on this server",
         spare=("ID", "Since", "Batch", "Until", "Partition", "State", "Consumer"),
     )
@@ -56,7 +45,8 @@ def _rows(one: types.groups.WaitingPop | types.groups.WaitingStream | types.grou
         case types.groups.WaitingPop():
             yield ("pop", one.id, *_source_of(one), one.state, one.waiting_since, one.deadline, None)
         case types.groups.WaitingStream():
-            credit = f"{one.credit}, {one.unsettled} unsettled" + _stopped(one)
+            stopped = ", draining" if one.draining else ", paused" if one.paused else ""
+            credit = f"{one.credit}, {one.unsettled} unsettled{stopped}"
             for subscription in one.subscriptions:
                 yield ("stream", one.id, *_source_of(subscription), subscription.state, one.waiting_since, None, credit)
             if not one.subscriptions:
@@ -78,36 +68,29 @@ def _source_of(subscription: types.groups.StreamSubscription) -> Row:
     )
 
 
-def _stopped(stream: types.groups.WaitingStream) -> str:
-    return ", draining" if stream.draining else ", paused" if stream.paused else ""
-
-
-def register_audit(main: typer.Typer) -> None:
-    """Add the command at the top level."""
-    command(main, "audit", "hark audit", "hark audit --limit 20", "hark audit --json | jq '.records[].action'")(audit)
-
-
+@command(main, "audit", "hark audit", "hark audit --limit 20", "hark audit --json | jq '.records[].action'")
 def audit(
+    server: Server,
     limit: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Maximum number of results.", show_default="200")
     ] = None,
-    url: Url = DEFAULT_URL,
-    as_json: Json = False,
 ) -> None:
     """List recent administrative actions, newest first.
 
     The list has the last 200 actions of this server process. The server also writes them to its log (hark.audit).
     """
-    answer = call(url, operations.LIST_AUDIT, query={"limit": limit})
-    if as_json:
-        raw(answer.body)
-        return
     table(
-        ("Time", "Subject", "Role", "Action", "Target", "Result", "Client", "Request"),
-        (
-            (one.at, one.subject, one.role, one.action, _target(one), one.result, one.client, one.request_id)
-            for one in answer.read().records
-        ),
+        server.ask(operations.LIST_AUDIT, query={"limit": limit}).records,
+        {
+            "Time": lambda one: one.at,
+            "Subject": lambda one: one.subject,
+            "Role": lambda one: one.role,
+            "Action": lambda one: one.action,
+            "Target": _target,
+            "Result": lambda one: one.result,
+            "Client": lambda one: one.client,
+            "Request": lambda one: one.request_id,
+        },
         empty="no administrative actions since this server process started",
         long=("Target",),
         spare=("Request", "Client", "Role", "Result"),
@@ -115,53 +98,30 @@ def audit(
 
 
 def _target(record: types.server.AuditRecord) -> str:
-    return " ".join(f"{name}={_audit_text(value)}" for name, value in record.target.items())
+    return " ".join(
+        f"{name}={value if isinstance(value, str) else msgspec.json.encode(value).decode()}"
+        for name, value in record.target.items()
+    )
 
 
-def _audit_text(value: object) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
-
-
-_CLEAR = "\x1b[H\x1b[J"
-
-
-def register_watching(main: typer.Typer) -> None:
-    """Add the commands at the top level."""
-    command(main, "top", "hark top", "hark top --once", "hark top --json | jq .backlog")(top)
-    command(main, "settings", "hark settings", "hark settings --json | jq '.settings[].name'")(settings)
-
-
+@command(main, "top", "hark top", "hark top --once", "hark top --json | jq .backlog")
 def top(
-    *,
-    once: Annotated[bool, typer.Option("--once", help="Print one sample and exit.")] = False,
-    url: Url = DEFAULT_URL,
-    as_json: Json = False,
+    server: Server, once: Annotated[bool, typer.Option("--once", help="Print one sample and exit.")] = False
 ) -> None:
     """Show the activity of a server, until Ctrl-C.
 
     Every second, the command shows rates, backlog, latency and the busiest queues.
     """
-    try:
-        for name, body in events(stream(url, operations.WATCH, query={})):
-            if name == "error":
-                problem = decode(body, types.base.ErrorAnswer)
-                raise Failure(problem.error, code=problem.code)
-            if name != "sample":
-                continue
-            if as_json:
-                raw(body)
-            else:
-                _show(decode(body, types.server.LiveSample), clear=not once and sys.stdout.isatty())
-            if once:
-                return
-    except KeyboardInterrupt:
-        return
-    raise ended()
+    clear = not once and sys.stdout.isatty()
+    server.follow(
+        operations.WATCH, query={}, event="sample", show=lambda body: _show(body, clear), limit=1 if once else None
+    )
 
 
-def _show(sample: types.server.LiveSample, *, clear: bool) -> None:
+def _show(body: bytes, clear: bool) -> None:
     if clear:
         typer.echo(_CLEAR, nl=False)
+    sample = decode(body, types.server.LiveSample)
     waiting = sample.waiting
     rows = (
         ("Messages/s", "pushed", sample.pushed_per_second),
@@ -181,32 +141,30 @@ def _show(sample: types.server.LiveSample, *, clear: bool) -> None:
         ("", "streams", None if waiting is None else waiting.streams),
         ("", "queue browsers", None if waiting is None else waiting.browsers),
     )
-    for verb, stopped in (("pushes", sample.maintenance.push), ("pops", sample.maintenance.pop)):
+    for verb, plural, stopped in (("push", "pushes", sample.maintenance.push), ("pop", "pops", sample.maintenance.pop)):
         if stopped:
-            say(f"MAINTENANCE: all {verb} are stopped; resume with: hark maintenance {verb[:-1]} off")
+            say(f"MAINTENANCE: all {plural} are stopped; resume with: hark maintenance {verb} off")
     for kind, what, value in rows:
         say(f"{kind:<11} {what:<18} {'-' if value is None else value:>12}")
     say("")
     table(
-        ("Busiest queues", "Pushed/s", "Delivered/s", "Settled/s"),
-        (
-            (queue.queue, queue.pushed_per_second, queue.delivered_per_second, queue.settled_per_second)
-            for queue in sample.busiest
-        ),
+        sample.busiest,
+        {
+            "Busiest queues": lambda queue: queue.queue,
+            "Pushed/s": lambda queue: queue.pushed_per_second,
+            "Delivered/s": lambda queue: queue.delivered_per_second,
+            "Settled/s": lambda queue: queue.settled_per_second,
+        },
         empty="no queue was active in the last 10 seconds",
     )
 
 
-def settings(url: Url = DEFAULT_URL, as_json: Json = False) -> None:
+@command(main, "settings", "hark settings", "hark settings --json | jq '.settings[].name'")
+def settings(server: Server) -> None:
     """Show the settings of a running server, without secrets."""
-    answer = call(url, operations.SHOW_SETTINGS)
-    if as_json:
-        raw(answer.body)
-        return
-    shown = answer.read()
+    shown = server.ask(operations.SHOW_SETTINGS)
     say(f"Hark {shown.version}, store {shown.engine}\n")
-    table(("Setting", "Value"), ((one.name, _text(one.value)) for one in shown.settings), long=("Value",))
-
-
-def _text(value: object) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    rows = {
+        one.name: ", ".join(map(str, one.value)) if isinstance(one.value, list) else one.value for one in shown.settings
+    }
+    table(rows.items(), {"Setting": itemgetter(0), "Value": lambda row: str(row[1])}, long=("Value",))

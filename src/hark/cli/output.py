@@ -5,65 +5,17 @@ from __future__ import annotations
 import re
 import sys
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import TypeVar
 
 import typer
 
-from hark.cli.command import printable
 from hark.model import QUEUE_MODE
 
-
-class Bar(Protocol):
-    """Receives the progress of a task."""
-
-    def reach(self, done: int, total: int | None = None) -> None:
-        """Set the completed amount, and the total if it is known."""
-
-
-class _Hidden:
-    def reach(self, done: int, total: int | None = None) -> None:
-        """Show nothing."""
-
-
-@contextmanager
-def counting(what: str, unit: str) -> Iterator[Bar]:
-    """Show the progress of a task, counted in a unit, until the block ends."""
-    if not sys.stderr.isatty():
-        yield _Hidden()
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(unit),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(what, total=None)
-
-        class Shown:
-            """A progress bar on the terminal."""
-
-            def reach(self, done: int, total: int | None = None) -> None:
-                """Redraw the bar."""
-                progress.update(task, completed=done, total=total)
-
-        yield Shown()
-
+# Exit codes: 0 success; 1 rejected or failed; 2 invalid usage or settings; 3 no message to pop.
+FAILED, USAGE, NOTHING, PARTIAL = 1, 2, 3, 4
 
 # Wide enough that nothing is folded in a pipe, where there is no terminal width.
 _PIPE_WIDTH = 1000
@@ -73,7 +25,60 @@ _LEAST_FOLDED = 24
 """The narrowest that a column of long texts may become before the table leaves out columns."""
 _FRACTION = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.\d+Z$")
 
-Row = Sequence[str]
+Row = Mapping[str, str]
+T = TypeVar("T")
+
+
+class Failure(Exception):
+    """The command cannot do its work; becomes a message on stderr, with a hint on the next line, and an exit code."""
+
+    def __init__(self, text: str, *, code: str | None = None, hint: str = "", exit_code: int = FAILED) -> None:
+        line = f"{text} ({code})" if code else text
+        super().__init__(f"{line}\n{hint}" if hint else line)
+        self.exit_code = exit_code
+
+
+def complain(text: str) -> None:
+    """Write a message to stderr."""
+    typer.echo(f"hark: {printable(text)}", err=True)
+
+
+def printable(text: str) -> str:
+    """Escape control characters: names and payloads from other programs must not control the terminal."""
+    return "".join(
+        char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask before data is lost; without a terminal, require `--yes`."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise Failure(f"{question} This needs a confirmation, and there is no terminal: add --yes", exit_code=USAGE)
+    typer.confirm(printable(question), abort=True, err=True)
+
+
+@contextmanager
+def counting(what: str, unit: str) -> Iterator[Callable[[int, int | None], None]]:
+    """Show the progress of a task until the block ends; yields a function that takes the done and the total number."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None  # noqa: ARG005
+        return
+    from rich import progress as bars
+    from rich.console import Console
+
+    columns = (
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(),
+        bars.MofNCompleteColumn(),
+        bars.TextColumn(unit),
+        bars.TimeElapsedColumn(),
+        bars.TimeRemainingColumn(),
+    )
+    with bars.Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def say(text: str) -> None:
@@ -86,13 +91,8 @@ def say_folded(text: str, indent: str = "") -> None:
     if not sys.stdout.isatty():
         say(indent + text)
         return
-    folding = textwrap.TextWrapper(
-        _terminal_width(),
-        initial_indent=indent,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    width = _terminal_width()
+    folding = textwrap.TextWrapper(width, indent, indent, break_long_words=False, break_on_hyphens=False)
     say("\n".join(map(folding.fill, text.split("\n"))))
 
 
@@ -113,51 +113,50 @@ def raw(body: bytes) -> None:
 
 
 def table(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[object]],
+    items: Iterable[T],
+    columns: Mapping[str, Callable[[T], object]],
     *,
     empty: str = "no results",
     long: Collection[str] = (),
     spare: Sequence[str] = (),
     right: Collection[str] = (),
 ) -> None:
-    """Print rows under their headings; columns of numbers and those in `right` are aligned to the right.
+    """Print a row for each item; `columns` has the headings, and how each cell follows from the item.
 
-    A terminal may be too narrow for all columns. Columns in `long` then fold their text. If that is not enough, a
-    single row is printed as lines of name and value, and a longer table leaves out empty columns and those in `spare`,
-    the first ones first. A table that is still too wide is printed as lines of name and value, too.
+    Columns of numbers and those in `right` are aligned to the right. A terminal may be too narrow for all columns.
+    Columns in `long` then fold their text. If that is not enough, a single row is printed as lines of name and value,
+    and a longer table leaves out empty columns and those in `spare`, the first ones first. A table that is still too
+    wide is printed as lines of name and value, too.
     """
-    grid = list(rows)
-    if not grid:
+    values = [[cell(item) for cell in columns.values()] for item in items]
+    if not values:
         say(empty)
         return
     numbers = {
         column
         for index, column in enumerate(columns)
-        if column in right or all(isinstance(row[index], int | float | None) for row in grid)
+        if column in right or all(isinstance(row[index], int | float | None) for row in values)
     }
-    cells = [[_cell(value) for value in row] for row in grid]
+    rows = [dict(zip(columns, map(_cell, row), strict=True)) for row in values]
     if not sys.stdout.isatty():
-        _print(columns, cells, numbers, long, _PIPE_WIDTH)
+        _print(list(columns), rows, numbers, long, _PIPE_WIDTH)
         return
     width = _terminal_width()
-    cells = [[_FRACTION.sub(r"\1Z", cell) for cell in row] for row in cells]
-    shown = list(columns)
-    if not _fits(columns, cells, shown, long, width):
-        if len(cells) == 1:
-            _print_records(columns, cells)
-            return
-        shown = [column for index, column in enumerate(columns) if any(row[index] != "-" for row in cells)]
-    left_out = []
-    for column in spare:
-        if column in shown and not _fits(columns, cells, shown, long, width):
-            shown.remove(column)
-            left_out.append(column)
-    if not _fits(columns, cells, shown, long, width):
-        _print_records(columns, cells)
+    rows = [{column: _FRACTION.sub(r"\1Z", cell) for column, cell in row.items()} for row in rows]
+    shown, left_out = list(columns), []
+    if len(rows) > 1 and not _fits(shown, rows, long, width):
+        shown = [column for column in columns if any(row[column] != "-" for row in rows)]
+        for column in spare:
+            if column in shown and not _fits(shown, rows, long, width):
+                shown.remove(column)
+                left_out.append(column)
+    if not _fits(shown, rows, long, width):
+        for number, row in enumerate(rows):
+            if number:
+                say("")
+            details((column, cell) for column, cell in row.items() if cell != "-")
         return
-    kept = [columns.index(column) for column in shown]
-    _print(shown, [[row[index] for index in kept] for row in cells], numbers, long, width)
+    _print(shown, rows, numbers, long, width)
     if left_out:
         say_folded(f"Not shown: {', '.join(left_out)}. Widen the terminal or use --json.")
 
@@ -168,23 +167,19 @@ def _terminal_width() -> int:
     return Console().width
 
 
-def _fits(
-    columns: Sequence[str], cells: Sequence[Row], shown: Sequence[str], long: Collection[str], width: int
-) -> bool:
+def _fits(columns: Sequence[str], rows: Sequence[Row], long: Collection[str], width: int) -> bool:
     """Whether a table of these columns fits, with long texts folded."""
     from rich.cells import cell_len
 
-    total = _GAP * (len(shown) - 1)
-    for index, column in enumerate(columns):
-        if column in shown:
-            lines = [line for row in cells for line in row[index].split("\n")]
-            natural = max(map(cell_len, (column, *lines)))
-            total += min(natural, _LEAST_FOLDED) if column in long else natural
+    total = _GAP * (len(columns) - 1)
+    for column in columns:
+        natural = max(map(cell_len, (column, *(line for row in rows for line in row[column].split("\n")))))
+        total += min(natural, _LEAST_FOLDED) if column in long else natural
     return total <= width
 
 
 def _print(
-    columns: Sequence[str], cells: Sequence[Row], numbers: Collection[str], long: Collection[str], width: int
+    columns: Sequence[str], rows: Sequence[Row], numbers: Collection[str], long: Collection[str], width: int
 ) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -196,16 +191,9 @@ def _print(
         view.add_column(
             column, justify="right" if column in numbers else "left", overflow="fold", no_wrap=column not in long
         )
-    for row in cells:
-        view.add_row(*map(Text, row))
+    for row in rows:
+        view.add_row(*(Text(row[column]) for column in columns))
     Console(width=width, highlight=False).print(view)
-
-
-def _print_records(columns: Sequence[str], cells: Sequence[Row]) -> None:
-    for number, row in enumerate(cells):
-        if number:
-            say("")
-        details((column, cell) for column, cell in zip(columns, row, strict=True) if cell != "-")
 
 
 def details(pairs: Iterable[tuple[str, object]]) -> None:
@@ -216,12 +204,6 @@ def details(pairs: Iterable[tuple[str, object]]) -> None:
         say(f"{name:<{width}}  {_cell(value)}")
 
 
-def _time_text(time: datetime) -> str:
-    """Format a time with as many digits as the server sends: milliseconds, or microseconds of a message."""
-    digits = "microseconds" if time.microsecond % 1000 else "milliseconds"
-    return time.astimezone(UTC).isoformat(timespec=digits).replace("+00:00", "Z")
-
-
 def _cell(value: object) -> str:
     """Format a value for people."""
     match value:
@@ -229,8 +211,9 @@ def _cell(value: object) -> str:
             return "-"
         case bool():
             return "yes" if value else "no"
-        case datetime():
-            return _time_text(value)
+        case datetime():  # With as many digits as the server sends: milliseconds, or microseconds of a message.
+            digits = "microseconds" if value.microsecond % 1000 else "milliseconds"
+            return value.astimezone(UTC).isoformat(timespec=digits).replace("+00:00", "Z")
         case bytes():
             return printable(value.decode("utf-8", "replace"))
         case _:

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from enum import StrEnum
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import typer
 
 from hark.api import operations, types
-from hark.cli.command import (
-    DEFAULT_URL,
-    NOTHING,
-    Failure,
-    GroupOption,
-    Json,
-    MessageId,
-    MessageOrPartitionId,
-    OnlyPartition,
-    QueueName,
-    TransactionId,
-    Url,
-    command,
-    complain,
-)
-from hark.cli.output import raw, say, table
-from hark.cli.remote import Query, call, decode, ended, events, missing_queue, stream
+from hark.cli import params
+from hark.cli.command import command, main
+from hark.cli.output import NOTHING, Failure, complain, raw, say, table
+from hark.cli.remote import Query, Server, decode
 
 # The server's longest wait of a pop by default, and how much longer this command waits for the response.
 _LONGEST_WAIT_MS = 600_000
@@ -33,58 +20,22 @@ _GRACE_SECONDS = 30.0
 _HINTS = 5
 
 
-class Status(StrEnum):
-    """The outcome of a message."""
-
-    completed = "completed"
-    failed = "failed"
-    retry = "retry"
-    dlq = "dlq"
-
-
-class Mode(StrEnum):
-    """Where a new group starts."""
-
-    all = "all"
-    new = "new"
-
-
-class GroupMode(StrEnum):
-    """How a new group distributes messages among its consumers."""
-
-    ordered = "ordered"
-    shared = "shared"
-
-
-def register_pop_ack_and_cancel(main: typer.Typer) -> None:
-    """Add the commands at the top level."""
-    command(
-        main,
-        "pop",
-        "hark pop orders",
-        "hark pop orders --group billing --batch 10 --wait --timeout 60000",
-        "hark pop emails --group senders --group-mode shared",
-        "hark pop orders --auto-ack --json | jq '.messages[].data'",
-        "hark pop --namespace shop --task invoices",
-    )(pop)
-    command(
-        main,
-        "ack",
-        "hark ack PARTITION_ID TRANSACTION_ID --lease LEASE_ID",
-        "hark ack MESSAGE_ID --status failed --error 'no such customer'",
-        "hark ack MESSAGE_ID --status retry --delay 60000",
-        "hark ack MESSAGE_ID --group billing --status dlq",
-    )(ack)
-    command(main, "cancel", "hark cancel MESSAGE_ID")(cancel)
-
-
+@command(
+    main,
+    "pop",
+    "hark pop orders",
+    "hark pop orders --group billing --batch 10 --wait --timeout 60000",
+    "hark pop emails --group senders --group-mode shared",
+    "hark pop orders --auto-ack --json | jq '.messages[].data'",
+    "hark pop --namespace shop --task invoices",
+)
 def pop(
-    *,
+    server: Server,
     queue: Annotated[str | None, typer.Argument(metavar="QUEUE", help="Name of the queue.", show_default=False)] = None,
-    partition: OnlyPartition = None,
-    group: GroupOption = None,
+    partition: params.OnlyPartition = None,
+    group: params.GroupOption = None,
     group_mode: Annotated[
-        GroupMode | None, typer.Option(help="Delivery mode of a new group.", show_default="ordered")
+        Literal["ordered", "shared"] | None, typer.Option(help="Delivery mode of a new group.", show_default="ordered")
     ] = None,
     batch: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Maximum number of messages.", show_default="1")
@@ -109,14 +60,12 @@ def pop(
         str | None, typer.Option(metavar="NAME", help="Pop from all queues of this task, instead of QUEUE.")
     ] = None,
     subscription_mode: Annotated[
-        Mode | None,
+        Literal["all", "new"] | None,
         typer.Option(help="Start of a new group: all messages, or only new ones.", show_default="all"),
     ] = None,
     subscription_from: Annotated[
         str | None, typer.Option(metavar="TIME", help="Start of a new group: now, or an ISO 8601 time.")
     ] = None,
-    url: Url = DEFAULT_URL,
-    as_json: Json = False,
 ) -> None:
     """Receive messages from one queue or from several.
 
@@ -133,9 +82,8 @@ def pop(
     operation, names = operations.POP, [name for name in (queue, partition) if name is not None]
     if names:
         operation = operations.POP_OF_QUEUE if partition is None else operations.POP_OF_QUEUE_PARTITION
-    wait_seconds = (_LONGEST_WAIT_MS if timeout is None else timeout) / 1000 if wait else 0
-    answer = call(
-        url,
+    longest_wait = (_LONGEST_WAIT_MS if timeout is None else timeout) / 1000 if wait else 0
+    answer = server.call(
         operation,
         *names,
         query={
@@ -152,36 +100,33 @@ def pop(
             "subscriptionFrom": subscription_from,
             "consumer": consumer,
         },
-        timeout=wait_seconds + _GRACE_SECONDS,
+        timeout=longest_wait + _GRACE_SECONDS,
     )
-    messages = list(answer.read().messages) if answer.body else []
+    messages = answer.read().messages if answer.body else ()
     if not messages:
         where = f"queue {queue}" if queue is not None else "these queues"
-        missing = None if queue is None else missing_queue(url, queue)
+        missing = None if queue is None else server.missing_queue(queue)
         hint = "; add --wait to wait for one" if missing is None else f"; the queue does not exist{missing}"
         raise Failure(f"no message to pop from {where}{hint}", exit_code=NOTHING)
-    if as_json:
+    if server.as_json:
         raw(answer.body)
     else:
         _show_popped(messages, group, auto_ack)
 
 
-def _show_popped(messages: list[types.delivery.Delivered], group: str | None, auto_ack: bool) -> None:
-    """Print messages, and the commands that settle them."""
+def _show_popped(messages: Sequence[types.delivery.Delivered], group: str | None, auto_ack: bool) -> None:
+    """Print messages, and the commands that settle them, ready to paste."""
     table(
-        ("Queue", "Partition", "Offset", "Attempt", "Transaction ID", "Created", "Data"),
-        (
-            (
-                m.queue,
-                m.partition,
-                m.offset,
-                m.delivery_attempt,
-                m.transaction_id,
-                m.created_at,
-                bytes(m.data),
-            )
-            for m in messages
-        ),
+        messages,
+        {
+            "Queue": lambda m: m.queue,
+            "Partition": lambda m: m.partition,
+            "Offset": lambda m: m.offset,
+            "Attempt": lambda m: m.delivery_attempt,
+            "Transaction ID": lambda m: m.transaction_id,
+            "Created": lambda m: m.created_at,
+            "Data": lambda m: bytes(m.data),
+        },
         long=("Data",),
         spare=("Created", "Offset", "Queue", "Attempt"),
     )
@@ -189,100 +134,88 @@ def _show_popped(messages: list[types.delivery.Delivered], group: str | None, au
         return
     say("\nAcknowledge with:")
     for message in messages[:_HINTS]:
-        say(f"  {_ack_line(message, group)}")
+        options = [*(("--lease", message.lease_id) if message.lease_id else ()), *(("--group", group) if group else ())]
+        end = ["--"] if message.transaction_id.startswith("-") else []
+        say("  " + shlex.join(["hark", "ack", *options, *end, message.partition_id, message.transaction_id]))
     if len(messages) > _HINTS:
         say(f"  ... and {len(messages) - _HINTS} more; use --json for the IDs of all messages")
 
 
-def _ack_line(message: types.delivery.Delivered, group: str | None) -> str:
-    """Return the command that acknowledges a message, ready to paste."""
-    words = ["hark", "ack"]
-    if message.lease_id:
-        words += ["--lease", message.lease_id]
-    if group:
-        words += ["--group", group]
-    if message.transaction_id.startswith("-"):
-        words.append("--")
-    return shlex.join([*words, message.partition_id, message.transaction_id])
-
-
+@command(
+    main,
+    "ack",
+    "hark ack PARTITION_ID TRANSACTION_ID --lease LEASE_ID",
+    "hark ack MESSAGE_ID --status failed --error 'no such customer'",
+    "hark ack MESSAGE_ID --status retry --delay 60000",
+    "hark ack MESSAGE_ID --group billing --status dlq",
+)
 def ack(
-    *,
-    first: MessageOrPartitionId,
-    transaction_id: TransactionId = None,
+    server: Server,
+    first: params.MessageOrPartitionId,
+    transaction_id: params.TransactionId = None,
     lease: Annotated[
         str | None, typer.Option(metavar="LEASE_ID", help="Lease that the message was delivered under.")
     ] = None,
-    group: GroupOption = None,
-    status: Annotated[Status, typer.Option(help="Outcome of the message.")] = Status.completed,
+    group: params.GroupOption = None,
+    status: Annotated[
+        Literal["completed", "failed", "retry", "dlq"], typer.Option(help="Outcome of the message.")
+    ] = "completed",
     error: Annotated[str | None, typer.Option(metavar="TEXT", help="Reason of the failure.")] = None,
     delay: Annotated[
         int | None,
         typer.Option(min=0, metavar="MS", help="Delay before redelivery, in milliseconds (failed or retry)."),
     ] = None,
-    url: Url = DEFAULT_URL,
-    as_json: Json = False,
 ) -> None:
     """Settle a message that you received with `hark pop`.
 
     completed acknowledges the message. failed rejects it: it is delivered again, or dead-lettered after its last
     attempt. retry delivers it again without counting an attempt. dlq dead-letters it immediately.
     """
-    if delay is not None and status not in (Status.failed, Status.retry):
+    if delay is not None and status not in ("failed", "retry"):
         raise typer.BadParameter("--delay needs --status failed or --status retry")
     body = types.delivery.AckBody(
         first if transaction_id is None else transaction_id,
         None if transaction_id is None else first,
-        status=status.value,
+        status=status,
         consumer_group=group,
         lease_id=lease,
         error=error,
         delay=delay,
     )
-    answer = call(url, operations.ACK, body=body)
-    settled = answer.read()
-    if as_json:
-        raw(answer.body)
-    if not settled[0].success:
-        refused = settled[0]
-        hint = "give the IDs that `hark pop` printed: MESSAGE_ID, or PARTITION_ID and TRANSACTION_ID"
-        text = refused.error or "the server did not settle the message"
-        raise Failure(text, code=refused.code, hint=hint if refused.code == "not_found" else "")
-    if not as_json:
-        say("dead-lettered" if settled[0].dlq else f"settled as {status.value}")
+    settled = server.ask(operations.ACK, body=body, failure=_refused)
+    say("dead-lettered" if settled[0].dlq else f"settled as {status}")
 
 
-def cancel(
-    message_id: MessageId,
-    url: Url = DEFAULT_URL,
-    as_json: Json = False,
-) -> None:
+def _refused(answers: Sequence[types.delivery.AckAnswer]) -> Failure | None:
+    refused = answers[0]
+    if refused.success:
+        return None
+    hint = "give the IDs that `hark pop` printed: MESSAGE_ID, or PARTITION_ID and TRANSACTION_ID"
+    text = refused.error or "the server did not settle the message"
+    return Failure(text, code=refused.code, hint=hint if refused.code == "not_found" else "")
+
+
+@command(main, "cancel", "hark cancel MESSAGE_ID")
+def cancel(server: Server, message_id: params.MessageId) -> None:
     """Cancel a message that no consumer has received yet.
 
     For example, you can cancel a delayed message. The command fails if a consumer has received the message.
     """
-    answer = call(url, operations.CANCEL_MESSAGE, message_id)
-    if as_json:
-        raw(answer.body)
-    else:
-        say(f"cancelled message {message_id}")
+    server.ask(operations.CANCEL_MESSAGE, message_id)
+    say(f"cancelled message {message_id}")
 
 
-def register_tail(main: typer.Typer) -> None:
-    """Add the command at the top level."""
-    command(
-        main,
-        "tail",
-        "hark tail orders",
-        "hark tail orders --from head --limit 10",
-        "hark tail orders --from 2026-01-02T03:04:05Z --json | jq .data",
-    )(tail)
-
-
+@command(
+    main,
+    "tail",
+    "hark tail orders",
+    "hark tail orders --from head --limit 10",
+    "hark tail orders --from 2026-01-02T03:04:05Z --json | jq .data",
+)
 def tail(
-    *,
-    queue: QueueName,
-    partition: OnlyPartition = None,
+    server: Server,
+    queue: params.QueueName,
+    partition: params.OnlyPartition = None,
     start: Annotated[
         str,
         typer.Option(
@@ -292,36 +225,19 @@ def tail(
     limit: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Stop after N messages.", show_default="no limit")
     ] = None,
-    url: Url = DEFAULT_URL,
-    as_json: Json = False,
 ) -> None:
     """Print messages of a queue as they arrive, until Ctrl-C.
 
     The command reads messages without receiving them: consumers still get all of them.
     """
-    missing = missing_queue(url, queue)
+    missing = server.missing_queue(queue)
     if missing is not None:
         complain(f"waiting for queue {queue}, which does not exist{missing}")
     query: Query = {"browse": True, "from": start, "partition": partition}
-    shown = 0
-    try:
-        for name, body in events(stream(url, operations.LISTEN_OF_QUEUE, queue, query=query)):
-            if name == "error":
-                problem = decode(body, types.base.ErrorAnswer)
-                raise Failure(problem.error, code=problem.code)
-            if name == "message":
-                if as_json:
-                    raw(body)
-                else:
-                    _show(decode(body, types.delivery.Delivered))
-                shown += 1
-                if shown == limit:
-                    return
-    except KeyboardInterrupt:
-        return
-    raise ended()
+    server.follow(operations.LISTEN_OF_QUEUE, queue, query=query, event="message", show=_show, limit=limit)
 
 
-def _show(message: types.delivery.Delivered) -> None:
+def _show(body: bytes) -> None:
+    message = decode(body, types.delivery.Delivered)
     text = message.payload_error or bytes(message.data).decode("utf-8", "replace")
     say(f"{message.created_at}  {message.partition}  {message.offset}  {message.transaction_id}  {text}")

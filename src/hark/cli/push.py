@@ -9,67 +9,60 @@ from typing import Annotated
 
 import msgspec
 import typer
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import Raw
 
 from hark.api import operations, types
-from hark.cli.command import (
-    DEFAULT_URL,
-    USAGE,
-    Failure,
-    Json,
-    QueueName,
-    Url,
-    command,
-    complain,
-    not_empty,
-)
-from hark.cli.output import raw, say, table
-from hark.cli.remote import call, near_older_queue
+from hark.cli import params
+from hark.cli.command import command, main
+from hark.cli.output import Failure, complain, raw, say, table
+from hark.cli.remote import Server, json_or_text
 from hark.model import DEFAULT_PARTITION
+from hark.model.messages import Key
 
 # Both well under the server's default limits (10,000 items, 10 MiB).
 _BATCH_ITEMS = 1000
 _BATCH_BYTES = 4 * 1024 * 1024
+_HINT = """hark push orders '{"id": 17}'\nor send the payload as text: hark push orders --text hello"""
 
 
-class Item(msgspec.Struct, rename="camel", kw_only=True):
+class Item(types.base.Body, kw_only=True):
     """A message to push; the payload is sent byte for byte."""
 
     queue: str
     payload: Raw
-    partition: str | UnsetType = UNSET
-    transaction_id: str | UnsetType = UNSET
-    delay: int | UnsetType = UNSET
-    deliver_at: str | UnsetType = UNSET
-    priority: int | UnsetType = UNSET
-    keys_if_undelivered: Raw | UnsetType = UNSET
+    partition: str | None = None
+    transaction_id: str | None = None
+    trace_id: str | None = None
+    delay: int | None = None
+    deliver_at: str | None = None
+    ttl: int | None = None
+    priority: int | None = None
+    backoff_schedule: tuple[int, ...] | None = None
+    keys_if_undelivered: Raw | tuple[Key, ...] | None = None
+    traceparent: str | None = None
+    tracestate: str | None = None
 
 
-def register_push(main: typer.Typer) -> None:
-    """Add the command at the top level."""
-    command(
-        main,
-        "push",
-        """hark push orders '{"id": 17}'""",
-        """hark push orders '{"id": 17}' --transaction-id order-17""",
-        """hark push orders '{"id": 17}' --partition customer-4""",
-        "hark push reminders --text 'call back' --delay 60000",
-        """hark push orders 17 --keys-if-undelivered '[["failed", 17]]'""",
-        "hark push orders --stdin < orders.jsonl",
-    )(push)
-
-
+@command(
+    main,
+    "push",
+    """hark push orders '{"id": 17}'""",
+    """hark push orders '{"id": 17}' --transaction-id order-17""",
+    """hark push orders '{"id": 17}' --partition customer-4""",
+    "hark push reminders --text 'call back' --delay 60000",
+    """hark push orders 17 --keys-if-undelivered '[["failed", 17]]'""",
+    "hark push orders --stdin < orders.jsonl",
+)
 def push(
-    *,
-    queue: QueueName,
+    server: Server,
+    queue: params.QueueName,
     payloads: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="PAYLOAD", help="Payload of a message, as JSON.", show_default=False),
+        list[str] | None, typer.Argument(metavar="PAYLOAD", help="Payload of a message, as JSON.", show_default=False)
     ] = None,
     partition: Annotated[
         str | None,
         typer.Option(
-            metavar="PARTITION", callback=not_empty, help="Partition to push to.", show_default=DEFAULT_PARTITION
+            metavar="PARTITION", callback=params.not_empty, help="Partition to push to.", show_default=DEFAULT_PARTITION
         ),
     ] = None,
     transaction_id: Annotated[
@@ -82,8 +75,7 @@ def push(
         int | None, typer.Option(min=0, metavar="MS", help="Delay before delivery, in milliseconds.", show_default="0")
     ] = None,
     deliver_at: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="Earliest time of delivery (ISO 8601, UTC by default)."),
+        str | None, typer.Option(metavar="TIME", help="Earliest time of delivery (ISO 8601, UTC by default).")
     ] = None,
     priority: Annotated[
         int | None,
@@ -99,8 +91,6 @@ def push(
     ] = None,
     stdin: Annotated[bool, typer.Option("--stdin", help="Read payloads from standard input, one per line.")] = False,
     text: Annotated[bool, typer.Option("--text", help="Treat payloads as text and send them as JSON strings.")] = False,
-    url: Url = DEFAULT_URL,
-    as_json: Json = False,
 ) -> None:
     """Push one or more messages to a queue.
 
@@ -110,32 +100,30 @@ def push(
         raise typer.BadParameter("give either one or more PAYLOADs, or --stdin")
     if transaction_id is not None and (stdin or len(payloads or ()) > 1):
         raise typer.BadParameter("--transaction-id works with one PAYLOAD only; push the messages one by one")
-    undelivered = UNSET if keys is None else _keys(keys)
+    undelivered = None if keys is None else _keys(keys)
 
-    def item(payload: Raw) -> Item:
+    def item(payload: bytes, what: str) -> Item:
         return Item(
             queue=queue,
-            payload=payload,
-            partition=UNSET if partition is None else partition,
-            transaction_id=UNSET if transaction_id is None else transaction_id,
-            delay=UNSET if delay is None else delay,
-            deliver_at=UNSET if deliver_at is None else deliver_at,
-            priority=UNSET if priority is None else priority,
+            payload=json_or_text(payload, what, text=text, hint=_HINT),
+            partition=partition,
+            transaction_id=transaction_id,
+            delay=delay,
+            deliver_at=deliver_at,
+            priority=priority,
             keys_if_undelivered=undelivered,
         )
 
-    if stdin:
-        pushed = _push_lines(url, (item(payload) for payload in _lines(text)), as_json)
+    if stdin:  # One per line; empty lines are skipped.
+        lines = ((number, line.rstrip(b"\r\n")) for number, line in enumerate(sys.stdin.buffer, 1) if line.strip())
+        pushed = _push_lines(server, (item(line, f"line {number}") for number, line in lines))
     else:
-        items = [
-            item(_payload(payload.encode(errors="surrogateescape"), "the payload", text)) for payload in payloads or ()
-        ]
-        outcomes = _push(url, items, as_json)
-        if not as_json:
+        outcomes = _push(server, [item(one.encode(errors="surrogateescape"), "the payload") for one in payloads or ()])
+        if not server.as_json:
             _show(outcomes)
         _check(outcomes)
         pushed = len(outcomes)
-    if not as_json and (hint := near_older_queue(url, queue, pushed)):  # Only people read hints.
+    if not server.as_json and (hint := server.near_older_queue(queue, pushed)):  # Only people read hints.
         complain(f"created queue {queue}{hint}")
 
 
@@ -151,44 +139,19 @@ def _keys(text: str) -> Raw:
     return Raw(given)
 
 
-def _payload(given: bytes, what: str, text: bool) -> Raw:
-    """Check that a payload is JSON, or make it a JSON string."""
-    try:
-        if text:
-            return Raw(msgspec.json.encode(given.decode()))
-        msgspec.json.decode(given)
-    except UnicodeDecodeError as error:
-        raise Failure(f"{what} is not UTF-8: {error}; correct its encoding", exit_code=USAGE) from None
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise Failure(
-            f"{what} is not JSON: {given[:80].decode(errors='replace')} ({error})\n"
-            "quote JSON for the shell: hark push orders '{\"id\": 17}'\n"
-            "or send the payload as text: hark push orders --text hello",
-            exit_code=USAGE,
-        ) from None
-    return Raw(given)
-
-
-def _lines(text: bool) -> Iterator[Raw]:
-    """Read payloads from stdin, one per line; empty lines are skipped."""
-    for number, line in enumerate(sys.stdin.buffer, 1):
-        if line.strip():
-            yield _payload(line.rstrip(b"\r\n"), f"line {number}", text)
-
-
-def _push_lines(url: str, items: Iterable[Item], as_json: bool) -> int:
+def _push_lines(server: Server, items: Iterable[Item]) -> int:
     """Push a stream of any length, in batches. Returns the number of messages."""
     counts: Counter[str] = Counter()
     rejected: list[types.delivery.PushAnswer] = []
     try:
         for batch in _batches(items):
-            outcomes = _push(url, batch, as_json)
+            outcomes = _push(server, batch)
             counts.update(outcome.status for outcome in outcomes)
             rejected += _rejected(outcomes)
     except Failure:
         complain(f"before this error: {_summary(counts)}")
         raise
-    if not as_json:
+    if not server.as_json:
         say(_summary(counts))
     _check(rejected, counts.total())
     return counts.total()
@@ -208,10 +171,10 @@ def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
         yield batch
 
 
-def _push(url: str, items: list[Item], as_json: bool) -> list[types.delivery.PushAnswer]:
+def _push(server: Server, items: list[Item]) -> list[types.delivery.PushAnswer]:
     """Push one batch."""
-    answer = call(url, operations.PUSH, body={"items": items})
-    if as_json:
+    answer = server.call(operations.PUSH, body={"items": items})
+    if server.as_json:
         raw(answer.body)
     return answer.read()
 
@@ -224,8 +187,14 @@ def _summary(counts: Counter[str]) -> str:
 def _show(outcomes: list[types.delivery.PushAnswer]) -> None:
     """Print the outcome of each message."""
     table(
-        ("Status", "Message ID", "Transaction ID", "Partition ID", "Error"),
-        ((o.status, o.message_id, o.transaction_id, o.partition_id, o.error) for o in outcomes),
+        outcomes,
+        {
+            "Status": lambda o: o.status,
+            "Message ID": lambda o: o.message_id,
+            "Transaction ID": lambda o: o.transaction_id,
+            "Partition ID": lambda o: o.partition_id,
+            "Error": lambda o: o.error,
+        },
         long=("Error",),
         spare=("Transaction ID", "Partition ID"),
     )

@@ -1,30 +1,21 @@
-"""`hark queue`."""
+"""`hark queue` and `hark group`."""
 
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, Annotated, Any
+from datetime import UTC, datetime
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from hark.api import operations, types
-from hark.api.options import OPTIONS
-from hark.cli.command import (
-    DEFAULT_URL,
-    Failure,
-    Json,
-    Limit,
-    QueueName,
-    Url,
-    Yes,
-    command,
-    confirm,
-    make_app,
-    not_empty,
-)
-from hark.cli.output import details, raw, say, table
-from hark.cli.remote import call
+from hark.api.options import LIMITS, OPTIONS, limits_of
+from hark.cli import params
+from hark.cli.command import command, make_app
+from hark.cli.output import Failure, confirm, details, raw, say, table
+from hark.cli.remote import Server
+from hark.model import Limits
 
 app = make_app(
     "List, create, change and delete queues.",
@@ -33,14 +24,6 @@ app = make_app(
     "hark queue delete orders",
 )
 
-if TYPE_CHECKING:
-    _Order = operations.Operation[types.queues.Paused | types.queues.Purged]
-
-_ORDERS: dict[str, tuple[_Order, _Order, str]] = {
-    "pause": (operations.PAUSE_QUEUE, operations.PAUSE_GROUP, "paused"),
-    "resume": (operations.RESUME_QUEUE, operations.RESUME_GROUP, "resumed"),
-    "purge": (operations.PURGE_QUEUE, operations.PURGE_GROUP, "purged"),
-}
 _KINDS: dict[str, type] = {"integer": int, "number": float, "boolean": bool}
 SomeOffset = Annotated[
     int | None, typer.Option(min=0, metavar="N", help="Number of results to skip.", show_default="0")
@@ -55,6 +38,7 @@ SomeOffset = Annotated[
     "hark queue list --json | jq '.queues[].name'",
 )
 def list_queues(
+    server: Server,
     search: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Only queues whose name contains this text.")
     ] = None,
@@ -69,51 +53,23 @@ def list_queues(
         int | None, typer.Option(min=1, metavar="N", help="Maximum number of results.", show_default="10000")
     ] = None,
     offset: SomeOffset = None,
-    url: Url = DEFAULT_URL,
-    as_json: Json = False,
 ) -> None:
     """List queues with their message counts."""
-    query = {
-        "search": search,
-        "namespace": namespace,
-        "task": task,
-        "paused": paused or None,
-        "sort": sort,
-        "limit": limit,
-        "offset": offset,
-    }
-    answer = call(url, operations.LIST_QUEUES, query=query)
-    if as_json:
-        raw(answer.body)
-        return
+    query = {"search": search, "namespace": namespace, "task": task, "paused": paused or None}
     table(
-        (
-            "Queue",
-            "Namespace",
-            "Task",
-            "Partitions",
-            "Pending",
-            "Scheduled",
-            "Processing",
-            "Total",
-            "Paused",
-            "Created",
-        ),
-        (
-            (
-                queue.name,
-                queue.namespace,
-                queue.task,
-                queue.partitions,
-                queue.messages.pending,
-                queue.messages.scheduled,
-                queue.messages.processing,
-                queue.messages.total,
-                "yes" if queue.paused else "",
-                queue.created_at,
-            )
-            for queue in answer.read().queues
-        ),
+        server.ask(operations.LIST_QUEUES, query={**query, "sort": sort, "limit": limit, "offset": offset}).queues,
+        {
+            "Queue": lambda q: q.name,
+            "Namespace": lambda q: q.namespace,
+            "Task": lambda q: q.task,
+            "Partitions": lambda q: q.partitions,
+            "Pending": lambda q: q.messages.pending,
+            "Scheduled": lambda q: q.messages.scheduled,
+            "Processing": lambda q: q.messages.processing,
+            "Total": lambda q: q.messages.total,
+            "Paused": lambda q: "yes" if q.paused else "",
+            "Created": lambda q: q.created_at,
+        },
         empty="no queues; the first push creates one: hark push orders '{\"id\": 1}'",
         spare=("Created", "Task", "Total", "Namespace"),
     )
@@ -121,21 +77,16 @@ def list_queues(
 
 @command(app, "show", "hark queue show orders", "hark queue show orders --search customer-4 --limit 10")
 def show(
-    queue: QueueName,
+    server: Server,
+    queue: params.QueueName,
     search: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Only partitions whose name contains this text.")
     ] = None,
-    limit: Limit = 100,
+    limit: params.Limit = 100,
     offset: SomeOffset = None,
-    url: Url = DEFAULT_URL,
-    as_json: Json = False,
 ) -> None:
     """Show the counts, options and partitions of a queue."""
-    answer = call(url, operations.SHOW_QUEUE, queue, query={"search": search, "limit": limit, "offset": offset})
-    if as_json:
-        raw(answer.body)
-        return
-    shown = answer.read()
+    shown = server.ask(operations.SHOW_QUEUE, queue, query={"search": search, "limit": limit, "offset": offset})
     details(
         (
             ("queue", shown.name),
@@ -153,33 +104,19 @@ def show(
     )
     say("")
     table(
-        (
-            "Partition",
-            "Pending",
-            "Scheduled",
-            "Processing",
-            "Completed",
-            "Dead letters",
-            "Total",
-            "Oldest",
-            "Newest",
-            "ID",
-        ),
-        (
-            (
-                partition.name,
-                partition.stats.pending,
-                partition.stats.scheduled,
-                partition.stats.processing,
-                partition.stats.completed,
-                partition.stats.dead_letter,
-                partition.stats.total,
-                partition.oldest_message,
-                partition.newest_message,
-                partition.id,
-            )
-            for partition in shown.partitions
-        ),
+        shown.partitions,
+        {
+            "Partition": lambda p: p.name,
+            "Pending": lambda p: p.stats.pending,
+            "Scheduled": lambda p: p.stats.scheduled,
+            "Processing": lambda p: p.stats.processing,
+            "Completed": lambda p: p.stats.completed,
+            "Dead letters": lambda p: p.stats.dead_letter,
+            "Total": lambda p: p.stats.total,
+            "Oldest": lambda p: p.oldest_message,
+            "Newest": lambda p: p.newest_message,
+            "ID": lambda p: p.id,
+        },
         empty="no partitions",
         spare=("ID", "Newest", "Oldest", "Completed"),
     )
@@ -196,16 +133,13 @@ def show(
     *(f"  {name} (default {msgspec.json.encode(option.default).decode()})" for name, option in OPTIONS.items()),
 )
 def create(
-    *,
-    queue: QueueName,
+    server: Server,
+    queue: params.QueueName,
     namespace: Annotated[str | None, typer.Option(metavar="NAME", help="Namespace of the queue.")] = None,
     task: Annotated[str | None, typer.Option(metavar="NAME", help="Task of the queue.")] = None,
     options: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="OPTION=VALUE", help="Queue option; repeat for more options."),
+        list[str] | None, typer.Option("--set", metavar="OPTION=VALUE", help="Queue option; repeat for more options.")
     ] = None,
-    url: Url = DEFAULT_URL,
-    as_json: Json = False,
 ) -> None:
     """Create a queue, or replace the options of an existing one.
 
@@ -214,9 +148,9 @@ def create(
     """
     body: dict[str, Any] = {"queue": queue, "options": dict(_option(text) for text in options or ())}
     body |= {name: value for name, value in (("namespace", namespace), ("task", task)) if value is not None}
-    answer = call(url, operations.CONFIGURE, body=body)
+    answer = server.call(operations.CONFIGURE, body=body)
     configured = answer.read()
-    if as_json:
+    if server.as_json:
         raw(answer.body)
     else:
         say(f"configured queue {configured.queue}")
@@ -243,66 +177,314 @@ def _option(text: str) -> tuple[str, object]:
 
 
 @command(app, "delete", "hark queue delete orders", "hark queue delete orders --yes")
-def delete(queue: QueueName, yes: Yes = False, url: Url = DEFAULT_URL, as_json: Json = False) -> None:
+def delete(server: Server, queue: params.QueueName, yes: params.Yes = False) -> None:
     """Delete a queue with its messages, groups and dead letters."""
     confirm(f"Delete queue {queue} with its messages, groups and dead letters?", yes)
-    answer = call(url, operations.DELETE_QUEUE, queue)
-    if as_json:
-        raw(answer.body)
-    if not answer.read().existed:
-        raise Failure(f"queue {queue} not found", code="not_found", hint="list the queues with: hark queue list")
-    if not as_json:
-        say(f"deleted queue {queue}")
+    missing = Failure(f"queue {queue} not found", code="not_found", hint="list the queues with: hark queue list")
+    server.ask(operations.DELETE_QUEUE, queue, failure=lambda answer: None if answer.existed else missing)
+    say(f"deleted queue {queue}")
 
 
 @command(app, "purge", "hark queue purge orders", "hark queue purge orders --group billing --yes")
 def purge(
-    queue: QueueName,
+    server: Server,
+    queue: params.QueueName,
     group: Annotated[
         str | None,
         typer.Option(
             metavar="GROUP",
-            callback=not_empty,
+            callback=params.not_empty,
             help="Acknowledge the messages for this consumer group only.",
             show_default=False,
         ),
     ] = None,
-    yes: Yes = False,
-    url: Url = DEFAULT_URL,
-    as_json: Json = False,
+    yes: params.Yes = False,
 ) -> None:
     """Delete all messages of a queue; dead letters stay.
 
     With --group, the messages stay in the queue, and only this consumer group does not receive them any more.
     """
-    confirm(
-        f"Delete all messages of queue {queue}?"
-        if group is None
-        else f"Acknowledge all messages of queue {queue} for group {group}?",
-        yes,
-    )
-    order(url, queue, group, "purge", as_json)
+    if group is None:
+        confirm(f"Delete all messages of queue {queue}?", yes)
+        _order(server, "purged", operations.PURGE_QUEUE, queue)
+    else:
+        confirm(f"Acknowledge all messages of queue {queue} for group {group}?", yes)
+        _order(server, "purged", operations.PURGE_GROUP, queue, group)
 
 
 @command(app, "pause", "hark queue pause orders")
-def pause(queue: QueueName, url: Url = DEFAULT_URL, as_json: Json = False) -> None:
+def pause(server: Server, queue: params.QueueName) -> None:
     """Pause deliveries of a queue; pushes are still accepted."""
-    order(url, queue, None, "pause", as_json)
+    _order(server, "paused", operations.PAUSE_QUEUE, queue)
 
 
 @command(app, "resume", "hark queue resume orders")
-def resume(queue: QueueName, url: Url = DEFAULT_URL, as_json: Json = False) -> None:
+def resume(server: Server, queue: params.QueueName) -> None:
     """Resume deliveries of a queue."""
-    order(url, queue, None, "resume", as_json)
+    _order(server, "resumed", operations.RESUME_QUEUE, queue)
 
 
-def order(url: str, queue: str, group: str | None, verb: str, as_json: bool) -> None:
+def _order(
+    server: Server,
+    done: str,
+    operation: operations.Operation[types.queues.Paused | types.queues.Purged],
+    queue: str,
+    group: str | None = None,
+) -> None:
     """Pause, resume or purge a queue, or one group of it."""
-    whole, part, done = _ORDERS[verb]
-    answer = call(url, whole, queue) if group is None else call(url, part, queue, group)
-    if as_json:
-        raw(answer.body)
-        return
-    outcome = answer.read()
+    outcome = server.ask(operation, queue) if group is None else server.ask(operation, queue, group)
     count = f" ({outcome.purged} messages)" if isinstance(outcome, types.queues.Purged) else ""
     say(f"{done} {f'queue {queue}' if group is None else f'group {group} in queue {queue}'}{count}")
+
+
+# Groups ----------------------------------------------------------------------------------------------------
+
+groups = make_app(
+    "List, move, pause, limit and delete consumer groups.",
+    "hark group list",
+    "hark group seek billing orders --to-end",
+    "hark group delete billing --queue orders",
+    "",
+    "The default group of a queue has the name __QUEUE_MODE__.",
+)
+
+
+@command(groups, "list", "hark group list", "hark group list --queue orders")
+def list_groups(server: Server, queue: params.OnlyQueue = None) -> None:
+    """List consumer groups, one row for each group and queue.
+
+    Lag is the number of unsettled messages, without scheduled ones (delayed, or waiting for a retry); "Lag (s)" is the
+    longest wait of one of them, in seconds.
+    """
+    table(
+        server.ask(operations.LIST_GROUPS, query={"queue": queue}),
+        {
+            "Group": lambda g: g.name,
+            "Queue": lambda g: g.queue,
+            "Mode": lambda g: g.group_mode,
+            "State": lambda g: "paused" if g.paused else g.state,
+            "Leases": lambda g: g.members,
+            "In flight": lambda g: g.in_flight,
+            "Lag": lambda g: g.total_lag,
+            "Lag (s)": lambda g: g.max_time_lag,
+            "Scheduled": lambda g: g.scheduled,
+            "Lagging partitions": lambda g: g.partitions_with_lag,
+            "Start": lambda g: g.subscription_mode,
+        },
+        empty="no consumer groups; the first pop creates one: hark pop orders --group billing",
+        spare=("Start", "Lagging partitions", "Leases", "Mode", "State"),
+    )
+
+
+@command(groups, "lagging", "hark group lagging", "hark group lagging --seconds 60 --limit 10")
+def lagging(
+    server: Server,
+    seconds: Annotated[
+        int, typer.Option(min=0, metavar="SECONDS", help="Least age of the oldest message, in seconds.")
+    ] = 60,
+    limit: params.Limit = 100,
+) -> None:
+    """List consumer groups that lag behind, by partition.
+
+    Lag is the number of unsettled messages, without scheduled ones (delayed, or waiting for a retry); "Lag (s)" is the
+    longest wait of one of them, in seconds.
+    """
+    table(
+        server.ask(operations.LIST_LAGGING, query={"minLagSeconds": seconds, "limit": limit}),
+        {
+            "Group": lambda p: p.consumer_group,
+            "Queue": lambda p: p.queue_name,
+            "Partition": lambda p: p.partition_name,
+            "Lag": lambda p: p.offset_lag,
+            "Lag (s)": lambda p: p.time_lag_seconds,
+            "Oldest message": lambda p: p.oldest_unconsumed_at,
+            "Last consumed": lambda p: p.last_consumed_at,
+        },
+        empty=f"no group lags behind by {seconds} seconds or more",
+        spare=("Last consumed", "Oldest message"),
+    )
+
+
+@command(groups, "show", "hark group show billing")
+def show_group(server: Server, group: params.GroupName) -> None:
+    """Show the position of a consumer group in each partition."""
+    missing = Failure(f"group {group} not found", code="not_found", hint="list the groups with: hark group list")
+    found = server.ask(operations.SHOW_GROUP, group, failure=lambda queues: None if queues else missing)
+    table(
+        [(queue, position) for queue, positions in found.items() for position in positions.partitions],
+        {
+            "Queue": lambda row: row[0],
+            "Partition": lambda row: row[1].partition,
+            "Lag": lambda row: row[1].offset_lag,
+            "Lag (s)": lambda row: row[1].time_lag_seconds,
+            "Scheduled": lambda row: row[1].scheduled,
+            "Leased": lambda row: "yes" if row[1].lease_active else "",
+            "Last consumed": lambda row: row[1].last_consumed_at,
+        },
+        empty=f"group {group} has no position in any partition yet",
+        spare=("Last consumed", "Leased"),
+    )
+
+
+@command(
+    groups,
+    "seek",
+    "hark group seek billing orders --to-end",
+    "hark group seek billing orders --timestamp 2026-01-31T12:00:00Z",
+    "hark group seek billing orders --offset 1 --partition customer-4",
+)
+def seek(
+    server: Server,
+    group: params.GroupName,
+    queue: params.QueueName,
+    to_end: Annotated[bool, typer.Option("--to-end", help="Skip all current messages.")] = False,
+    timestamp: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Continue with messages after this time (ISO 8601, UTC by default)."),
+    ] = None,
+    offset: Annotated[
+        int | None, typer.Option(min=1, metavar="OFFSET", help="Continue with the message at this offset.")
+    ] = None,
+    partition: params.OnlyPartition = None,
+) -> None:
+    """Move a consumer group to another position in a queue.
+
+    Give exactly one of --to-end, --timestamp and --offset. The group loses its leases there. The position alone
+    decides whether their messages are delivered again.
+    """
+    if [to_end, timestamp is not None, offset is not None].count(True) != 1:
+        raise typer.BadParameter("give exactly one of --to-end, --timestamp and --offset")
+    target = types.groups.SeekBody(
+        to_end=to_end or None, timestamp=None if timestamp is None else _time(timestamp), offset=offset
+    )
+    if partition is None:
+        moved = f"{server.ask(operations.SEEK_QUEUE, group, queue, body=target).partitions_updated} partitions"
+    else:
+        part = server.ask(operations.SEEK_PARTITION, group, queue, partition, body=target)
+        moved = f"next offset {part.next_offset}"
+    say(f"moved group {group} in queue {queue} ({moved})")
+
+
+def _time(text: str) -> str:
+    """Check a time, and add UTC if it has no time zone."""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"--timestamp {text}: not an ISO 8601 time; use a time such as 2026-01-31T12:00:00Z"
+        ) from None
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).isoformat()
+
+
+@command(groups, "delete", "hark group delete billing", "hark group delete billing --queue orders --yes")
+def delete_group(
+    server: Server,
+    group: params.GroupName,
+    queue: params.OnlyQueue = None,
+    keep_subscription: Annotated[
+        bool, typer.Option("--keep-subscription", help="Keep the start of the group for a later group of this name.")
+    ] = False,
+    yes: params.Yes = False,
+) -> None:
+    """Delete a consumer group, in one queue or in all.
+
+    The group loses its positions and leases. Messages stay in the queue.
+    """
+    confirm(f"Delete group {group} in {f'queue {queue}' if queue else 'all its queues'}?", yes)
+    query = {"deleteMetadata": not keep_subscription}
+    if queue is None:
+        answer = server.ask(operations.DELETE_GROUP, group, query=query)
+    else:
+        answer = server.ask(operations.DELETE_GROUP_OF_QUEUE, group, queue, query=query)
+    say(f"deleted group {group} ({answer.deleted_partitions} partitions)")
+
+
+@command(groups, "pause", "hark group pause billing orders")
+def pause_group(server: Server, group: params.GroupName, queue: params.QueueName) -> None:
+    """Pause deliveries of a queue to one consumer group."""
+    _order(server, "paused", operations.PAUSE_GROUP, queue, group)
+
+
+@command(groups, "resume", "hark group resume billing orders")
+def resume_group(server: Server, group: params.GroupName, queue: params.QueueName) -> None:
+    """Resume deliveries of a queue to one consumer group."""
+    _order(server, "resumed", operations.RESUME_GROUP, queue, group)
+
+
+MaxInFlight, RateLimit, RateBurst = (
+    typer.Option(min=0, metavar="N", help=LIMITS[name].text, show_default="unchanged")
+    for name in ("maxInFlight", "rateLimit", "rateBurst")
+)
+
+
+@command(
+    app,
+    "limits",
+    "hark queue limits orders",
+    "hark queue limits orders --max-in-flight 100 --rate-limit 20",
+    "hark queue limits orders --rate-limit 0",
+)
+def limit_queue(
+    server: Server,
+    queue: params.QueueName,
+    max_in_flight: Annotated[int | None, MaxInFlight] = None,
+    rate_limit: Annotated[float | None, RateLimit] = None,
+    rate_burst: Annotated[int | None, RateBurst] = None,
+) -> None:
+    """Show or change the delivery limits of a queue.
+
+    The limits apply to all consumer groups of the queue together.
+    """
+    given = _given(max_in_flight, rate_limit, rate_burst)
+    if not given:
+        _show(limits_of(server.ask(operations.SHOW_QUEUE, queue, query={"limit": 1}).options))
+        return
+    answer = server.call(operations.SHOW_QUEUE, queue, query={"limit": 1})
+    shown = answer.read()
+    # As the server sent them: a server that is newer than this command keeps its other options.
+    kept = msgspec.json.decode(answer.body)["options"]
+    body = {"queue": queue, "namespace": shown.namespace, "task": shown.task, "options": kept | given}
+    _show(limits_of(server.ask(operations.CONFIGURE, body=body).options))
+
+
+@command(
+    groups,
+    "limits",
+    "hark group limits billing orders",
+    "hark group limits billing orders --rate-limit 0.5 --rate-burst 10",
+)
+def limit_group(
+    server: Server,
+    group: params.GroupName,
+    queue: params.QueueName,
+    max_in_flight: Annotated[int | None, MaxInFlight] = None,
+    rate_limit: Annotated[float | None, RateLimit] = None,
+    rate_burst: Annotated[int | None, RateBurst] = None,
+) -> None:
+    """Show or change the delivery limits of a consumer group."""
+    given = _given(max_in_flight, rate_limit, rate_burst)
+    if not given:
+        _show(server.ask(operations.SHOW_LIMITS, group, queue).limits)
+        return
+    kept = msgspec.to_builtins(server.call(operations.SHOW_LIMITS, group, queue).read().limits)
+    _show(server.ask(operations.LIMIT_GROUP, group, queue, body=kept | given).limits)
+
+
+def _given(max_in_flight: int | None, rate_limit: float | None, rate_burst: int | None) -> dict[str, Any]:
+    """Return the limits to change, by their names in the API."""
+    if rate_limit == 0 and rate_burst is None:
+        rate_burst = 0  # The server rejects a burst without a rate.
+    named = {"maxInFlight": max_in_flight, "rateLimit": rate_limit, "rateBurst": rate_burst}
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def _show(limits: Limits) -> None:
+    """Print limits for people."""
+    burst = f"{limits.rate_burst} messages" if limits.rate_burst else "one second's worth"
+    details(
+        (
+            ("maxInFlight", f"{limits.max_in_flight} messages" if limits.max_in_flight else "no limit"),
+            ("rateLimit", f"{limits.rate_limit:g} messages per second" if limits.rate_limit else "no limit"),
+            ("rateBurst", burst if limits.rate_limit or limits.rate_burst else None),
+        )
+    )

@@ -1,35 +1,41 @@
-"""`hark serve`."""
+"""`hark serve`, and the commands for its store: `hark backup`, `restore`, `migrate` and `maintenance`."""
 
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from datetime import datetime
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import typer
 
-from hark.cli.command import DEFAULTS, Config, Data, LogFormat, LogLevel, command, complain
-from hark.cli.output import raw, table
-from hark.settings import SETTINGS, Loaded, load, shown
+from hark.api import operations, types
+from hark.cli import params
+from hark.cli.command import command, main, make_app
+from hark.cli.output import USAGE, Failure, complain, confirm, counting, raw, say, table
+from hark.cli.params import DEFAULTS
+from hark.cli.remote import Server
+from hark.errors import InvalidSetting
+from hark.settings import SETTINGS, Loaded, Settings, load, shown
+
+if TYPE_CHECKING:
+    from hark.engine.postgres.migrate import Step
 
 
-def register_serve(main: typer.Typer) -> None:
-    """Add the command at the top level."""
-    command(
-        main,
-        "serve",
-        "hark serve",
-        "hark serve --port 7000 --data /var/lib/hark",
-        "hark serve --engine memory",
-        "hark serve --engine postgresql://hark@localhost/hark --workers 4",
-        "hark serve --engine s3://bucket/queues",
-        "hark serve --tls-certificate cert.pem --tls-key key.pem",
-        "hark serve --config hark.toml --show-settings",
-    )(serve)
-
-
+@command(
+    main,
+    "serve",
+    "hark serve",
+    "hark serve --port 7000 --data /var/lib/hark",
+    "hark serve --engine memory",
+    "hark serve --engine postgresql://hark@localhost/hark --workers 4",
+    "hark serve --engine s3://bucket/queues",
+    "hark serve --tls-certificate cert.pem --tls-key key.pem",
+    "hark serve --config hark.toml --show-settings",
+)
 def serve(
-    *,
     host: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Address to listen on.", show_default=DEFAULTS.host)
     ] = None,
@@ -45,7 +51,7 @@ def serve(
             show_default="a SQLite file in --data",
         ),
     ] = None,
-    data: Data = None,
+    data: params.Data = None,
     workers: Annotated[
         int | None,
         typer.Option(
@@ -62,9 +68,9 @@ def serve(
         bool | None,
         typer.Option("--insecure-bind", help="Allow connections from other machines without authentication."),
     ] = None,
-    config: Config = None,
-    log_level: LogLevel = None,
-    log_format: LogFormat = None,
+    config: params.Config = None,
+    log_level: params.LogLevel = None,
+    log_format: params.LogFormat = None,
     show_settings: Annotated[
         bool, typer.Option("--show-settings", help="Print all settings with their sources, and exit.")
     ] = False,
@@ -105,14 +111,182 @@ def _show(loaded: Loaded, as_json: bool) -> None:
     rows = [(name, shown(loaded.settings, name), loaded.sources[name]) for name in SETTINGS]
     if as_json:
         raw(msgspec.json.encode({name: {"value": value, "source": source} for name, value, source in rows}))
-    else:
-        table(
-            ("Setting", "Value", "Source"),
-            ((name, _text(value), source) for name, value, source in rows),
-            long=("Value",),
+        return
+    table(
+        [(name, "" if value == () else str(value), source) for name, value, source in rows],
+        {name: itemgetter(index) for index, name in enumerate(("Setting", "Value", "Source"))},
+        long=("Value",),
+    )
+
+
+Engine = Annotated[
+    str | None, typer.Option(metavar="URL", help="Store URL: sqlite:///FILE.", show_default="the SQLite file in --data")
+]
+
+
+@command(main, "backup", "hark backup copy.db", "hark backup copy.db --data /var/lib/hark --replace")
+def backup(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Backup file to write.", show_default=False)],
+    data: params.Data = None,
+    engine: Engine = None,
+    config: params.Config = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Overwrite FILE once the new backup is complete.")] = False,
+) -> None:
+    """Back up a SQLite store to a file.
+
+    The server can keep running. The backup shows the store at one moment, and is checked before it gets its name.
+    """
+    from hark.engine.sqlite.files import backup as run
+
+    path = _store(data, engine, config)
+    with counting("Backing up", "pages") as progress:
+        run(path, file, progress, replace=replace)
+    say(f"backed up {path} to {file} ({file.stat().st_size:,} bytes)")
+
+
+@command(main, "restore", "hark restore copy.db", "hark restore copy.db --data new-data")
+def restore(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Backup file to restore.", show_default=False)],
+    data: params.Data = None,
+    engine: Engine = None,
+    config: params.Config = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Rename an existing store instead of failing.")] = False,
+    yes: params.Yes = False,
+) -> None:
+    """Restore a SQLite store from a backup.
+
+    Shut the server down first. Messages pushed after the backup are lost, and messages settled after it are delivered
+    again.
+    """
+    from hark.engine.sqlite.files import restore as run
+
+    path = _store(data, engine, config)
+    aside = None
+    if replace:
+        confirm(f"Replace the store {path} with the backup {file}?", yes)
+        aside = path.with_name(f"{path.name}.before-{datetime.now().astimezone():%Y%m%d-%H%M%S}")
+    with counting("Restoring", "pages") as progress:
+        run(file, path, progress, set_aside=aside)
+    say(f"restored {path} from {file}")
+    if aside is not None and aside.exists():
+        say(f"the previous store is now {aside}")
+
+
+def _store(data: str | None, engine: str | None, config: Path | None) -> Path:
+    from hark.serving.server import describe, sqlite_path
+
+    settings = load({"data": data, "engine": engine}, os.environ, config).settings
+    path = sqlite_path(settings)
+    if path is None or path == ":memory:":
+        raise Failure(
+            f"the store is {describe(settings)}, and this command only works with SQLite; "
+            "docs/operations.md shows how to back up other stores",
+            exit_code=USAGE,
         )
+    return Path(path)
 
 
-def _text(value: object) -> str:
-    """Format a value for the table; an empty one is shown as a dash."""
-    return "" if value == () else str(value)
+@command(
+    main,
+    "migrate",
+    "hark migrate --engine postgresql://hark@localhost/hark --dry-run",
+    "hark migrate --engine postgresql://hark@localhost/hark",
+    "hark migrate --engine postgresql://hark@localhost/hark --post",
+)
+def migrate(
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Store URL: postgresql://USER:PASSWORD@HOST:PORT/DATABASE.",
+            show_default="the engine in the settings",
+        ),
+    ] = None,
+    config: params.Config = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the migrations without applying them.")] = False,
+    post: Annotated[
+        bool, typer.Option("--post", help="Also remove parts that only older servers use; shut those down first.")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also print the SQL.")] = False,
+) -> None:
+    """Update the schema of a PostgreSQL store.
+
+    A server applies the same migrations when it starts, except those of --post. Other stores need no command.
+    """
+    loaded = load({"engine": engine}, os.environ, config)
+    for note in loaded.notes:
+        complain(f"warning: {note}")
+    if not loaded.settings.engine.startswith(("postgresql://", "postgres://")):
+        raise InvalidSetting("engine: the store is not a PostgreSQL database; use --engine postgresql://...")
+    import asyncio
+
+    steps = asyncio.run(_migrate(loaded.settings, post=post, dry_run=dry_run))
+    for step in steps:
+        say(f"{'would apply' if dry_run else 'applied'} {step}")
+        if verbose:
+            for script in step.scripts:
+                say(f"-- {script.name}\n{script.sql}")
+    if not steps:
+        say("the schema is up to date")
+
+
+async def _migrate(settings: Settings, *, post: bool, dry_run: bool) -> list[Step]:
+    from hark.engine.postgres import migrate as schema
+    from hark.engine.postgres.pool import Pool
+
+    about = settings.postgres
+    pool = Pool(settings.engine, size=1, wait_ms=about.wait_ms, prepared=about.prepared)
+    await pool.open()
+    try:
+        return await schema.migrate(pool, post=post, dry_run=dry_run)
+    finally:
+        await pool.close()
+
+
+app = make_app(
+    "Stop or resume all pushes or all pops of a store.",
+    "hark maintenance show",
+    "hark maintenance push on",
+    "hark maintenance pop off",
+    "",
+    "Maintenance applies to all servers on the same store, and survives restarts.",
+)
+
+
+State = Annotated[
+    Literal["on", "off"],
+    typer.Argument(metavar="on|off", help="on to stop the requests, off to resume them.", show_default=False),
+]
+
+
+@command(app, "show", "hark maintenance show", "hark maintenance show --json | jq .maintenanceMode")
+def show(server: Server) -> None:
+    """Show whether maintenance is on for pushes and pops."""
+    now = server.ask(operations.SHOW_MAINTENANCE)
+    _say(now.push, now.pop)
+
+
+@command(app, "push", "hark maintenance push on", "hark maintenance push off")
+def push(server: Server, state: State) -> None:
+    """Stop or resume all pushes.
+
+    While maintenance is on, pushes return status 503 with a Retry-After header.
+    """
+    body = types.server.MaintenanceBody(state == "on")
+    _say(push=server.ask(operations.SET_MAINTENANCE, body=body).maintenance_mode)
+
+
+@command(app, "pop", "hark maintenance pop on", "hark maintenance pop off")
+def pop(server: Server, state: State) -> None:
+    """Stop or resume all deliveries.
+
+    While maintenance is on, pops return no messages.
+    """
+    body = types.server.MaintenanceBody(state == "on")
+    _say(pop=server.ask(operations.SET_POP_MAINTENANCE, body=body).pop_maintenance_mode)
+
+
+def _say(push: bool | None = None, pop: bool | None = None) -> None:
+    for verb, stopped, effect in (("pushes", push, "return status 503"), ("pops", pop, "return no messages")):
+        if stopped is not None:
+            say(f"{verb:<8}{f'stopped: they {effect}' if stopped else 'accepted'}")

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 import typer
 
-from hark.cli.command import Config, Data, Json, Yes, command, complain, confirm, make_app
-from hark.cli.output import raw, table
+from hark.cli import params
+from hark.cli.command import command, make_app
+from hark.cli.output import complain, confirm, raw, table
 from hark.clock import SECOND, Clock, SystemClock
 from hark.settings import load
 
@@ -36,20 +37,6 @@ _MOST_SECONDS = 3_153_600_000
 """A hundred years."""
 
 RoleName = Literal["read-only", "read-write", "admin"]
-
-
-class _Shown(msgspec.Struct, rename="camel", omit_defaults=True):
-    """The parts of a token that can be shown."""
-
-    id: str
-    name: str
-    role: str
-    queues: tuple[str, ...]
-    created_at: object
-    expires_at: object
-    expired: bool
-    token: str = ""
-    """The token itself, only when it is created."""
 
 
 @command(
@@ -82,10 +69,10 @@ def create(
             metavar="DURATION", help="Lifetime in s, m, h, d or w, such as 12h, 90d or 2w.", show_default="unlimited"
         ),
     ] = None,
-    data: Data = None,
-    config: Config = None,
+    data: params.Data = None,
+    config: params.Config = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the token.")] = False,
-    as_json: Json = False,
+    as_json: params.Json = False,
 ) -> None:
     """Create an API token and print it.
 
@@ -115,17 +102,18 @@ def create(
     file = _file(data, config)
     token = file.add(make)
     if as_json:
-        raw(msgspec.json.encode(_shown(token, clock, texts[0])))
+        raw(msgspec.json.encode({**_shown(token, clock), "token": texts[0]}))
         return
     if not quiet:
-        what = f"{token.role}, {_queues(token)}, {_end(token)}"
+        allowed = f"queues {', '.join(token.queues) or 'none'}" if token.identity.restricted else "all queues"
+        what = f"{token.role}, {allowed}, {_end(token)}"
         complain(f"created token {token.id} for {token.name} ({what}) in {file.path}")
         complain("copy the token now, it cannot be shown again:")
     typer.echo(texts[0])
 
 
 @command(app, "list", "hark token list", "hark token list --data /var/lib/hark --json")
-def list_tokens(data: Data = None, config: Config = None, as_json: Json = False) -> None:
+def list_tokens(data: params.Data = None, config: params.Config = None, as_json: params.Json = False) -> None:
     """List the API tokens with their roles, queues and expiry."""
     clock = SystemClock()
     file = _file(data, config)
@@ -133,20 +121,16 @@ def list_tokens(data: Data = None, config: Config = None, as_json: Json = False)
     if as_json:
         raw(msgspec.json.encode({"tokens": [_shown(token, clock) for token in tokens]}))
         return
-    rows = [
-        (
-            token.id,
-            token.name,
-            token.role,
-            ", ".join(token.queues) or "none",
-            _day(token.created_at),
-            _end(token, clock),
-        )
-        for token in tokens
-    ]
     table(
-        ("ID", "Name", "Role", "Queues", "Created", "Expires"),
-        rows,
+        tokens,
+        {
+            "ID": lambda token: token.id,
+            "Name": lambda token: token.name,
+            "Role": lambda token: token.role,
+            "Queues": lambda token: ", ".join(token.queues) or "none",
+            "Created": lambda token: _day(token.created_at),
+            "Expires": lambda token: _end(token, clock),
+        },
         empty=f"no tokens in {file.path}; create one with: hark token create NAME",
         long=("Queues",),
         spare=("Created",),
@@ -161,9 +145,9 @@ def revoke(
             metavar="ID", help="ID of the token: the 8 characters after hark_ in the token.", show_default=False
         ),
     ],
-    data: Data = None,
-    config: Config = None,
-    yes: Yes = False,
+    data: params.Data = None,
+    config: params.Config = None,
+    yes: params.Yes = False,
 ) -> None:
     """Revoke an API token; servers reject it within a second."""
     file = _file(data, config)
@@ -191,21 +175,17 @@ def _seconds(text: str) -> int:
     return seconds
 
 
-def _shown(token: Token, clock: Clock, text: str = "") -> _Shown:
-    return _Shown(
-        id=token.id,
-        name=token.name,
-        role=token.role,
-        queues=token.queues,
-        created_at=token.created_at,
-        expires_at=token.expires_at,
-        expired=token.has_expired(clock.now()),
-        token=text,
-    )
-
-
-def _queues(token: Token) -> str:
-    return "all queues" if not token.identity.restricted else f"queues {', '.join(token.queues) or 'none'}"
+def _shown(token: Token, clock: Clock) -> dict[str, object]:
+    """Return the parts of a token that can be shown."""
+    return {
+        "id": token.id,
+        "name": token.name,
+        "role": token.role,
+        "queues": token.queues,
+        "createdAt": token.created_at,
+        "expiresAt": token.expires_at,
+        "expired": token.has_expired(clock.now()),
+    }
 
 
 def _end(token: Token, clock: Clock | None = None) -> str:

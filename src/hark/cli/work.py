@@ -1,123 +1,38 @@
-"""`hark work`: finds the worker of an application and runs it, with its log and its progress."""
+"""`hark work`, with --reload, and `hark polling`."""
 
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
-import traceback
-from collections.abc import Callable
-from importlib import import_module
-from importlib.util import find_spec
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import msgspec
 import typer
 
-from hark.cli.command import DEFAULTS, USAGE, Config, Failure, LogFormat, LogLevel, command, complain
-from hark.errors import did_you_mean
-from hark.settings import Loaded, load
+from hark.cli import params
+from hark.cli.command import command, main
+from hark.cli.output import FAILED, USAGE, Failure, complain, raw, say, table
+from hark.settings import SETTINGS, load, shown
 
-if TYPE_CHECKING:
-    from hark.worker.worker import Worker
+if TYPE_CHECKING:  # the package imports asyncio, which `hark --help` does without
+    from hark.polling import Estimate, PollingStrategy
 
-DEFAULT_ATTRIBUTE = "worker"
-
-
-def find_worker(target: str, directory: Path) -> Worker:
-    """Import `module:attribute` from a directory; the attribute is a worker, or a function that returns one."""
-    name, _, attribute = target.partition(":")
-    names = (attribute or DEFAULT_ATTRIBUTE).split(".")
-    if not name or not all(part.isidentifier() for part in (*name.split("."), *names)):
-        raise Failure(f"{target!r} does not name a worker; use MODULE:ATTRIBUTE, such as app:worker", exit_code=USAGE)
-    if str(directory) not in sys.path:
-        sys.path.insert(0, str(directory))
-    return _worker_of(target, _attribute_of(name, names, directory))
-
-
-def _attribute_of(name: str, names: list[str], directory: Path) -> object:
-    """Return the object; an error in the module itself is shown with its traceback."""
-    if not _exists(name):
-        raise Failure(f"module {name!r} not found{_meant(name, directory)}", exit_code=USAGE)
-    try:
-        found: object = import_module(name)
-    except Exception as error:
-        raise _not_imported(name, error) from error
-    for depth, attribute in enumerate(names):
-        if not hasattr(found, attribute):
-            where = ".".join((name, *names[:depth]))
-            hint = _near(attribute, list(vars(found))) or "; check the name after the colon"
-            raise Failure(f"{where!r} has no attribute {attribute!r}{hint}", exit_code=USAGE)
-        found = getattr(found, attribute)
-    return found
-
-
-def _worker_of(target: str, found: object) -> Worker:
-    from hark.worker.worker import Worker
-
-    if not isinstance(found, Worker) and callable(found) and not isinstance(found, type):
-        make: Callable[[], object] = found
-        try:
-            found = make()
-        except Exception as error:
-            raise Failure(f"the function {target!r}, which should return a worker, failed:\n{_trace(error)}") from error
-    if not isinstance(found, Worker):
-        kind = type(found).__name__ if not isinstance(found, type) else f"the class {found.__name__}"
-        raise Failure(
-            f"{target!r} is {_article(kind)}; expected a hark.Worker, or a function that returns one", exit_code=USAGE
-        )
-    return found
-
-
-def _exists(name: str) -> bool:
-    """Tell whether a module exists; this imports its parent packages, which can fail, too."""
-    try:
-        return find_spec(name) is not None
-    except ModuleNotFoundError as error:
-        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            return False
-        raise _not_imported(name, error) from error
-    except Exception as error:
-        raise _not_imported(name, error) from error
-
-
-def _not_imported(name: str, error: BaseException) -> Failure:
-    return Failure(f"cannot import module {name!r}:\n{_trace(error)}")
-
-
-def _meant(name: str, directory: Path) -> str:
-    """Suggest a module that exists in the directory."""
-    if name.endswith(".py") or (directory / name.replace(".", "/")).with_suffix(".py").exists():
-        return f"; write the name without .py, as in an import statement: {name.removesuffix('.py')}"
-    there = [path.stem for path in directory.glob("*.py")]
-    return (
-        _near(name, there) or f" in {directory} or on the Python path; run the command in the application's directory"
-    )
-
-
-def _near(name: str, there: list[str]) -> str:
-    return did_you_mean(name, [one for one in there if not one.startswith("__")])
-
-
-def _article(kind: str) -> str:
-    return kind if kind.startswith("the ") else f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
-
-
-def _trace(error: BaseException) -> str:
-    """Format the traceback from the application's own code on, without the frames of the import."""
-    trace = error.__traceback__
-    while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
-        trace = trace.tb_next
-    return "".join(traceback.format_exception(type(error), error, trace)).rstrip()
-
-
-def _is_ours(filename: str) -> bool:
-    return filename == __file__ or "importlib" in filename
-
-
-Strategy = Literal["adaptive", "fixed"]
 _HEALTH_HOST = "127.0.0.1"
-_WORKER = DEFAULTS.worker
+_WORKER = params.DEFAULTS.worker
 _POLLING = _WORKER.polling
+_FIELDS = tuple(name for name in SETTINGS if name.startswith("worker.polling."))
+_WITHOUT_EFFECT = {
+    "adaptive": ("worker.polling.interval_ms",),
+    "fixed": tuple(name for name in _FIELDS if name.rpartition(".")[2] not in ("strategy", "interval_ms")),
+}
+"""By polling strategy, the settings of the other one."""
 
 
 def _or_program(value: object) -> str:
@@ -125,30 +40,29 @@ def _or_program(value: object) -> str:
     return f"{value}, unless the program sets it"
 
 
-def register_work(main: typer.Typer) -> None:
-    """Add the command at the top level."""
-    command(
-        main,
-        "work",
-        "hark work app:worker",
-        "hark work app:worker --concurrency 50 --health-port 9000",
-        "hark work app:worker --reload",
-        "hark work app:make_worker --burst --json",
-        "hark work app:worker --polling adaptive --max-interval-ms 30000",
-        "",
-        "Shutdown: after Ctrl-C or SIGTERM, the worker receives no more tasks and gives",
-        "running tasks --grace seconds to finish. It then returns unfinished tasks to",
-        "the queue. A second signal returns them immediately. A third signal ends the",
-        "process.",
-        "",
-        "Exit codes: 0 after a shutdown, or with --burst when the queue is empty;",
-        "1 if the worker cannot start, or if tasks did not stop (another worker runs",
-        "them again); 2 invalid usage or settings.",
-    )(work)
+def _interval(default: float, text: str, unit: str = "MS") -> Any:
+    return typer.Option(metavar=unit, help=text, show_default=f"{default:g}")
 
 
+@command(
+    main,
+    "work",
+    "hark work app:worker",
+    "hark work app:worker --concurrency 50 --health-port 9000",
+    "hark work app:worker --reload",
+    "hark work app:make_worker --burst --json",
+    "hark work app:worker --polling adaptive --max-interval-ms 30000",
+    "",
+    "Shutdown: after Ctrl-C or SIGTERM, the worker receives no more tasks and gives",
+    "running tasks --grace seconds to finish. It then returns unfinished tasks to",
+    "the queue. A second signal returns them immediately. A third signal ends the",
+    "process.",
+    "",
+    "Exit codes: 0 after a shutdown, or with --burst when the queue is empty;",
+    "1 if the worker cannot start, or if tasks did not stop (another worker runs",
+    "them again); 2 invalid usage or settings.",
+)
 def work(
-    *,
     target: Annotated[
         str,
         typer.Argument(
@@ -167,38 +81,23 @@ def work(
         ),
     ] = None,
     polling: Annotated[
-        Strategy | None,
+        Literal["adaptive", "fixed"] | None,
         typer.Option(help="Polling strategy of an idle worker.", show_default=_or_program(_POLLING.strategy)),
     ] = None,
     min_interval_ms: Annotated[
-        float | None,
-        typer.Option(
-            metavar="MS",
-            help="Shortest adaptive polling interval, in milliseconds.",
-            show_default=f"{_POLLING.min_interval_ms:g}",
-        ),
+        float | None, _interval(_POLLING.min_interval_ms, "Shortest adaptive polling interval, in milliseconds.")
     ] = None,
     max_interval_ms: Annotated[
-        float | None,
-        typer.Option(
-            metavar="MS",
-            help="Longest adaptive polling interval, in milliseconds.",
-            show_default=f"{_POLLING.max_interval_ms:g}",
-        ),
+        float | None, _interval(_POLLING.max_interval_ms, "Longest adaptive polling interval, in milliseconds.")
     ] = None,
     backoff_multiplier: Annotated[
         float | None,
-        typer.Option(
-            metavar="FACTOR",
-            help="Growth of the adaptive polling interval after each empty poll.",
-            show_default=f"{_POLLING.backoff_multiplier:g}",
+        _interval(
+            _POLLING.backoff_multiplier, "Growth of the adaptive polling interval after each empty poll.", "FACTOR"
         ),
     ] = None,
     interval_ms: Annotated[
-        float | None,
-        typer.Option(
-            metavar="MS", help="Fixed polling interval, in milliseconds.", show_default=f"{_POLLING.interval_ms:g}"
-        ),
+        float | None, _interval(_POLLING.interval_ms, "Fixed polling interval, in milliseconds.")
     ] = None,
     grace: Annotated[
         float | None,
@@ -217,8 +116,7 @@ def work(
         ),
     ] = None,
     health_host: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="Address for --health-port.", show_default=_HEALTH_HOST),
+        str | None, typer.Option(metavar="ADDRESS", help="Address for --health-port.", show_default=_HEALTH_HOST)
     ] = None,
     burst: Annotated[bool, typer.Option("--burst", help="Exit when the queue is empty.")] = False,
     reload: Annotated[
@@ -226,9 +124,9 @@ def work(
     ] = False,
     no_progress: Annotated[bool, typer.Option("--no-progress", help="Print log lines instead of a live view.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text, one line per update.")] = False,
-    log_level: LogLevel = None,
-    log_format: LogFormat = None,
-    config: Config = None,
+    log_level: params.LogLevel = None,
+    log_format: params.LogFormat = None,
+    config: params.Config = None,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run the worker of an application.
@@ -249,46 +147,23 @@ def work(
         "log_format": log_format,
     }
     loaded = load(flags, os.environ, config)
-    _refuse_without_effect(loaded)
+    strategy = loaded.settings.worker.polling.strategy
+    for source in map(loaded.sources.__getitem__, _WITHOUT_EFFECT[strategy]):
+        if source.startswith("--"):
+            other = "fixed" if strategy == "adaptive" else "adaptive"
+            raise typer.BadParameter(f"{source} needs --polling {other}; the polling strategy is {strategy}")
     if health_host is not None and not loaded.settings.worker.health_port:
         raise typer.BadParameter("--health-host needs --health-port, or the setting worker.health_port")
     if reload:
-        from hark.cli.reloading import work_and_reload
-
-        raise typer.Exit(work_and_reload(_arguments_without_reload(), Path.cwd()))
+        arguments = [argument for argument in sys.argv[sys.argv.index("work") + 1 :] if argument != "--reload"]
+        raise typer.Exit(work_and_reload(arguments, Path.cwd()))
     for note in loaded.notes:
         complain(f"warning: {note}")
     if config is not None:  # The worker itself reads the settings, as it does without the command line.
         os.environ["HARK_CONFIG"] = str(config)
     if parent is not None:
-        from hark.cli.reloading import stop_with
-
-        stop_with(parent)
-    raise typer.Exit(
-        _run(target, loaded, health_host or _HEALTH_HOST, burst=burst, live=not no_progress, as_json=as_json)
-    )
-
-
-def _refuse_without_effect(loaded: Loaded) -> None:
-    """Reject options of the other polling strategy, which would have no effect."""
-    strategy = loaded.settings.worker.polling.strategy
-    other = "fixed" if strategy == "adaptive" else "adaptive"
-    fields = ("interval_ms",) if other == "fixed" else ("min_interval_ms", "max_interval_ms", "backoff_multiplier")
-    for field in fields:
-        source = loaded.sources[f"worker.polling.{field}"]
-        if source.startswith("--"):
-            raise typer.BadParameter(f"{source} needs --polling {other}; the polling strategy is {strategy}")
-
-
-def _arguments_without_reload() -> list[str]:
-    """Return the arguments of this process, for the worker's process."""
-    given = sys.argv[sys.argv.index("work") + 1 :]
-    return [argument for argument in given if argument != "--reload"]
-
-
-def _run(target: str, loaded: Loaded, health_host: str, *, burst: bool, live: bool, as_json: bool) -> int:
-    from hark.cli.work import find_worker
-    from hark.cli.working import options_of, run
+        _stop_with(parent)
+    from hark.cli.working import find_worker, options_of, run
 
     worker = find_worker(target, Path.cwd())
     if not worker.tasks:
@@ -297,5 +172,203 @@ def _run(target: str, loaded: Loaded, health_host: str, *, burst: bool, live: bo
             "import the module that has its @worker.task functions",
             exit_code=USAGE,
         )
-    options = options_of(loaded, health_host=health_host, burst=burst)
-    return run(worker, options, loaded.settings, live=live, as_json=as_json)
+    options = options_of(loaded, health_host=health_host or _HEALTH_HOST, burst=burst)
+    raise typer.Exit(run(worker, options, loaded.settings, live=not no_progress, as_json=as_json))
+
+
+# Restarts ---------------------------------------------------------------------------------------------------
+
+_WATCH_MS = 200
+"""How often the parent checks whether the worker has ended."""
+
+
+def work_and_reload(arguments: Sequence[str], directory: Path) -> int:
+    """Run `hark work` with these arguments, and restart it after changes, until a signal; return its exit code."""
+    try:
+        from watchfiles import PythonFilter, watch
+    except ImportError:
+        raise Failure("--reload needs the package watchfiles; install it with: pip install 'hark-mq[reload]'") from None
+    stop = threading.Event()
+    with _Child(arguments, directory, stop) as child, _signals(child, stop):
+        for changes in watch(
+            directory,
+            watch_filter=PythonFilter(),
+            stop_event=stop,
+            rust_timeout=_WATCH_MS,
+            yield_on_timeout=True,
+            raise_interrupt=False,
+        ):
+            if child.process is None:  # Only now: from here on, every change is noticed.
+                complain(f"reload: watching Python files in {directory}")
+                child.start()
+            elif changes:
+                names = sorted({os.path.relpath(path, directory) for _, path in changes})
+                complain(f"reload: {', '.join(names)} changed; restarting the worker")
+                child.restart()
+            child.look()
+        return child.wait()
+
+
+class _Child:
+    """The worker's process, in a separate process group, so that Ctrl-C reaches it once, through the parent."""
+
+    def __init__(self, arguments: Sequence[str], directory: Path, stop: threading.Event) -> None:
+        self._command = [sys.executable, "-m", "hark", "work", *arguments]
+        self._directory = directory
+        self._stop = stop
+        self.process: subprocess.Popen[bytes] | None = None
+        self._reported = False
+
+    def __enter__(self) -> _Child:
+        # The worker reads from one end and stops when the other end is closed: so it never outlives its parent.
+        self._leased, self._life = os.pipe()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.signal(signal.SIGTERM)
+        self.wait()
+        os.close(self._leased)
+        os.close(self._life)
+
+    def start(self) -> None:
+        """Start the process, unless a signal has arrived."""
+        if self._stop.is_set():
+            return
+        self._reported = False
+        command = [*self._command, "--parent", str(self._leased)]
+        self.process = subprocess.Popen(command, cwd=self._directory, pass_fds=(self._leased,), process_group=0)
+
+    def restart(self) -> None:
+        """Shut the process down gracefully, and start the next."""
+        self.signal(signal.SIGTERM)
+        self.wait()
+        self.start()
+
+    def signal(self, number: int) -> None:
+        """Send a signal, if the process still runs."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(number)
+
+    def look(self) -> None:
+        """Report once that the process has ended."""
+        if self.process is None or self.process.poll() is None or self._reported or self._stop.is_set():
+            return
+        self._reported = True
+        code = self.process.returncode
+        complain(f"reload: the worker ended with exit code {code}; it restarts when a file changes")
+
+    def wait(self) -> int:
+        """Wait for the process; return its exit code."""
+        code = 0 if self.process is None else self.process.wait()
+        return code if code >= 0 else FAILED
+
+
+@contextmanager
+def _signals(child: _Child, stop: threading.Event) -> Iterator[None]:
+    """Forward signals: the first starts a graceful shutdown, the second an immediate one, as without --reload."""
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        stop.set()
+        child.signal(number)
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stop_with(parent: int) -> None:
+    """In the worker's process: shut down gracefully when the parent has ended."""
+
+    def watch() -> None:
+        os.read(parent, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="hark-reload-parent", daemon=True).start()
+
+
+# Cost of polling --------------------------------------------------------------------------------------------
+
+
+@command(main, "polling", "hark polling", "hark polling --batch-ms 20", "hark polling --compare --json")
+def polling(
+    batch_ms: Annotated[
+        float | None,
+        typer.Option(
+            "--batch-ms",
+            metavar="MS",
+            help="Time that a worker needs for a batch, in milliseconds.",
+            show_default="the shortest polling interval",
+        ),
+    ] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Compare five example strategies instead of your settings.")
+    ] = False,
+    config: params.Config = None,
+    as_json: params.Json = False,
+) -> None:
+    """Show the polling settings of workers and their cost.
+
+    An idle worker polls at intervals. A busy worker polls once for each batch, without a pause.
+    """
+    if batch_ms is not None and not 0 < batch_ms <= 86_400_000:
+        raise typer.BadParameter(f"--batch-ms {batch_ms:g}: use a number of milliseconds above 0, at most 86400000")
+    from hark.polling import AT_A_SERVER, SEED_CASES, estimate, strategy_from
+
+    batch_seconds = None if batch_ms is None else batch_ms / 1000
+    if compare:
+        costs = {
+            case.name: estimate(case.strategy, case.busy_share, batch_seconds=batch_seconds) for case in SEED_CASES
+        }
+        _print_costs("Strategy", costs, {}, as_json)
+        return
+    loaded = load({}, os.environ, config)
+    strategy = strategy_from(loaded.settings)
+    shares = {"idle": 0.0, "half busy": 0.5, "always busy": 1.0}
+    costs = {name: estimate(strategy, share, batch_seconds=batch_seconds) for name, share in shares.items()}
+    wait_seconds = loaded.settings.pop.default_timeout_ms / 1000
+    costs["idle at a server"] = estimate(strategy, wait_seconds=wait_seconds, price=AT_A_SERVER)
+    fields = {name: {"value": shown(loaded.settings, name), "source": loaded.sources[name]} for name in _FIELDS}
+    if not as_json:
+        rows = [(name, field) for name, field in fields.items() if name not in _WITHOUT_EFFECT[strategy.strategy]]
+        table(
+            rows,
+            {
+                "Setting": lambda row: row[0],
+                "Value": lambda row: f"{row[1]['value']}",
+                "Source": lambda row: row[1]["source"],
+            },
+        )
+        say("")
+    _print_costs("Worker", costs, {"polling": {name.rpartition(".")[2]: fields[name] for name in fields}}, as_json)
+    if not as_json:
+        _explain_costs(strategy, batch_seconds or strategy.initial_interval(), wait_seconds)
+
+
+def _print_costs(title: str, costs: dict[str, Estimate], more: dict[str, object], as_json: bool) -> None:
+    """Print the costs of polling; with --json together with more fields."""
+    if as_json:
+        rows = [
+            {"case": name, "polls": cost.polls_per_month, "dollars": cost.dollars_per_month}
+            for name, cost in costs.items()
+        ]
+        raw(msgspec.json.encode({**more, "perMonth": rows}))
+        return
+    columns: dict[str, Callable[[tuple[str, Estimate]], object]] = {
+        title: lambda row: row[0],
+        "Polls per month": lambda row: f"{row[1].polls_per_month:,}",
+        "Dollars per month": lambda row: f"{row[1].dollars_per_month:.2f}",
+    }
+    table(costs.items(), columns, right=tuple(columns)[1:])
+
+
+def _explain_costs(strategy: PollingStrategy, batch_seconds: float, wait_seconds: float) -> None:
+    from hark.polling import AWS_S3
+
+    longest = f"one poll every {strategy.longest_interval():g} s"
+    say(f"\nCost: ${AWS_S3.get_per_thousand:g} per 1,000 polls of a bucket ({AWS_S3.name}, GET requests).")
+    say("      Polls of a Hark server are free.")
+    say(f"Idle: {longest}; a server holds an empty poll for up to {wait_seconds:g} s.")
+    say(f"Busy: one poll for each batch, which takes {batch_seconds * 1000:g} ms here (--batch-ms).")

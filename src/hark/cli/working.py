@@ -1,4 +1,4 @@
-"""Runs a worker from the command line, with its log and its progress."""
+"""Finds the worker of an application and runs it, with its log and its progress."""
 
 from __future__ import annotations
 
@@ -6,30 +6,32 @@ import asyncio
 import logging
 import sys
 import time
-from abc import ABC, abstractmethod
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Literal, Protocol
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import uvloop
 
-from hark.cli.command import FAILED, printable
-from hark.cli.output import raw
+from hark.cli.output import FAILED, USAGE, Failure, printable, raw
+from hark.errors import did_you_mean
 from hark.logs import JsonLines, TextLines, log_to, use_handler
-from hark.polling import strategy_from
+from hark.polling import AWS_S3, MONTH_SECONDS, strategy_from
 from hark.settings import Loaded, Settings
 from hark.worker.middleware import add_task_fields
-from hark.worker.stats import Snapshot, Summary
+from hark.worker.stats import OUTCOMES, Snapshot, Summary
 from hark.worker.worker import Worker, WorkerRunOptions
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from hark.worker.stats import Counts
-
 log = logging.getLogger("hark.work")
 
+_LOOK_SECONDS = 0.25
 _ESTIMATE_AFTER = 30.0
 """Seconds of polling before the cost of a month is estimated."""
 
@@ -76,9 +78,6 @@ class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 def view_of(snapshot: Snapshot, *, server: str, seconds: float, ended: bool = False) -> View:
     """Make the view of a worker from its snapshot."""
-    from hark.polling import AWS_S3, MONTH_SECONDS
-
-    totals = snapshot.totals
     per_month = snapshot.polls / max(seconds, 1.0) * MONTH_SECONDS
     return View(
         state="stopped" if ended else "stopping" if snapshot.stopping else "running",
@@ -89,15 +88,16 @@ def view_of(snapshot: Snapshot, *, server: str, seconds: float, ended: bool = Fa
         slots=snapshot.concurrency,
         running=snapshot.running,
         stuck=snapshot.stuck,
-        done=totals.done,
-        failed=totals.failed,
-        retried=totals.retried,
-        dead=totals.dead,
-        discarded=totals.discarded,
-        handed_back=totals.handed_back,
-        lost=totals.lost,
+        **{name: getattr(snapshot.totals, name) for name in OUTCOMES},
         per_second=snapshot.rate,
-        tasks=[_task_line(name, counts) for name, counts in sorted(snapshot.tasks.items())],
+        tasks=[
+            TaskLine(
+                name=name,
+                mean_ms=counts.seconds / counts.ended * 1000 if counts.ended else None,
+                **{outcome: getattr(counts, outcome) for outcome in ("done", "failed", "retried", "dead")},
+            )
+            for name, counts in sorted(snapshot.tasks.items())
+        ],
         poll_interval=snapshot.poll_interval,
         polls=snapshot.polls,
         empty_polls=snapshot.empty_polls,
@@ -105,59 +105,24 @@ def view_of(snapshot: Snapshot, *, server: str, seconds: float, ended: bool = Fa
     )
 
 
-def _task_line(name: str, counts: Counts) -> TaskLine:
-    return TaskLine(
-        name=name,
-        done=counts.done,
-        failed=counts.failed,
-        retried=counts.retried,
-        dead=counts.dead,
-        mean_ms=counts.seconds / counts.ended * 1000 if counts.ended else None,
-    )
+class LogDisplay:
+    """A log line at intervals, if the counts changed; none at the start."""
 
-
-class Display(Protocol):
-    """Shows the progress of a worker."""
-
-    def shown(self) -> AbstractContextManager[object]:
-        """Return a context that is open while the worker runs."""
-
-    def show(self, view: View) -> None:
-        """Show the current state."""
-
-    def end(self, view: View) -> None:
-        """Show the final state."""
-
-
-class _NowAndThen(ABC):
-    """A display of lines, limited in frequency, and only if the counts changed."""
-
-    def __init__(self, seconds: float, monotonic: Callable[[], float]) -> None:
+    def __init__(self, seconds: float = 10.0, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
         self._monotonic = monotonic
         self._last: tuple[float, tuple[int, ...]] | None = None
 
     def shown(self) -> AbstractContextManager[object]:
-        """Return an empty context."""
+        """Return a context that is open while the worker runs."""
         return nullcontext()
 
     def show(self, view: View) -> None:
         """Write a line if the interval is over and the counts changed."""
-        now, counts = self._monotonic(), _counts(view)
+        now, counts = self._monotonic(), tuple(getattr(view, name) for name in OUTCOMES)
         if self._last is None or (now - self._last[0] >= self._seconds and counts != self._last[1]):
             first, self._last = self._last is None, (now, counts)
             self._write(view, first)
-
-    @abstractmethod
-    def _write(self, view: View, first: bool) -> None:
-        """Write one line."""
-
-
-class LogDisplay(_NowAndThen):
-    """A log line at intervals; none at the start."""
-
-    def __init__(self, seconds: float = 10.0, monotonic: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(seconds, monotonic)
 
     def _write(self, view: View, first: bool) -> None:
         if not first:
@@ -168,7 +133,7 @@ class LogDisplay(_NowAndThen):
         log.info("%s %s after %.1f s: %s", view.worker, view.state, view.seconds, summary(view))
 
 
-class JsonDisplay(_NowAndThen):
+class JsonDisplay(LogDisplay):
     """A JSON line after changes, at most one per second, and one at the end."""
 
     def __init__(self, seconds: float = 1.0, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -228,18 +193,16 @@ def drawn(view: View) -> RenderableType:
     from rich.text import Text
 
     where = f"queue {printable(view.queue)} at {printable(view.server)}"
+    cost = "" if view.dollars_per_month is None else f"; on S3 ${view.dollars_per_month:.2f} per month"
     return Group(
         Text.assemble((view.state, "bold"), f"  {where}  for {_duration(view.seconds)}"),
         Text(f"{view.running + view.stuck} of {view.slots} slots busy, {view.per_second:.1f} tasks/s"),
         Text(f"tasks: {summary(view)}"),
         _table(view.tasks) if view.tasks else Text("no task has finished yet"),
-        Text(_polling(view), "dim"),
+        Text(
+            f"polls: {view.polls}, {view.empty_polls} of them empty; interval {view.poll_interval:.2g} s{cost}", "dim"
+        ),
     )
-
-
-def _polling(view: View) -> str:
-    cost = "" if view.dollars_per_month is None else f"; on S3 ${view.dollars_per_month:.2f} per month"
-    return f"polls: {view.polls}, {view.empty_polls} of them empty; interval {view.poll_interval:.2g} s{cost}"
 
 
 def _table(tasks: Sequence[TaskLine]) -> RenderableType:
@@ -259,16 +222,9 @@ def _table(tasks: Sequence[TaskLine]) -> RenderableType:
     return table
 
 
-def _counts(view: View) -> tuple[int, ...]:
-    return (view.done, view.failed, view.retried, view.dead, view.discarded, view.handed_back, view.lost)
-
-
 def _duration(seconds: float) -> str:
     hours, rest = divmod(int(seconds), 3600)
     return f"{hours}:{rest // 60:02}:{rest % 60:02}"
-
-
-_LOOK_SECONDS = 0.25
 
 
 def run(worker: Worker, options: WorkerRunOptions, settings: Settings, *, live: bool, as_json: bool) -> int:
@@ -293,7 +249,10 @@ def options_of(loaded: Loaded, *, health_host: str, burst: bool) -> WorkerRunOpt
 
 
 async def _work(
-    worker: Worker, options: WorkerRunOptions, display: Display, monotonic: Callable[[], float] = time.monotonic
+    worker: Worker,
+    options: WorkerRunOptions,
+    display: LogDisplay | LiveDisplay,
+    monotonic: Callable[[], float] = time.monotonic,
 ) -> Summary:
     """Run the worker and show its progress; the last view shows the totals."""
     server, began = worker.client.caller.transport.url, monotonic()
@@ -305,7 +264,9 @@ async def _work(
             snapshot = worker.stats
             if snapshot is not None:
                 if last is None:
-                    _announce(worker, snapshot, server)
+                    names = ", ".join(sorted(worker.tasks)) or "none"
+                    text = "%s started: queue %s at %s, concurrency %d, tasks: %s"
+                    log.info(text, snapshot.worker_id, snapshot.queue, server, snapshot.concurrency, names)
                 elif snapshot.stopping and not last.stopping and snapshot.running:
                     log.info("shutting down; press Ctrl-C again to return running tasks to the queue immediately")
                 last = snapshot
@@ -325,19 +286,7 @@ async def _work(
     return summary
 
 
-def _announce(worker: Worker, snapshot: Snapshot, server: str) -> None:
-    names = ", ".join(sorted(worker.tasks)) or "none"
-    log.info(
-        "%s started: queue %s at %s, concurrency %d, tasks: %s",
-        snapshot.worker_id,
-        snapshot.queue,
-        server,
-        snapshot.concurrency,
-        names,
-    )
-
-
-def _display(settings: Settings, *, live: bool, as_json: bool) -> Display:
+def _display(settings: Settings, *, live: bool, as_json: bool) -> LogDisplay | LiveDisplay:
     """Choose the display of progress, and send the log to a place where it does not disturb it."""
     if not live or as_json:
         log_to(sys.stderr, settings.log_level, settings.log_format, None, add_task_fields)
@@ -361,3 +310,94 @@ class ConsoleLog(logging.Handler):
         """Print a log line."""
         # Errors can quote text from other programs, which must not control the terminal.
         self._console.print(printable(self.format(record)), markup=False, soft_wrap=True)
+
+
+# The worker of an application -------------------------------------------------------------------------------
+
+
+def find_worker(partition: str, directory: Path) -> Worker:
+    """Import `module:attribute` from a directory; the attribute is a worker, or a function that returns one."""
+    name, _, attribute = partition.partition(":")
+    names = (attribute or "worker").split(".")
+    if not name or not all(part.isidentifier() for part in (*name.split("."), *names)):
+        raise Failure(
+            f"{partition!r} does not name a worker; use MODULE:ATTRIBUTE, such as app:worker", exit_code=USAGE
+        )
+    if str(directory) not in sys.path:
+        sys.path.insert(0, str(directory))
+    return _worker_of(partition, _attribute_of(name, names, directory))
+
+
+def _attribute_of(name: str, names: list[str], directory: Path) -> object:
+    """Return the object; an error in the module itself is shown with its traceback."""
+    if not _exists(name):
+        raise Failure(f"module {name!r} not found{_meant(name, directory)}", exit_code=USAGE)
+    try:
+        found: object = import_module(name)
+    except Exception as error:
+        raise _not_imported(name, error) from error
+    for depth, attribute in enumerate(names):
+        if not hasattr(found, attribute):
+            where = ".".join((name, *names[:depth]))
+            hint = _near(attribute, list(vars(found))) or "; check the name after the colon"
+            raise Failure(f"{where!r} has no attribute {attribute!r}{hint}", exit_code=USAGE)
+        found = getattr(found, attribute)
+    return found
+
+
+def _worker_of(partition: str, found: object) -> Worker:
+    if not isinstance(found, Worker) and callable(found) and not isinstance(found, type):
+        make: Callable[[], object] = found
+        try:
+            found = make()
+        except Exception as error:
+            raise Failure(
+                f"the function {partition!r}, which should return a worker, failed:\n{_trace(error)}"
+            ) from error
+    if not isinstance(found, Worker):
+        kind = type(found).__name__
+        kind = f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
+        if isinstance(found, type):
+            kind = f"the class {found.__name__}"
+        raise Failure(
+            f"{partition!r} is {kind}; expected a hark.Worker, or a function that returns one", exit_code=USAGE
+        )
+    return found
+
+
+def _exists(name: str) -> bool:
+    """Tell whether a module exists; this imports its parent packages, which can fail, too."""
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            return False
+        raise _not_imported(name, error) from error
+    except Exception as error:
+        raise _not_imported(name, error) from error
+
+
+def _not_imported(name: str, error: BaseException) -> Failure:
+    return Failure(f"cannot import module {name!r}:\n{_trace(error)}")
+
+
+def _meant(name: str, directory: Path) -> str:
+    """Suggest a module that exists in the directory."""
+    if name.endswith(".py") or (directory / name.replace(".", "/")).with_suffix(".py").exists():
+        return f"; write the name without .py, as in an import statement: {name.removesuffix('.py')}"
+    there = [path.stem for path in directory.glob("*.py")]
+    return (
+        _near(name, there) or f" in {directory} or on the Python path; run the command in the application's directory"
+    )
+
+
+def _near(name: str, there: list[str]) -> str:
+    return did_you_mean(name, [one for one in there if not one.startswith("__")])
+
+
+def _trace(error: BaseException) -> str:
+    """Format the traceback from the application's own code on, without the frames of the import."""
+    trace = error.__traceback__
+    while trace is not None and ((file := trace.tb_frame.f_code.co_filename) == __file__ or "importlib" in file):
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace)).rstrip()

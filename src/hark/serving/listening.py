@@ -186,7 +186,7 @@ class Endpoint(NamedTuple):
     udp: socket.socket
     others: tuple[Address, ...]
     siblings: int = 0
-    """How many of the others, the first ones, are processes of the same server."""
+    """Number of peers, at the start of `others`, that are processes of the same server."""
 
 
 def endpoints(settings: Settings) -> list[Endpoint]:
@@ -195,7 +195,8 @@ def endpoints(settings: Settings) -> list[Endpoint]:
     The peers of a process are the other processes of this server, and the peers in the settings.
     """
     sockets = _sockets(settings)
-    here = [_address(udp) for udp in sockets]
+    names = [udp.getsockname()[:2] for udp in sockets]
+    here: list[Address] = [(_REACHED_AT.get(host, host), port) for host, port in names]
     named = tuple(address for entry in settings.peers for address in peer_addresses(entry))
     return [
         Endpoint(udp, (*here[:number], *here[number + 1 :], *named), len(here) - 1)
@@ -253,8 +254,3 @@ def _bound(host: str, port: int) -> socket.socket:
             code="address_in_use",
         ) from error
     return udp
-
-
-def _address(udp: socket.socket) -> Address:
-    host, port = udp.getsockname()[:2]
-    return _REACHED_AT.get(host, host), port

@@ -1,4 +1,4 @@
-"""The metrics of several server processes as if they were one, and the pipe that they come through."""
+"""Merges the metrics of several server processes, and sends them over the socket between parent and worker."""
 
 from __future__ import annotations
 
@@ -27,17 +27,16 @@ SUMMED = frozenset(
         "hark_waiting_pops",
     )
 )
-"""Gauges that are of each process, and of the server when they are summed up. Of the others (depths of the store, say)
-the first process that has one speaks for all."""
+"""Gauges that are summed over the processes. Others, such as the backlog of the store, come from the first process."""
 _OWN = ("process_", "python_")
-"""What only makes sense for each process by itself begins like this."""
+"""Prefixes of metrics that are reported for each process, with its number as a label."""
 
 Series = tuple[str, tuple[tuple[str, str], ...]]
 """The name of a sample and its labels."""
 
 
 class Family(msgspec.Struct, frozen=True, array_like=True):
-    """A metric on its way between processes."""
+    """A metric as it is sent between processes."""
 
     name: str
     kind: str
@@ -46,7 +45,7 @@ class Family(msgspec.Struct, frozen=True, array_like=True):
 
 
 def packed(metrics: Iterable[Metric]) -> list[Family]:
-    """Metrics, ready to be sent."""
+    """Return metrics in the form in which they are sent."""
     return [
         Family(
             metric.name,
@@ -59,23 +58,28 @@ def packed(metrics: Iterable[Metric]) -> list[Family]:
 
 
 def unpacked(families: Iterable[Family]) -> list[Metric]:
-    """Metrics as they were before they were sent."""
-    return [_metric(family, family.samples) for family in families]
+    """Return metrics that were sent."""
+    metrics = []
+    for family in families:
+        metrics.append(Metric(family.name, family.meaning, family.kind))
+        for sample in family.samples:
+            metrics[-1].add_sample(*sample)
+    return metrics
 
 
 class Merger:
-    """Puts the metrics of processes together, and remembers what those counted that have ended.
+    """Merges the metrics of processes, and keeps the counts of processes that have ended.
 
-    Else a counter would fall when a process ends, which a scraper takes for a restart of the whole server.
+    Otherwise a counter would fall when a process ends, and a scraper would assume a restart of the whole server.
     """
 
     def __init__(self) -> None:
         self._lives: dict[int, tuple[int, list[Family]]] = {}
-        """By the number of a worker: which of its processes said something last, and what."""
+        """By number of the worker: number of its last process, and the metrics of that process."""
         self._ended: dict[Series, float] = {}
 
     def note(self, worker: int, life: int, families: list[Family]) -> None:
-        """What a process says of itself; `life` is another number for each process that takes a worker's place."""
+        """Store the metrics of a process; `life` is a new number for each process that replaces a worker."""
         known = self._lives.get(worker)
         if known is not None and known[0] != life:
             for series, value in _growing(known[1]):
@@ -83,7 +87,7 @@ class Merger:
         self._lives[worker] = (life, families)
 
     def merged(self) -> list[Family]:
-        """All of it; for a process that did not answer what it said last."""
+        """Return the merged metrics. For a process that did not respond, its last metrics count."""
         by_name: dict[str, list[tuple[int, Family]]] = {}
         for worker, (_, families) in sorted(self._lives.items()):
             for family in families:
@@ -114,7 +118,7 @@ class Merger:
         return Family(first.name, first.kind, first.meaning, samples)
 
     def _forget_queues(self) -> None:
-        """What ended processes said of queues counts only as long as a live one speaks of them too: that is bounded."""
+        """Drop the counts of ended processes for queues that no live process reports, so that they stay bounded."""
         shown = {series for _, families in self._lives.values() for series, _ in _growing(families)}
         self._ended = {
             series: value
@@ -135,17 +139,10 @@ def _series(name: str, labels: Mapping[str, str]) -> Series:
 
 
 def _family_of(sample: str, family: Family) -> bool:
-    """Whether a sample is one of a counter or a histogram."""
+    """Whether a sample belongs to this counter or histogram."""
     if family.kind == "counter":
         return sample == f"{family.name}_total"
     return family.kind == "histogram" and sample in (f"{family.name}_{part}" for part in ("bucket", "sum", "count"))
-
-
-def _metric(family: Family, samples: Iterable[tuple[str, Mapping[str, str], float]]) -> Metric:
-    metric = Metric(family.name, family.meaning, family.kind)
-    for name, labels, value in samples:
-        metric.add_sample(name, dict(labels), value)
-    return metric
 
 
 # The scraped worker asks the parent; the parent asks all workers and merges their metrics.
@@ -157,19 +154,13 @@ _ANSWER_SECONDS = 5.0
 """Time limit of a scrape for the other processes."""
 
 
-class Word(msgspec.Struct, omit_defaults=True):
-    """A request for metrics, or the answer to one."""
-
-    numbers: list[Family] | None = None
-    """None in a request."""
-
-
-_decode = msgspec.json.Decoder(Word).decode
+_decode = msgspec.json.Decoder(list[Family] | None).decode
+"""Decodes an answer, or None: a request for metrics."""
 Answer = Callable[[], Awaitable[list[Family]]]
 
 
 class ProcessLink:
-    """One end of the connection."""
+    """One end of the socket between the parent and a worker."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: Answer | None = None
@@ -177,7 +168,7 @@ class ProcessLink:
         self._reader = reader
         self._writer = writer
         self.answer = answer
-        """Answers requests of the other side; None until it is known."""
+        """Function that answers requests of the other side; None until it is set."""
         self._pending: asyncio.Future[list[Family]] | None = None
         self._answering: set[asyncio.Task[None]] = set()
 
@@ -185,15 +176,15 @@ class ProcessLink:
         """Answer requests and receive answers until the other side exits."""
         try:
             while line := await self._reader.readline():
-                word = _decode(line)
-                if word.numbers is None:
+                families = _decode(line)
+                if families is None:
                     task = asyncio.create_task(self._reply())
                     self._answering.add(task)
                     task.add_done_callback(self._answering.discard)
                 elif self._pending is not None:
                     pending, self._pending = self._pending, None
                     if not pending.done():
-                        pending.set_result(word.numbers)
+                        pending.set_result(families)
         except OSError:
             pass  # The other side exited.
         finally:
@@ -205,15 +196,15 @@ class ProcessLink:
         """The metrics of the other side. Concurrent callers share the answer. Raises `OSError` if it exited."""
         if self._pending is None:
             self._pending = asyncio.get_running_loop().create_future()
-            self._say(Word())
+            self._say(None)
         return await asyncio.shield(self._pending)
 
     async def _reply(self) -> None:
         if self.answer is not None:
-            self._say(Word(await self.answer()))
+            self._say(await self.answer())
 
-    def _say(self, word: Word) -> None:
-        self._writer.write(msgspec.json.encode(word) + b"\n")
+    def _say(self, families: list[Family] | None) -> None:
+        self._writer.write(msgspec.json.encode(families) + b"\n")
 
 
 def share(metrics: Metrics, link: ProcessLink) -> None:

@@ -1,9 +1,9 @@
 """Several server processes on one port: a parent starts them, replaces those that exit, and stops them together.
 
-Each worker is a complete server with its own connection pool (`process.py`). One socket connects it to the parent. The
-parent sends the settings over this socket, so that passwords and keys do not appear in the list of processes. The
-worker answers once: it is ready, or it reports an error. Afterwards both sides request metrics over the socket
-(`merging.py`), and each side notices when the other one exits.
+Each worker is a complete server with its own connection pool, and runs this module as its program. One socket connects
+it to the parent. The parent sends the settings over this socket, so that passwords and keys do not appear in the list
+of processes. The worker answers once: it is ready, or it reports an error. Afterwards both sides request metrics over
+the socket (`merging.py`), and each side notices when the other one exits.
 
 Each worker is a peer of the others and has its own UDP port: of several sockets on one port only one would receive a
 datagram. The parent keeps these ports open, so that a replacement has the same address as the worker before it.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import sys
@@ -25,6 +26,7 @@ from hark.errors import HarkError, InvalidSetting, StoreUnusable
 from hark.serving import listening
 from hark.serving.listening import Endpoint, endpoints, remembering
 from hark.serving.merging import LONGEST, Answer, Family, Merger, ProcessLink
+from hark.serving.server import log_to_stderr, run, serve_on
 from hark.settings import Address, Settings
 
 log = logging.getLogger(__name__)
@@ -49,11 +51,11 @@ class Order(msgspec.Struct):
     """File descriptor of the UDP socket for notifications from its peers."""
     peers: tuple[Address, ...]
     siblings: int
-    """How many of these, the first ones, are workers of the same server."""
+    """Number of peers, at the start of `peers`, that are workers of the same server."""
 
 
 class Report(msgspec.Struct):
-    """The answer of a worker: it is ready (empty), or why it cannot start."""
+    """The answer of a worker: empty if it is ready, or the reason why it cannot start."""
 
     code: str = ""
     error: str = ""
@@ -67,25 +69,33 @@ def supervise(settings: Settings, ready: Callable[[str], None]) -> None:
         ends = endpoints(settings)
         for end in ends:
             kept.enter_context(end.udp)
-        workers = [Worker(number, _order(settings, holder, end)) for number, end in enumerate(ends, start=1)]
-        gathering = Gathering(workers)
+        host, port = holder.getsockname()[:2]
+        orders = [
+            Order(settings, holder.family, host, port, end.udp.fileno(), end.others, end.siblings) for end in ends
+        ]
+        workers = [Worker(number, order) for number, order in enumerate(orders, start=1)]
+        merger = Merger()
+
+        async def ask(worker: Worker) -> None:
+            with suppress(OSError, TimeoutError):
+                merger.note(worker.number, worker.lives, await worker.ask())
+
+        async def answer() -> list[Family]:
+            await asyncio.gather(*map(ask, workers))
+            return merger.merged()
+
         for worker in workers:
-            worker.answer = gathering.all_processes
+            worker.answer = answer
         address = listening.shown(holder, secure=bool(settings.tls.certificate))
         asyncio.run(_supervise(workers, lambda: ready(address), settings.stop_seconds + _MORE_SECONDS))
 
 
-def _order(settings: Settings, holder: socket.socket, end: Endpoint) -> Order:
-    host, port = holder.getsockname()[:2]
-    return Order(settings, holder.family, host, port, end.udp.fileno(), end.others, end.siblings)
-
-
-async def _supervise(workers: Sequence[Worker], ready: Callable[[], None], grace_seconds: float) -> None:
+async def _supervise(workers: Sequence[Worker], ready: Callable[[], None], limit: float) -> None:
     stop = asyncio.Event()
 
     def stop_all(number: signal.Signals) -> None:
         if not stop.is_set():
-            loop.call_later(grace_seconds, _kill, workers, grace_seconds)
+            loop.call_later(limit, _kill, workers, limit)
         stop.set()
         for worker in workers:
             worker.send(number)
@@ -105,17 +115,17 @@ async def _supervise(workers: Sequence[Worker], ready: Callable[[], None], grace
 
 
 def _reload(workers: Sequence[Worker]) -> None:
-    """Let all workers read certificates and tokens again; those that are being started do so anyway."""
+    """Let all workers read certificates and tokens again; workers that are starting read them anyway."""
     for worker in workers:
         if worker.serves:
             worker.send(signal.SIGHUP)
 
 
-def _kill(workers: Sequence[Worker], grace_seconds: float) -> None:
+def _kill(workers: Sequence[Worker], limit: float) -> None:
     """Kill workers that hang. No acknowledged request is lost: it is stored before it is answered."""
     for worker in workers:
         if worker.lives_on:
-            log.error("worker %d did not shut down within %g s; killing it", worker.number, grace_seconds)
+            log.error("worker %d did not shut down within %g s; killing it", worker.number, limit)
             worker.send(signal.SIGKILL)
 
 
@@ -136,7 +146,7 @@ async def _start(workers: Sequence[Worker], stop: asyncio.Event) -> None:
 async def _keep(worker: Worker, stop: asyncio.Event) -> None:
     """Replace a worker whenever it exits, until the server shuts down."""
     while True:
-        if stop.is_set():  # It was being started when the others got the signal.
+        if stop.is_set():  # The signal arrived while this worker started.
             worker.send(signal.SIGTERM)
         why = f"ended with {_reason(await worker.ended())}"
         while not worker.serves:
@@ -167,7 +177,7 @@ class Worker:
         self.serves = False
         """Whether the process reported that it is ready, and has not exited since."""
         self.answer: Answer | None = None
-        """How its questions are answered."""
+        """Function that answers its requests for metrics."""
         self.lives = 0
         """Number of processes so far."""
         self._order = order
@@ -181,12 +191,12 @@ class Worker:
         ours, theirs = socket.socketpair()
         with theirs:
             reader, self._writer = await asyncio.open_unix_connection(sock=ours, limit=LONGEST)
-            # A session of its own: a Ctrl-C reaches the parent alone, which passes it on once.
+            # In a separate session, Ctrl-C reaches only the parent, which forwards it once.
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-P",
                 "-m",
-                "hark.serving.process",
+                "hark.serving.processes",
                 str(self.number),
                 stdin=theirs.fileno(),
                 pass_fds=[self._order.peer_fd],
@@ -236,18 +246,41 @@ class Worker:
         return code
 
 
-class Gathering:
-    """The metrics of all workers."""
+# The program of a worker -----------------------------------------------------------------------------------
 
-    def __init__(self, workers: Sequence[Worker]) -> None:
-        self._workers = workers
-        self._merger = Merger()
 
-    async def all_processes(self) -> list[Family]:
-        """Collect the metrics of all workers. For a worker that does not respond, its last metrics count."""
-        await asyncio.gather(*(self._ask(worker) for worker in self._workers))
-        return self._merger.merged()
+async def _work(number: int) -> None:
+    """Serve until a signal arrives or the parent exits. The standard input is the socket to the parent."""
+    parent = socket.socket(fileno=os.dup(sys.stdin.fileno()))
+    reader, writer = await asyncio.open_unix_connection(sock=parent, limit=LONGEST)
+    text = await reader.readline()
+    if not text:
+        return  # The parent exited before it sent the order.
+    order = msgspec.json.decode(text, type=Order)
+    log_to_stderr(order.settings, number)
+    line = ProcessLink(reader, writer)
+    watch = asyncio.create_task(_stop_without(line))
 
-    async def _ask(self, worker: Worker) -> None:
-        with suppress(OSError, TimeoutError):
-            self._merger.note(worker.number, worker.lives, await worker.ask())
+    def report(report: Report) -> None:
+        writer.write(msgspec.json.encode(report) + b"\n")
+
+    try:
+        listener = listening.joined(order.family, order.host, order.port)
+        endpoint = Endpoint(socket.socket(fileno=order.peer_fd), order.peers, order.siblings)
+        await serve_on(listener, order.settings, lambda: report(Report()), endpoint, line, number - 1)
+    except HarkError as error:
+        report(Report(error.code, error.text))
+        await writer.drain()
+        sys.exit(1)
+    finally:
+        watch.cancel()
+
+
+async def _stop_without(parent: ProcessLink) -> None:
+    """Shut down when the parent has exited, for whatever reason."""
+    await parent.listen()
+    signal.raise_signal(signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    run(_work(int(sys.argv[1])))

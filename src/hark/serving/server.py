@@ -10,10 +10,11 @@ import resource
 import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import uvloop
@@ -27,15 +28,20 @@ from hark.errors import InvalidSetting
 from hark.http.app import App
 from hark.http.audit import log_access
 from hark.http.exchange import RequestIds
+from hark.http.responses import Receive, Scope, Send
 from hark.http.wire.server import Server
 from hark.logs import log_to
+from hark.model import NewMessage, Transaction
 from hark.polling import PollingStrategy, strategy_from
 from hark.serving import listening
 from hark.serving.listening import Endpoint, endpoints, make_authenticator, make_peers, reload_certificate, tls_context
 from hark.serving.merging import ProcessLink, share
-from hark.serving.tracing import start_tracing
 from hark.settings import Loaded, Settings, shown
 from hark.settings.sections import check_security, security_notes
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Link, Tracer
 
 S3_SCHEME = "s3://"
 _POSTGRES_SCHEMES = ("postgresql://", "postgres://")
@@ -43,10 +49,28 @@ _POSTGRES_SCHEMES = ("postgresql://", "postgres://")
 
 def make_engine(settings: Settings, clock: Clock, polling: PollingStrategy | None = None) -> Engine:
     """The engine that the settings name. `polling` is for S3, which has to be polled for changes."""
+    completed_seconds, idle_seconds = settings.retention.completed_seconds, settings.retention.idle_group_days * 86400
     if is_postgres(settings):
-        return _on_postgres(settings)
+        from hark.engine.postgres import PostgresEngine
+
+        # Without a local clock: all servers use the clock of the database.
+        return PostgresEngine(
+            settings.engine,
+            completed_retention_seconds=completed_seconds,
+            idle_group_seconds=idle_seconds,
+            **msgspec.structs.asdict(settings.postgres),
+        )
     if is_s3(settings):
-        return _on_s3(settings, clock, strategy_from(settings, polling))
+        from hark.engine.s3.engine import S3Engine
+
+        return S3Engine(
+            settings.engine,
+            clock=clock,
+            settings=settings.s3,
+            completed_retention_seconds=completed_seconds,
+            idle_group_seconds=idle_seconds,
+            polling=strategy_from(settings, polling),
+        )
     path = sqlite_path(settings)
     if path is None:
         raise InvalidSetting(
@@ -54,38 +78,12 @@ def make_engine(settings: Settings, clock: Clock, polling: PollingStrategy | Non
             f"postgresql://user:password@host:port/database, s3://bucket/prefix or memory, or leave it empty for a "
             f"SQLite file in {settings.data!r}"
         )
-    retention = settings.retention
     return SqliteEngine(
         path,
         clock=clock,
-        completed_retention_seconds=retention.completed_seconds,
-        idle_group_seconds=retention.idle_group_days * 86400,
+        completed_retention_seconds=completed_seconds,
+        idle_group_seconds=idle_seconds,
         min_free_bytes=settings.limits.min_free_bytes,
-    )
-
-
-def _on_postgres(settings: Settings) -> Engine:
-    from hark.engine.postgres import PostgresEngine
-
-    # Without a local clock: all servers use the clock of the database.
-    return PostgresEngine(
-        settings.engine,
-        completed_retention_seconds=settings.retention.completed_seconds,
-        idle_group_seconds=settings.retention.idle_group_days * 86400,
-        **msgspec.structs.asdict(settings.postgres),
-    )
-
-
-def _on_s3(settings: Settings, clock: Clock, polling: PollingStrategy) -> Engine:
-    from hark.engine.s3.engine import S3Engine
-
-    return S3Engine(
-        settings.engine,
-        clock=clock,
-        settings=settings.s3,
-        completed_retention_seconds=settings.retention.completed_seconds,
-        idle_group_seconds=settings.retention.idle_group_days * 86400,
-        polling=polling,
     )
 
 
@@ -191,15 +189,11 @@ def run(server: Coroutine[Any, Any, None]) -> None:
     """Run a server on its event loop."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Until the server has started, it would end the process.
     sys.setswitchinterval(_SWITCH_INTERVAL)
-    _allow_connections()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(server)
-
-
-def _allow_connections() -> None:
-    """Raise the limit of open files as far as the system allows: each waiting consumer needs one."""
+    # Each waiting consumer needs an open file: raise the limit as far as the system allows.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(server)
 
 
 async def serve_on(
@@ -241,17 +235,23 @@ async def serve_on(
         app.metrics.load = server.load
         if link is not None:
             share(app.metrics, link)
-        _look_for_cycles_less_often()
+        # Collect garbage less often: the objects so far are permanent, and requests create few cycles.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(_OBJECTS_BETWEEN_LOOKS)
         listening.listen(listener)
         await server.start(listener, tls, listening.BACKLOG)
-        stop = _signalled()
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for one in (signal.SIGINT, signal.SIGTERM):  # A second signal has no further effect.
+            loop.add_signal_handler(one, stop.set)
 
         def reload() -> None:
             reload_certificate(tls, settings.tls)
             authenticator.reload()
             server.end_revoked()
 
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+        loop.add_signal_handler(signal.SIGHUP, reload)
         log.info("server process %d is ready", os.getpid())
         ready()
         await stop.wait()
@@ -265,21 +265,6 @@ async def serve_on(
         await _close_in_time(broker, max(left, _LEAST_FOR_THE_STORE))
         if tracing is not None:
             tracing.close()
-
-
-def _signalled() -> asyncio.Event:
-    """Return an event that is set by the signal to stop. A second signal has no further effect."""
-    signalled = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, signalled.set)
-    return signalled
-
-
-def _look_for_cycles_less_often() -> None:
-    """Collect garbage less often: the objects so far are permanent, and requests create few cycles."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(_OBJECTS_BETWEEN_LOOKS)
 
 
 async def _close_in_time(broker: Broker, seconds: float) -> None:
@@ -298,3 +283,105 @@ async def _close_in_time(broker: Broker, seconds: float) -> None:
         # Threads that wait for the store would delay any other way to exit.
         os._exit(EXIT_UNFINISHED)
     await closing
+
+
+# OpenTelemetry traces --------------------------------------------------------------------------------------
+
+_VERBS = ("push", "settle", "transact")
+"""Verbs whose calls belong to requests. A pop serves many waiting consumers."""
+_MOST_LINKS = 32
+_CLOSE_SECONDS = 2.0
+"""Time limit at shutdown for a collector that does not respond."""
+
+
+def start_tracing(settings: Settings) -> Tracing | None:
+    """Spans of this process, if the settings enable them. Raises `InvalidSetting` without OpenTelemetry."""
+    if not settings.otel.enabled:
+        return None
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise InvalidSetting(
+            "setting otel.enabled: OpenTelemetry is missing; install it with: pip install 'hark-mq[otel]'"
+        ) from error
+    resource: dict[str, str | bool | int | float] = {"service.version": __version__}
+    if "OTEL_SERVICE_NAME" not in os.environ and "service.name=" not in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
+        resource["service.name"] = "hark"
+    provider = TracerProvider(resource=Resource.create(resource), shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return Tracing(provider)
+
+
+class Tracing:
+    """The spans of one server process."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        self._provider = provider
+        self._tracer: Tracer = provider.get_tracer("hark", __version__)
+
+    def app(self, app: App) -> Callable[[Scope, Receive, Send], Awaitable[object]]:
+        """The application, with a span around each request."""
+        from hark.http.tracing import Traced
+
+        return Traced(app, self._tracer)
+
+    def engine(self, engine: Engine) -> Engine:
+        """The engine, with a span around each batch that requests begin."""
+        return cast(Engine, _TracedEngine(engine, self._tracer))
+
+    def close(self) -> None:
+        """Send the remaining spans, unless the collector does not respond."""
+        sending = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
+        sending.start()
+        sending.join(_CLOSE_SECONDS)
+
+
+class _TracedEngine:
+    """An engine with spans.
+
+    Many requests share a batch: its span is within the span of the request that began it, and has links to the pushes
+    of its messages.
+    """
+
+    def __init__(self, engine: Engine, tracer: Tracer) -> None:
+        self._engine = engine
+        for verb in _VERBS:
+            setattr(self, verb, _traced(engine, verb, tracer))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+def _traced(engine: Engine, verb: str, tracer: Tracer) -> Callable[[Sequence[Any]], Awaitable[Any]]:
+    call = getattr(engine, verb)
+
+    async def traced(requests: Sequence[Any]) -> Any:
+        attributes = {"hark.batch_size": len(requests)}
+        with tracer.start_as_current_span(f"store {verb}", attributes=attributes, links=_links(requests)):
+            return await call(requests)
+
+    return traced
+
+
+def _links(requests: Sequence[Any]) -> list[Link]:
+    """Links to the pushes whose context messages of a batch carry."""
+    from opentelemetry.trace import Link, get_current_span
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    contexts = {message.trace_context for message in _messages(requests) if message.trace_context is not None}
+    w3c = TraceContextTextMapPropagator()
+    links = []
+    for context in sorted(contexts)[:_MOST_LINKS]:
+        found = get_current_span(w3c.extract({"traceparent": context.partition(" ")[0]})).get_span_context()
+        if found.is_valid:
+            links.append(Link(found))
+    return links
+
+
+def _messages(requests: Sequence[Sequence[object] | Transaction]) -> Iterable[NewMessage]:
+    for request in requests:
+        items = request.operations if isinstance(request, Transaction) else request
+        yield from (item for item in items if isinstance(item, NewMessage))

@@ -80,9 +80,7 @@ class S3(Part, frozen=True):
         about("Time limit of an S3 request, in milliseconds, plus 1 second per megabyte."),
     ] = 10_000
     retry_timeout_ms: Annotated[
-        int,
-        Meta(ge=100, le=3_600_000),
-        about("Time limit for the outcome of a commit before a 503, in milliseconds."),
+        int, Meta(ge=100, le=3_600_000), about("Time limit for the outcome of a commit before a 503, in milliseconds.")
     ] = 20_000
     linger_ms: Annotated[
         float,
@@ -97,17 +95,13 @@ class S3(Part, frozen=True):
         about("Retention of log records that snapshots replace, in seconds. Fixed when the store is created."),
     ] = 3600
     skew_margin_ms: Annotated[
-        int,
-        Meta(ge=0, le=3_600_000),
-        about("Tolerated clock difference between processes, in milliseconds."),
+        int, Meta(ge=0, le=3_600_000), about("Tolerated clock difference between processes, in milliseconds.")
     ] = 1000
     cache_bytes: Annotated[
         int, Meta(ge=0, le=1_099_511_627_776), about("Maximum size of the payload cache per process, in bytes.")
     ] = 268_435_456
     max_record_bytes: Annotated[
-        int,
-        Meta(ge=65_536, le=1_073_741_824),
-        about("Size at which a log record is full, in bytes."),
+        int, Meta(ge=65_536, le=1_073_741_824), about("Size at which a log record is full, in bytes.")
     ] = 33_554_432
     put_dollars: Annotated[Dollars, about("Price of a million PUT requests, for cost estimates.")] = 5.0
     get_dollars: Annotated[Dollars, about("Price of a million GET requests, for cost estimates.")] = 0.4
@@ -184,9 +178,7 @@ class Worker(Part, frozen=True):
         about("Time for running tasks to finish at shutdown, in seconds. Then their messages are released."),
     ] = 30
     lease_seconds: Annotated[
-        int,
-        Meta(ge=1, le=86_400),
-        about("Lease of a running task, renewed by the worker, in seconds."),
+        int, Meta(ge=1, le=86_400), about("Lease of a running task, renewed by the worker, in seconds.")
     ] = 30
     health_port: Annotated[int, Meta(ge=0, le=65_535), about("Port for `/health` and `/metrics`. 0: none.")] = 0
     polling: Polling = Polling()
@@ -208,15 +200,11 @@ Origin = Annotated[str, Meta(pattern=r"^(\*|https?://[^/?#@\s]+)\Z")]
 class Auth(Part, frozen=True):
     """Authentication by API token or JWT."""
 
-    required: Annotated[
-        bool,
-        about("Require authentication even without a token file or JWT."),
-    ] = False
+    required: Annotated[bool, about("Require authentication even without a token file or JWT.")] = False
     tokens_file: Annotated[
         str,
         about(
-            "File of API tokens. Setting it requires authentication. Empty: `tokens.json` in `data`.",
-            expected=_A_FILE,
+            "File of API tokens. Setting it requires authentication. Empty: `tokens.json` in `data`.", expected=_A_FILE
         ),
     ] = ""
     jwt_enabled: Annotated[bool, about("Accept JWTs that one of the keys below verifies.", "JWT_ENABLED")] = False
@@ -229,23 +217,15 @@ class Auth(Part, frozen=True):
             secret=True,
         ),
     ] = ""
-    jwt_secret_file: Annotated[
-        str,
-        about("File that contains the HS256 secret.", expected=_A_FILE),
-    ] = ""
+    jwt_secret_file: Annotated[str, about("File that contains the HS256 secret.", expected=_A_FILE)] = ""
     jwt_public_keys: Annotated[
         tuple[str, ...],
-        about(
-            "Public key files, PEM or JWKS: RSA (RS256) or Ed25519 (EdDSA).",
-            expected="a list of paths of files",
-        ),
+        about("Public key files, PEM or JWKS: RSA (RS256) or Ed25519 (EdDSA).", expected="a list of paths of files"),
     ] = ()
     jwt_issuer: Annotated[str, about("Required `iss` claim. Empty: any.", "JWT_ISSUER", expected="text")] = ""
     jwt_audience: Annotated[str, about("Required value in the `aud` claim. Empty: any.", "JWT_AUDIENCE")] = ""
     jwt_leeway_seconds: Annotated[
-        int,
-        Meta(ge=0, le=3600),
-        about("Accepted clock difference to the JWT issuer, in seconds.", "JWT_CLOCK_SKEW"),
+        int, Meta(ge=0, le=3600), about("Accepted clock difference to the JWT issuer, in seconds.", "JWT_CLOCK_SKEW")
     ] = 30
     public_metrics: Annotated[bool, about("Serve `/metrics` without authentication.")] = False
 
@@ -258,13 +238,7 @@ class Auth(Part, frozen=True):
 class Tls(Part, frozen=True):
     """The certificate of the server. With a certificate the server uses HTTPS."""
 
-    certificate: Annotated[
-        str,
-        about(
-            "PEM file with the certificate chain. Empty: no TLS.",
-            expected=_A_FILE,
-        ),
-    ] = ""
+    certificate: Annotated[str, about("PEM file with the certificate chain. Empty: no TLS.", expected=_A_FILE)] = ""
     key: Annotated[str, about("PEM file with the private key, without a password.", expected=_A_FILE)] = ""
 
 
@@ -283,13 +257,7 @@ class Cors(Part, frozen=True):
 class Audit(Part, frozen=True):
     """The audit log of administrative actions."""
 
-    file: Annotated[
-        str,
-        about(
-            "File for audit records as JSON lines, in addition to the log.",
-            expected=_A_FILE,
-        ),
-    ] = ""
+    file: Annotated[str, about("File for audit records as JSON lines, in addition to the log.", expected=_A_FILE)] = ""
 
 
 def check_security(auth: Auth, tls: Tls, sources: Mapping[str, str]) -> None:

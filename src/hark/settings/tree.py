@@ -65,9 +65,7 @@ class Limits(Part, frozen=True):
         int, Meta(ge=1, le=2**50), about("The same for one token. More: 429.")
     ] = 268_435_456
     header_timeout_seconds: Annotated[
-        float,
-        Meta(ge=0.01, le=86_400),
-        about("Time limit for request headers, in seconds. Later: 408."),
+        float, Meta(ge=0.01, le=86_400), about("Time limit for request headers, in seconds. Later: 408.")
     ] = 10.0
     body_timeout_seconds: Annotated[
         float,
@@ -88,8 +86,7 @@ class Pop(Part, frozen=True):
         Count, about("Maximum number of messages of a pop without `batch`.", "DEFAULT_BATCH_SIZE")
     ] = 1
     default_timeout_ms: Annotated[
-        Milliseconds,
-        about("Wait of a waiting pop without `timeout`, in milliseconds.", "DEFAULT_TIMEOUT"),
+        Milliseconds, about("Wait of a waiting pop without `timeout`, in milliseconds.", "DEFAULT_TIMEOUT")
     ] = 30_000
     max_timeout_ms: Annotated[Milliseconds, about("Maximum `timeout` of a waiting pop, in milliseconds.")] = 600_000
     default_subscription: Annotated[
@@ -105,8 +102,7 @@ class Delivery(Part, frozen=True):
     """Deliveries to streams."""
 
     disconnect_grace_ms: Annotated[
-        Milliseconds,
-        about("Maximum lease of delivered messages after their stream was disconnected, in milliseconds."),
+        Milliseconds, about("Maximum lease of delivered messages after their stream was disconnected, in milliseconds.")
     ] = 30_000
 
 
@@ -116,10 +112,7 @@ class Queue(Part, frozen=True):
     lock_duration: Annotated[
         int,
         Meta(ge=1, le=315_360_000_000),
-        about(
-            "Default lease in the key-value API, in milliseconds.",
-            "queue.lockDuration",
-        ),
+        about("Default lease in the key-value API, in milliseconds.", "queue.lockDuration"),
     ] = 30_000
     cleanup_interval: Annotated[
         Milliseconds,
@@ -129,14 +122,10 @@ class Queue(Part, frozen=True):
         ),
     ] = 60_000
     prefetch: Annotated[
-        int,
-        Meta(ge=1, le=10_000),
-        about("Default number of unsettled messages per key-value listener."),
+        int, Meta(ge=1, le=10_000), about("Default number of unsettled messages per key-value listener.")
     ] = 10
     ping_interval_ms: Annotated[
-        int,
-        Meta(ge=10, le=86_400_000),
-        about("Milliseconds between pings to an idle key-value listener."),
+        int, Meta(ge=10, le=86_400_000), about("Milliseconds between pings to an idle key-value listener.")
     ] = 15_000
 
 
@@ -149,14 +138,10 @@ class Retention(Part, frozen=True):
         about("Default retention of messages that every group has settled, in seconds."),
     ] = 604_800
     idle_group_days: Annotated[
-        int,
-        Meta(ge=1, le=36_500),
-        about("Days without a pop after which a group no longer delays retention."),
+        int, Meta(ge=1, le=36_500), about("Days without a pop after which a group no longer delays retention.")
     ] = 30
     interval_ms: Annotated[
-        int,
-        Meta(ge=100, le=86_400_000),
-        about("Time between retention runs, in milliseconds.", "RETENTION_INTERVAL"),
+        int, Meta(ge=100, le=86_400_000), about("Time between retention runs, in milliseconds.", "RETENTION_INTERVAL")
     ] = 300_000
 
 
@@ -176,9 +161,7 @@ class Encryption(Part, frozen=True):
     old_keys: Annotated[
         tuple[Key, ...],
         about(
-            "Earlier keys, used only to decrypt.",
-            expected="a list of keys, each 64 hexadecimal digits",
-            secret=True,
+            "Earlier keys, used only to decrypt.", expected="a list of keys, each 64 hexadecimal digits", secret=True
         ),
     ] = ()
 
@@ -196,17 +179,11 @@ class Postgres(Part, frozen=True):
         about("Maximum number of PostgreSQL connections per server process.", "SIDECAR_POOL_SIZE"),
     ] = 8
     statement_timeout_ms: Annotated[
-        int,
-        Meta(ge=100, le=86_400_000),
-        about("Time limit of one PostgreSQL call, in milliseconds."),
+        int, Meta(ge=100, le=86_400_000), about("Time limit of one PostgreSQL call, in milliseconds.")
     ] = 30_000
-    wait_ms: Annotated[
-        Milliseconds,
-        about("Wait for a free connection before a 503, in milliseconds."),
-    ] = 10_000
+    wait_ms: Annotated[Milliseconds, about("Wait for a free connection before a 503, in milliseconds.")] = 10_000
     prepared: Annotated[
-        bool,
-        about("Use prepared statements and session settings. `false` for pgbouncer in transaction mode."),
+        bool, about("Use prepared statements and session settings. `false` for pgbouncer in transaction mode.")
     ] = True
 
 
@@ -214,8 +191,7 @@ class Otel(Part, frozen=True):
     """OpenTelemetry traces."""
 
     enabled: Annotated[
-        bool,
-        about("Export OpenTelemetry traces by OTLP. Needs `hark-mq[otel]` and the `OTEL_*` variables."),
+        bool, about("Export OpenTelemetry traces by OTLP. Needs `hark-mq[otel]` and the `OTEL_*` variables.")
     ] = False
 
 
@@ -244,11 +220,7 @@ class Fallback(Part, frozen=True):
     multiplier: Annotated[
         float,
         Meta(ge=1, le=1000),
-        about(
-            "Growth factor of the interval.",
-            "SIDECAR_POP_WAIT_BACKOFF_MULTIPLIER",
-            "QUEUE_BACKOFF_MULTIPLIER",
-        ),
+        about("Growth factor of the interval.", "SIDECAR_POP_WAIT_BACKOFF_MULTIPLIER", "QUEUE_BACKOFF_MULTIPLIER"),
     ] = 3.0
     max_ms: Annotated[
         int,
@@ -260,11 +232,7 @@ class Fallback(Part, frozen=True):
             "POLL_MAX_INTERVAL",
         ),
     ] = 5000
-    jitter: Annotated[
-        float,
-        Meta(ge=0, le=0.9),
-        about("Random variation of the interval, as a fraction."),
-    ] = 0.1
+    jitter: Annotated[float, Meta(ge=0, le=0.9), about("Random variation of the interval, as a fraction.")] = 0.1
     # Half of the initial interval: keys poll in at most 20 shared calls a second, and a message without a hint is
     # found 25 ms later on average.
     tick_ms: Annotated[
@@ -276,16 +244,12 @@ class Fallback(Part, frozen=True):
         ),
     ] = 50
     concurrency: Annotated[
-        Count,
-        about("Maximum number of queue and group pairs polled concurrently.", "POLL_WORKER_COUNT"),
+        Count, about("Maximum number of queue and group pairs polled concurrently.", "POLL_WORKER_COUNT")
     ] = 32
     cleanup_seconds: Annotated[
         int,
         Meta(ge=0, le=31_536_000),
-        about(
-            "Seconds to remember the interval after the last waiting pop.",
-            "QUEUE_BACKOFF_CLEANUP_THRESHOLD",
-        ),
+        about("Seconds to remember the interval after the last waiting pop.", "QUEUE_BACKOFF_CLEANUP_THRESHOLD"),
     ] = 3600
 
 
@@ -302,8 +266,7 @@ class Peer(Part, frozen=True):
         ),
     ] = 0
     host: Annotated[
-        str,
-        about("Address of that port. Empty: the value of `host`.", expected="a host name or an address"),
+        str, about("Address of that port. Empty: the value of `host`.", expected="a host name or an address")
     ] = ""
     secret: Annotated[
         str,
@@ -315,9 +278,7 @@ class Peer(Part, frozen=True):
         ),
     ] = ""
     linger_ms: Annotated[
-        float,
-        Meta(ge=0, le=10_000),
-        about("Wait of a notification for a shared datagram, in milliseconds."),
+        float, Meta(ge=0, le=10_000), about("Wait of a notification for a shared datagram, in milliseconds.")
     ] = 2.0
 
     def __repr__(self) -> str:
@@ -328,16 +289,13 @@ class Peer(Part, frozen=True):
 class Settings(Part, frozen=True):
     """All settings of a server or a worker."""
 
-    host: Annotated[
-        str,
-        Meta(min_length=1),
-        about("Address to listen on.", expected="a host name or an address"),
-    ] = "127.0.0.1"
+    host: Annotated[str, Meta(min_length=1), about("Address to listen on.", expected="a host name or an address")] = (
+        "127.0.0.1"
+    )
     port: Annotated[int, Meta(ge=0, le=65_535), about("Port to listen on. 0 selects a free port.", "PORT")] = 6632
-    insecure_bind: Annotated[
-        bool,
-        about("Allow a `host` that other machines can reach without authentication."),
-    ] = False
+    insecure_bind: Annotated[bool, about("Allow a `host` that other machines can reach without authentication.")] = (
+        False
+    )
     engine: Annotated[
         str,
         about(
@@ -356,8 +314,7 @@ class Settings(Part, frozen=True):
     ] = 1
     log_level: Annotated[LogLevel, about("Lowest level that is logged.")] = "info"
     log_format: Annotated[
-        LogFormat,
-        about("Log format: `text`, `json`, or `auto` (text on a terminal, otherwise JSON)."),
+        LogFormat, about("Log format: `text`, `json`, or `auto` (text on a terminal, otherwise JSON).")
     ] = "auto"
     access_log: Annotated[bool, about("Log every request at level `info`.")] = False
     max_body_bytes: Annotated[

@@ -32,20 +32,13 @@ if TYPE_CHECKING:
 
 __all__ = ["DeadMessage", "HarkServer", "ReceivedMessage", "ServerClock", "StoredMessage"]
 
-_MODULES = {
-    "DeadMessage": "messages",
-    "HarkServer": "server",
-    "ReceivedMessage": "messages",
-    "ServerClock": "server",
-    "StoredMessage": "messages",
-}
-
 
 def __getattr__(name: str) -> object:
     """Import on first use: pytest loads this package in every run, wherever Hark is installed."""
-    if name not in _MODULES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    found: object = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    module = "messages" if name.endswith("Message") else "server"
+    found: object = getattr(import_module(f"{__name__}.{module}"), name)
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -109,8 +109,7 @@ def _fits(wanted: object, was: object) -> bool:
     if wanted is ANYTHING:
         return True
     if callable(wanted):
-        matches: Callable[[object], object] = wanted
-        return bool(matches(was))
+        return bool(wanted(was))
     return bool(wanted == was)
 
 

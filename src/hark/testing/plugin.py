@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
+    from hark.client.client import Client
     from hark.sync import Client as SyncClient
     from hark.testing.server import HarkServer
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the async fixtures for the plugin that runs async tests here."""
+    """Register the fixture `hark_client` for the plugin that runs async tests here."""
+    fixtures = ModuleType("hark.testing.async_fixtures")
     if config.pluginmanager.hasplugin("asyncio"):
-        from hark.testing import asyncio_fixtures
+        import pytest_asyncio
 
-        config.pluginmanager.register(asyncio_fixtures, "hark-asyncio")
+        vars(fixtures)["hark_client"] = pytest_asyncio.fixture(_hark_client)
     elif config.pluginmanager.hasplugin("anyio"):
-        from hark.testing import anyio_fixtures
+        vars(fixtures)["hark_client"] = pytest.fixture(_hark_client)
+    config.pluginmanager.register(fixtures, "hark-async")
 
-        config.pluginmanager.register(anyio_fixtures, "hark-anyio")
+
+async def _hark_client(hark_server: HarkServer) -> AsyncIterator[Client]:
+    """A client of `hark_server`."""
+    async with hark_server.connect() as client:
+        yield client
 
 
 @pytest.fixture

@@ -214,8 +214,7 @@ class ServerThread:
         await self.engine.rest()
         while True:
             expired = await self.engine.expire()
-            due_times = [due for due in (self._timers.next_due(), expired.next_due, end) if due is not None]
-            now = min(due_times)
+            now = min(due for due in (self._timers.next_due(), expired.next_due, end) if due is not None)
             self._timers.advance(max(0, now - self.clock.now()) / SECOND)
             await self.engine.rest()
             if now >= end:
