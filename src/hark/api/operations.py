@@ -128,14 +128,14 @@ LIST_AUDIT = _admin("GET", "/api/v1/system/audit", Reach.SERVER, lambda: types.s
 SCRAPE_METRICS = _read("GET", "/metrics", Reach.SERVER, lambda: str)
 SCRAPE_PROMETHEUS = _read("GET", "/metrics/prometheus", Reach.SERVER, lambda: str)
 REFRESH_STATS = _admin("POST", "/api/v1/stats/refresh", Reach.SERVER, lambda: types.queues.Refreshed)
-SHOW_STATUS = _read("GET", "/api/v1/status", Reach.SERVER, lambda: types.status.Status)
+SHOW_STATUS = _read("GET", "/api/v1/status", Reach.SERVER, lambda: types.server.Status)
 LIST_STATUS_QUEUES = _read("GET", "/api/v1/status/queues", Reach.LISTED, lambda: types.queues.QueuePage)
-SHOW_STATUS_QUEUE = _read("GET", "/api/v1/status/queues/{queue}", Reach.PATH, lambda: types.status.StatusOfQueue)
+SHOW_STATUS_QUEUE = _read("GET", "/api/v1/status/queues/{queue}", Reach.PATH, lambda: types.server.StatusOfQueue)
 LIST_STATUS_MESSAGES = _read(
-    "GET", "/api/v1/status/queues/{queue}/messages", Reach.PATH, lambda: list[types.status.StatusMessage]
+    "GET", "/api/v1/status/queues/{queue}/messages", Reach.PATH, lambda: list[types.server.StatusMessage]
 )
-SHOW_ANALYTICS = _read("GET", "/api/v1/status/analytics", Reach.SERVER, lambda: types.status.Analytics)
-SHOW_BUFFERS = _read("GET", "/api/v1/status/buffers", Reach.NOTHING, lambda: types.status.Buffers)
+SHOW_ANALYTICS = _read("GET", "/api/v1/status/analytics", Reach.SERVER, lambda: types.server.Analytics)
+SHOW_BUFFERS = _read("GET", "/api/v1/status/buffers", Reach.NOTHING, lambda: types.server.Buffers)
 SHOW_HISTORY = _read("GET", "/api/v1/status/history", Reach.SERVER, lambda: types.server.History)
 SHOW_SETTINGS = _admin("GET", "/api/v1/system/settings", Reach.SERVER, lambda: types.server.ShownSettings)
 
@@ -144,7 +144,7 @@ SHOW_SETTINGS = _admin("GET", "/api/v1/system/settings", Reach.SERVER, lambda: t
 PUSH = _write("POST", "/api/v1/push", Reach.ITEMS, lambda: list[types.delivery.PushAnswer])
 ACK = _write("POST", "/api/v1/ack", Reach.ITEMS, lambda: list[types.delivery.AckAnswer])
 ACK_BATCH = _write("POST", "/api/v1/ack/batch", Reach.ITEMS, lambda: list[types.delivery.AckAnswer])
-EXTEND = _write("POST", "/api/v1/lease/{lease_id}/extend", Reach.ITEMS, lambda: types.leases.ExtendedLease)
+EXTEND = _write("POST", "/api/v1/lease/{lease_id}/extend", Reach.ITEMS, lambda: types.messages.ExtendedLease)
 POP = _write("GET", "/api/v1/pop", Reach.QUERY, lambda: types.delivery.PopReply)
 POP_OF_QUEUE = _write("GET", "/api/v1/pop/queue/{queue}", Reach.PATH, lambda: types.delivery.PopReply)
 POP_OF_QUEUE_PARTITION = _write(
@@ -163,10 +163,10 @@ SHOW_MESSAGE = _read(
 DELETE_MESSAGE = _write(
     "DELETE", "/api/v1/messages/{partition_id}/{transaction_id}", Reach.ITEMS, lambda: types.messages.DeletedMessage
 )
-EXPLAIN_MESSAGE = _read("GET", "/api/v1/explain/{id}", Reach.ITEMS, lambda: types.leases.ExplainedMessage)
-LIST_LEASES = _read("GET", "/api/v1/leases", Reach.QUERY, lambda: types.leases.LeasePage)
+EXPLAIN_MESSAGE = _read("GET", "/api/v1/explain/{id}", Reach.ITEMS, lambda: types.messages.ExplainedMessage)
+LIST_LEASES = _read("GET", "/api/v1/leases", Reach.QUERY, lambda: types.messages.LeasePage)
 TRANSACT = _write("POST", "/api/v1/transaction", Reach.ITEMS, lambda: types.messages.TransactionAnswer)
-EXTEND_MANY = _write("POST", "/api/v1/lease/extend", Reach.ITEMS, lambda: types.leases.ExtendedLeases)
+EXTEND_MANY = _write("POST", "/api/v1/lease/extend", Reach.ITEMS, lambda: types.messages.ExtendedLeases)
 
 # Queues ------------------------------------------------------------------------------------------------------
 

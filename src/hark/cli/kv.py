@@ -184,7 +184,7 @@ def watch(
     try:
         for name, body in events(stream(url, operation, query={**query, "initial": not new})):
             if name == "error":
-                problem = decode(body, types.base.ErrorAnswer)
+                problem = decode(body, types.ErrorAnswer)
                 raise Failure(problem.error, code=problem.code)
             for change in decode(body, list[Raw]) if name == "change" else ():
                 _show(change, as_json)

@@ -138,7 +138,7 @@ def top(
     try:
         for name, body in events(stream(url, operations.WATCH, query={})):
             if name == "error":
-                problem = decode(body, types.base.ErrorAnswer)
+                problem = decode(body, types.ErrorAnswer)
                 raise Failure(problem.error, code=problem.code)
             if name != "sample":
                 continue

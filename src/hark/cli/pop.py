@@ -307,7 +307,7 @@ def tail(
     try:
         for name, body in events(stream(url, operations.LISTEN_OF_QUEUE, queue, query=query)):
             if name == "error":
-                problem = decode(body, types.base.ErrorAnswer)
+                problem = decode(body, types.ErrorAnswer)
                 raise Failure(problem.error, code=problem.code)
             if name == "message":
                 if as_json:

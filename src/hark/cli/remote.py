@@ -114,7 +114,7 @@ def _nearest(url: str, queue: str) -> str:
 def _refusal(url: str, method: str, route: str, status: int, body: bytes) -> Failure:
     """Make a failure from an error response, with the server's text if it is a Hark server."""
     try:
-        problem = msgspec.json.decode(body, type=types.base.ErrorAnswer)
+        problem = msgspec.json.decode(body, type=types.ErrorAnswer)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return Failure(
             f"{url} returned status {status} for {method} {route}, without an error text of Hark",
@@ -203,7 +203,7 @@ def _opened(
 def _request(url: str, method: str, route: str, query: Query | None, body: object) -> urllib.request.Request:
     """Build the HTTP request."""
     parts = {name: _text(value) for name, value in (query or {}).items() if value is not None}
-    content = None if body is None else types.base.encode(body)
+    content = None if body is None else types.encode(body)
     headers = {} if body is None else {"Content-Type": "application/json"}
     if isinstance(url, ServerUrl) and url.token is not None:
         headers[AUTHORIZATION] = bearer(_usable(checked_token, url.token, "--token, HARK_TOKEN"))

@@ -8,10 +8,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from time import monotonic
-from typing import Any, cast
+from typing import Any
 
 import msgspec
-from starlette.requests import Request
 
 from hark.access.authenticator import Authenticates, credential_of
 from hark.access.identity import ANYBODY, NOBODY, Identity
@@ -24,8 +23,7 @@ from hark.errors import Forbidden, HarkError, InvalidInput, Overloaded, Unauthor
 from hark.http.audit import Audit, client_of, is_audited, target_of
 from hark.http.checks import query_params
 from hark.http.exchange import EXCHANGE, HEADER, NO_HEADERS, Exchange
-from hark.http.headers import PARENT_HEADER, Headers, Sites, dress, note_context
-from hark.http.responses import Response, error_response
+from hark.http.responses import PARENT_HEADER, Headers, Response, Sites, dress, error_response, note_context
 from hark.model import (
     DeadLetterFilter,
     KeyWrite,
@@ -115,7 +113,7 @@ class Guesses:
 
 
 def identity_of(asked: Mapping[str, Any]) -> Identity:
-    """Return the identity of an ASGI scope or a starlette request; unrestricted if no `Edge` runs before the routes."""
+    """Return the identity of an ASGI scope; unrestricted if no `Edge` runs before the routes."""
     exchange = asked.get(EXCHANGE)
     return ANYBODY if exchange is None else exchange.identity
 
@@ -387,11 +385,6 @@ class Edge:
             raise
         exchange.identity = identity
         return identity
-
-
-def edge_of(request: Request) -> Edge:
-    """Return the `Edge` of this server."""
-    return cast(Edge, request.app.edge)
 
 
 def _check_reach(exchange: Exchange) -> None:

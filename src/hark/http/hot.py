@@ -17,7 +17,7 @@ from hark.access.identity import ANYBODY
 from hark.api import operations
 from hark.api.operations import Reach
 from hark.api.types.delivery import AckAnswer, AckBatchBody, AckBody, PopReply, PushAnswer
-from hark.api.types.leases import ExtendBody
+from hark.api.types.messages import ExtendBody
 from hark.batching import when_done
 from hark.broker import Broker
 from hark.errors import HarkError, InvalidInput, Overloaded
@@ -33,7 +33,6 @@ from hark.http.checks import (
     many_values,
 )
 from hark.http.exchange import Exchange, current_exchange
-from hark.http.headers import carry
 from hark.http.items import (
     ACK_TEXTS,
     PushBody,
@@ -52,13 +51,25 @@ from hark.http.responses import (
     NO_STORE,
     NOSNIFF,
     UNCACHED_JSON,
+    carry,
     encode,
     error_body,
     error_response,
     known_error,
 )
-from hark.http.routes.requests import ANOTHER_MODE, MAINTENANCE, NOT_SUPPORTED, QUEUE_FULL, TOO_MANY
-from hark.http.routes.table import LARGE_BODY, LINES, Bound, Table, bind, table
+from hark.http.routing import (
+    ANOTHER_MODE,
+    LARGE_BODY,
+    LINES,
+    MAINTENANCE,
+    NOT_SUPPORTED,
+    QUEUE_FULL,
+    TOO_MANY,
+    Bound,
+    Table,
+    bind,
+    table,
+)
 from hark.model import NewMessage, PopRequest, PopResult, PushOutcome, Renewal, RenewOutcome, Settlement, SettleOutcome
 from hark.settings import Settings
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Annotated, Any
 
 import msgspec
 
 from hark.api.types.delivery import AckAnswer, AckBody
-from hark.api.types.leases import ExtendedLease, RenewalAnswer
+from hark.api.types.messages import ExtendedLease, RenewalAnswer
 from hark.broker import Broker
 from hark.errors import InvalidInput
 from hark.http.checks import (
@@ -27,6 +27,7 @@ from hark.http.checks import (
     elements,
     parse_moment,
     raw_default,
+    raw_parts,
     short,
     time_of,
 )
@@ -94,26 +95,19 @@ class PushBody(msgspec.Struct, gc=False):
     items: list[PushItem]
 
 
-class Payload(msgspec.Struct, gc=False):
-    """The part of an item that is not decoded."""
-
-    payload: msgspec.Raw = raw_default(NO_PAYLOAD)
+payloads_in = raw_parts("payload", "items", texts=ITEM_TEXTS)
+"""Returns the payloads of a push, for `check_values`."""
 
 
 @cache
-def _many(shape: type[PushItem] | type[Payload]) -> Any:
-    return msgspec.defstruct("Many", [("items", array_of(shape))])
-
-
-def payloads_in(body: bytes) -> Iterator[msgspec.Raw]:
-    """Return the payloads of a push, for `check_values`."""
-    return (item.payload for item in elements(decode_unbounded(body, _many(Payload), "body", ITEM_TEXTS).items))
+def _many() -> Any:
+    return msgspec.defstruct("Many", [("items", array_of(PushItem))])
 
 
 def items_in(body: bytes, *, many: bool = False) -> list[PushItem]:
     """Return the items of a push, unchecked. `many`: the body has many values, so items are counted first."""
     if many:
-        return list(elements(decode_unbounded(body, _many(PushItem), "body", ITEM_TEXTS).items))
+        return list(elements(decode_unbounded(body, _many(), "body", ITEM_TEXTS).items))
     return decode_unbounded(body, PushBody, "body", ITEM_TEXTS).items
 
 
@@ -177,7 +171,7 @@ def to_new_message(item: PushItem, index: int, where: str = "items") -> NewMessa
             raise InvalidInput(f"{where}.deliverAt: give either delay or deliverAt, not both")
         message.deliver_at = parse_moment(item.deliver_at, f"{where}.deliverAt")
     if item.backoff_schedule is not None:
-        message.backoff_ms = _check_backoff(item.backoff_schedule, f"{where}.backoffSchedule")
+        message.backoff_ms = check_backoff(item.backoff_schedule, f"{where}.backoffSchedule", check_int)
     if item.ttl is not None:
         message.ttl_ms = check_int(item.ttl, f"{where}.ttl", 1, MAX_TTL_MS)
     if item.keys_if_undelivered is not NO_KEYS:
@@ -209,10 +203,11 @@ def check_context(traceparent: str, tracestate: str, where: str) -> str:
     return trace_context(traceparent, tracestate)
 
 
-def _check_backoff(schedule: list[int], field: str) -> tuple[int, ...]:
+def check_backoff(schedule: list[Any], field: str, check: Callable[[Any, str, int, int], int]) -> tuple[int, ...]:
+    """Return the checked delays of a retry schedule, in milliseconds."""
     if len(schedule) > MAX_BACKOFF_STEPS:
         raise InvalidInput(f"{field}: at most {MAX_BACKOFF_STEPS} entries, got {len(schedule)}")
-    return tuple(check_int(delay, f"{field}[{step}]", 0, MAX_DELAY_MS) for step, delay in enumerate(schedule))
+    return tuple(check(delay, f"{field}[{step}]", 0, MAX_DELAY_MS) for step, delay in enumerate(schedule))
 
 
 def undelivered_keys(given: msgspec.Raw, field: str) -> tuple[Key, ...]:
@@ -224,6 +219,14 @@ def undelivered_keys(given: msgspec.Raw, field: str) -> tuple[Key, ...]:
         return check_keys(decode_json(value, object, field))
     except InvalidKey as error:
         raise InvalidInput(f"{field}: {error}") from None
+
+
+def too_many(field: str, most: int, number: int, where: str = "request") -> InvalidInput:
+    """Return the error for a list that is longer than the setting allows."""
+    return InvalidInput(
+        f"{field}: at most {most} in one {where} (setting limits.max_batch), got {number}; send smaller batches",
+        code="batch_too_large",
+    )
 
 
 MAX_ERROR_CHARACTERS = 10_000
@@ -304,21 +307,15 @@ async def renew_all(
 ) -> tuple[RenewalAnswer, ...]:
     """Renew several leases in shared calls to the store. The results have the order of the leases."""
     if len(lease_ids) > most:
-        raise InvalidInput(
-            f"leaseIds: at most {most} in one request (setting limits.max_batch), got {len(lease_ids)}; "
-            "send smaller batches",
-            code="batch_too_large",
-        )
+        raise too_many("leaseIds", most, len(lease_ids))
     wanted = renewal_seconds(seconds)
     for index, lease_id in enumerate(lease_ids):
         check_text(lease_id, f"leaseIds[{index}]")
     outcomes = await asyncio.gather(*(broker.renew(Renewal(lease_id, wanted)) for lease_id in lease_ids))
-    return tuple(_answer(*pair) for pair in zip(lease_ids, outcomes, strict=True))
-
-
-def _answer(lease_id: str, outcome: RenewOutcome) -> RenewalAnswer:
-    expires_at = time_of(outcome.expires_at)
-    return RenewalAnswer(lease_id, outcome.success, expires_at, outcome.error, outcome.code)
+    return tuple(
+        RenewalAnswer(lease_id, outcome.success, time_of(outcome.expires_at), outcome.error, outcome.code)
+        for lease_id, outcome in zip(lease_ids, outcomes, strict=True)
+    )
 
 
 def extended_lease(lease_id: str, outcome: RenewOutcome) -> ExtendedLease:

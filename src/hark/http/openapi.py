@@ -12,10 +12,10 @@ import msgspec
 from hark._version import __version__
 from hark.api.fields import PATH_TEXTS, describe_fields
 from hark.api.operations import WEBSOCKET, Role
-from hark.api.types.base import Answer, ErrorAnswer
-from hark.api.types.leases import AheadMessage, GroupReason
+from hark.api.types import Answer, ErrorAnswer
+from hark.api.types.messages import AheadMessage, GroupReason
 from hark.http.checks import MAX_NAME_BYTES
-from hark.http.routes.table import JSON, Failure, Operation, Table
+from hark.http.routing import JSON, Failure, Operation, Table
 from hark.model import Counts
 
 VERSION = "3.1.0"

@@ -14,8 +14,8 @@ from hark.errors import InvalidInput, Refused
 from hark.http.checks import MAX_NAME_BYTES, check_name, format_time, parse_time
 from hark.http.exchange import Exchange
 from hark.http.items import MAX_SECONDS
-from hark.http.routes.requests import PathParams
-from hark.http.routes.table import BoolParam, ChoiceParam, IntParam, NameParam, Param
+from hark.http.params import BoolParam, ChoiceParam, IntParam, NameParam, Param
+from hark.http.routing import PathParams
 from hark.model import QUEUE_MODE, GroupMode, PopRequest, PopResult, StoredMessage, Subscription
 from hark.model.messages import parted
 from hark.settings import Settings

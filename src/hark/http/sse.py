@@ -18,6 +18,7 @@ from hark.errors import InvalidInput
 from hark.http.admission import check_role, check_wish, identity_of
 from hark.http.checks import parse_time, query_params, short
 from hark.http.exchange import exchange_of
+from hark.http.params import BoolParam, IntParam, Param
 from hark.http.pops import (
     PARTITION,
     Place,
@@ -42,8 +43,7 @@ from hark.http.responses import (
     send_failure,
     wait_until_left,
 )
-from hark.http.routes.requests import ANOTHER_MODE, NOT_SUPPORTED
-from hark.http.routes.table import EVENTS, BoolParam, Bound, IntParam, Param, Table, bind, table
+from hark.http.routing import ANOTHER_MODE, EVENTS, NOT_SUPPORTED, Bound, Table, bind, table
 from hark.http.wire.asgi import TRANSPORT
 from hark.model import BrowseFrom, PopRequest
 from hark.settings import Settings

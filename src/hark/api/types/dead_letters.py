@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from hark.api.types.base import Answer, Body, Pagination, Success, decode_value
+from hark.api.types import Answer, Body, Pagination, Success, decode_value
 
 T = TypeVar("T")
 

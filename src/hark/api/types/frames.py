@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from hark.api.types.delivery import AckAnswer, AckBody, Delivered
-from hark.api.types.leases import RenewalAnswer
+from hark.api.types.messages import RenewalAnswer
 
 NO_REF = msgspec.Raw(b"null")
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from hark.api.types.base import Answer, Body, Pagination, Success
+from hark.api.types import Answer, Body, Pagination, Success
 from hark.model import GroupMode, Limits
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from hark.api.types.base import Answer, Pagination, Success
+from hark.api.types import Answer, Pagination, Success
 from hark.model import Counts, QueueOptions
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from hark.api import operations
 from hark.api.types.delivery import Delivered
-from hark.api.types.leases import ExtendBody
+from hark.api.types.messages import ExtendBody
 from hark.client.builder import MAX_LEASE_SECONDS, RENEWED_LEASE_SECONDS, an_integer
 from hark.client.calling import Caller, CallPolicy, decode
 from hark.client.delivery.io_thread import Line

@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import wraps
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
 
 from hark.api.types.keys import WireEntry
 from hark.broker.tallies import Operation
@@ -19,13 +17,14 @@ from hark.broker.work_queues import DEFAULT_QUEUE
 from hark.clock import MILLISECOND
 from hark.errors import InvalidInput
 from hark.http.checks import MAX_NUMBER, Floats, short
-from hark.http.routes.requests import broker_of
-from hark.http.routes.table import BoolParam, Endpoint, NameParam, Param, Query, Schema, paging
+from hark.http.params import BoolParam, NameParam, Param, Query, Schema, paging
+from hark.http.routing import Call, Endpoint
 from hark.keys import MAX_KEYS, MAX_PART_LENGTH, MAX_PARTS, InvalidKey, check_key, check_keys, decode_key, encode_key
 from hark.model import Key, KeyEntry, KeyPart
 
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1000
+_INTEGER = re.compile(r"-?[0-9]{1,16}", re.ASCII)
 _PARAM_DIGITS = re.compile(r"[0-9]{1,4000}", re.ASCII)
 
 
@@ -33,11 +32,9 @@ class LimitParam(Param, frozen=True):
     """The length of a list. A higher value than the maximum counts as the maximum."""
 
     def schema(self) -> Schema:
-        """Return the JSON schema of the parameter."""
         return {"type": "integer", "minimum": 1, "default": DEFAULT_LIMIT}
 
     def described(self) -> str:
-        """Return the description for the OpenAPI document, with the default."""
         return f"{self.meaning} The default is {DEFAULT_LIMIT}."
 
     def of(self, query: Query) -> int:
@@ -64,14 +61,11 @@ def measured(operation: Operation, endpoint: Endpoint) -> Endpoint:
     """Return an endpoint whose calls count as an operation."""
 
     @wraps(endpoint)
-    async def measuring(request: Request) -> Response:
-        with broker_of(request).operations.measure(operation):
-            return await endpoint(request)
+    async def measuring(call: Call) -> object:
+        with call.broker.operations.measure(operation):
+            return await endpoint(call)
 
     return measuring
-
-
-_INTEGER = re.compile(r"-?[0-9]{1,16}", re.ASCII)
 
 
 # Paths -----------------------------------------------------------------------------------------------------
@@ -138,11 +132,9 @@ class _StringsParam(BoolParam, frozen=True):
     """A boolean whose absence means neither true nor false."""
 
     def schema(self) -> Schema:
-        """Return the JSON schema of the parameter, without a default."""
         return {name: value for name, value in BoolParam.schema(self).items() if name != "default"}
 
     def described(self) -> str:
-        """Return the description for the OpenAPI document, without a default."""
         return self.meaning
 
 

@@ -28,6 +28,7 @@ from hark.http.keyval.paths import (
     wire_changes,
 )
 from hark.http.keyval.queue import wire_messages
+from hark.http.params import BoolParam, IntParam, Param
 from hark.http.pops import CONSUMER, named, timeout_param
 from hark.http.responses import (
     UNCACHED_JSON,
@@ -39,8 +40,7 @@ from hark.http.responses import (
     send_response,
     wait_until_left,
 )
-from hark.http.routes.requests import ANOTHER_MODE
-from hark.http.routes.table import EVENTS, BoolParam, IntParam, Param, Table, bind, table
+from hark.http.routing import ANOTHER_MODE, EVENTS, Table, bind, table
 from hark.http.sse import Line, Manner, event, send_events, take
 from hark.keys import encode_key
 from hark.model import Key
