@@ -15,7 +15,7 @@ from hark.http.exchange import EXCHANGE, NO_HEADERS, NO_ROUTE, Exchange, Header,
 from hark.http.hot import HotRoutes
 from hark.http.keyval import keys, queue
 from hark.http.keyval.queue import QueueRoutes
-from hark.http.keyval.watch import KeyWatches, QueueListeners
+from hark.http.keyval.watch import KeyvalStreams
 from hark.http.metrics import Metrics
 from hark.http.openapi import document
 from hark.http.responses import (
@@ -61,8 +61,7 @@ def all_routes(broker: Broker, settings: Settings, ping_seconds: float) -> Table
         SampleEvents(broker, settings, ping_seconds),
         WebSockets(broker, settings, ping_seconds),
         QueueRoutes(broker, settings),
-        QueueListeners(broker, settings),
-        KeyWatches(broker, settings),
+        KeyvalStreams(broker, settings),
     )
     tables = [*(routes.table() for routes in bound), *_TABLES]
     return {path: operations for table in tables for path, operations in table.items()}

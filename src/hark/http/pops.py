@@ -43,7 +43,7 @@ def caller(exchange: Exchange) -> str:
 
 AUTOPILOT_BATCH = 200
 MAX_PARTITIONS = 10_000
-MAX_PRIORITY = 1000
+MAXPRIORITY = 1000
 GROUP_MODES: tuple[GroupMode, ...] = ("ordered", "shared")
 
 _QUEUE = NameParam("queue", "Receive messages of this queue. Give `queue`, `namespace` or `task`.")
@@ -81,12 +81,12 @@ _LEASE_TIME = IntParam(
     "leaseTime", "Length of the lease, in seconds. The default is the queue option `leaseTime`.", 0, 1, MAX_SECONDS
 )
 _LEASE_SECONDS = IntParam("leaseSeconds", "Alias of `leaseTime`.", 0, 1, MAX_SECONDS)
-_PRIORITY = IntParam(
+PRIORITY = IntParam(
     "consumerPriority",
     "Priority among waiting consumers. Consumers with a higher number receive messages first.",
     0,
-    -MAX_PRIORITY,
-    MAX_PRIORITY,
+    -MAXPRIORITY,
+    MAXPRIORITY,
 )
 WAIT = BoolParam("wait", "Wait until a message is available, for at most `timeout` milliseconds.")
 _AUTOPILOT = BoolParam("autopilot", f"Use a `batch` of {AUTOPILOT_BATCH}, unless `batch` is given.")
@@ -120,7 +120,7 @@ def taking_params(settings: Settings, default_batch: int, *, place: bool) -> tup
         _SUBSCRIPTION_FROM,
         _LEASE_TIME,
         _LEASE_SECONDS,
-        _PRIORITY,
+        PRIORITY,
         CONSUMER,
         _CONFLATION,
     )
@@ -128,8 +128,12 @@ def taking_params(settings: Settings, default_batch: int, *, place: bool) -> tup
 
 def pop_params(settings: Settings, *, place: bool) -> tuple[Param, ...]:
     """Return the parameters of a pop."""
-    taking = taking_params(settings, settings.pop.default_batch, place=place)
-    return (*taking, WAIT, timeout_param(settings), _AUTOPILOT)
+    return (
+        *taking_params(settings, settings.pop.default_batch, place=place),
+        WAIT,
+        timeout_param(settings),
+        _AUTOPILOT,
+    )
 
 
 def batch_param(settings: Settings, default: int) -> IntParam:
@@ -154,7 +158,7 @@ def parse_pop(place: Place, query_string: bytes, settings: Settings) -> Pop:
     default_batch = AUTOPILOT_BATCH if _AUTOPILOT.of(query) else settings.pop.default_batch
     timeout = timeout_param(settings).of(query)
     request = pop_request(query, place, default_batch, settings)
-    return Pop(request, timeout / 1000 if WAIT.of(query) else 0, priority_param(query))
+    return Pop(request, timeout / 1000 if WAIT.of(query) else 0, PRIORITY.of(query))
 
 
 def pop_request(query: Mapping[str, str], place: Place, default_batch: int, settings: Settings) -> PopRequest:
@@ -183,11 +187,6 @@ def pop_request(query: Mapping[str, str], place: Place, default_batch: int, sett
     )
 
 
-def priority_param(query: Mapping[str, str]) -> int:
-    """Return the priority of a consumer among the waiting consumers."""
-    return _PRIORITY.of(query)
-
-
 def place_in_path(params: PathParams) -> Place:
     """Return the queue and partition in the path, unchecked."""
     return cast(Place, (params.get("queue"), params.get("partition")))
@@ -197,14 +196,9 @@ def place_of(named: Place, query: Mapping[str, str]) -> Place:
     """Return the queue and partition in the path, checked, or else those in the parameters."""
     queue, partition = named
     if queue is None:
-        return place_in_query(query)
+        queue = _QUEUE.of(query)
+        return queue, PARTITION.of(query) if queue is not None else None
     return check_name(queue, "queue"), None if partition is None else check_name(partition, "partition")
-
-
-def place_in_query(query: Mapping[str, str]) -> Place:
-    """Return the queue and partition in the parameters."""
-    queue = _QUEUE.of(query)
-    return queue, PARTITION.of(query) if queue is not None else None
 
 
 def _subscription(query: Mapping[str, str], default: str) -> Subscription:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Protocol
+from typing import Protocol, cast
 
 import msgspec
 
@@ -15,34 +15,13 @@ from hark.broker import Broker
 from hark.broker.delivery.browsers import Browser
 from hark.broker.delivery.stream import Arrival, Stream
 from hark.errors import InvalidInput
+from hark.http import pops, responses
 from hark.http.admission import check_role, check_wish, identity_of
 from hark.http.checks import parse_time, query_params, short
 from hark.http.exchange import exchange_of
 from hark.http.params import BoolParam, IntParam, Param
-from hark.http.pops import (
-    PARTITION,
-    Place,
-    browsed_messages,
-    named,
-    place_in_path,
-    place_in_query,
-    place_of,
-    pop_request,
-    priority_param,
-    taking_params,
-    wire_messages,
-)
-from hark.http.responses import (
-    NOSNIFF,
-    Receive,
-    Scope,
-    Send,
-    encode,
-    error_body,
-    known_error,
-    send_failure,
-    wait_until_left,
-)
+from hark.http.pops import PARTITION, PRIORITY, Place, named, place_in_path, place_of, pop_request, taking_params
+from hark.http.responses import Receive, Scope, Send, encode, send_failure
 from hark.http.routing import ANOTHER_MODE, EVENTS, NOT_SUPPORTED, Bound, Table, bind, table
 from hark.http.wire.asgi import TRANSPORT
 from hark.model import BrowseFrom, PopRequest
@@ -182,7 +161,7 @@ async def send_events(
         (b"content-type", b"text/event-stream"),
         (b"cache-control", manner.cache_control),
         (b"x-accel-buffering", b"no"),
-        NOSNIFF,
+        responses.NOSNIFF,
     ]
     try:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -213,7 +192,7 @@ async def _send_each(scope: Scope, send: Send, feed: Callable[[Line], Awaitable[
     except Gone:
         raise
     except Exception as error:
-        await line.write(event(b"error", encode(error_body(known_error(error)))))
+        await line.write(event(b"error", encode(responses.error_body(responses.known_error(error)))))
     finally:
         pings.cancel()
 
@@ -233,9 +212,11 @@ async def take(stream: Stream, line: Line, render: Callable[[Arrival], bytes]) -
 
 
 async def _close_when_left(receive: Receive, source: Source) -> None:
-    await wait_until_left(receive)
+    await responses.wait_until_left(receive)
     source.close()
 
+
+# Messages --------------------------------------------------------------------------------------------------
 
 DEFAULT_PREFETCH = 10
 
@@ -245,8 +226,6 @@ class Taking(msgspec.Struct, frozen=True):
 
     request: PopRequest
     priority: int
-    prefetch: int = 0
-    """Maximum number of unacknowledged messages; 0 if the client sets it separately."""
 
 
 class Browsing(msgspec.Struct, frozen=True):
@@ -257,8 +236,6 @@ class Browsing(msgspec.Struct, frozen=True):
     start: BrowseFrom
 
 
-Wish = Taking | Browsing
-
 _BROWSE = BoolParam("browse", "Show messages without receiving them. Requires a queue.")
 _FROM = Param(
     "from",
@@ -267,45 +244,20 @@ _FROM = Param(
 )
 
 
-def listening_params(settings: Settings, *, place: bool) -> tuple[Param, ...]:
-    """Return the parameters of a stream. `place`: including the queue."""
-    partition = () if place else (PARTITION,)
-    taking = taking_params(settings, DEFAULT_PREFETCH, place=place)
-    return (*taking, *partition, prefetch_param(settings), _BROWSE, _FROM)
-
-
-def prefetch_param(settings: Settings) -> IntParam:
-    """Return the parameter for the number of messages that a client may hold."""
-    most = settings.limits.max_batch
-    meaning = "Maximum number of unacknowledged messages that the client holds."
-    return IntParam("prefetch", meaning, DEFAULT_PREFETCH, 1, most)
-
-
-def listening(place: Place, query_string: bytes, settings: Settings) -> Wish:
-    """Return the request of a path, which may name a queue, and of a query string."""
-    query = query_params(query_string)
-    queue, partition = place_of(place, query)
-    if queue is not None and partition is None:
-        partition = PARTITION.of(query)
-    prefetch = prefetch_param(settings).of(query)
-    return _wish(query, (queue, partition), prefetch, settings)
-
-
-def subscribing(fields: Mapping[str, object], settings: Settings) -> Wish:
+def subscribing(fields: Mapping[str, object], settings: Settings) -> Taking | Browsing:
     """Return the request of a frame, whose fields have the names of the parameters."""
     query = {name: _text(value) for name, value in fields.items() if value is not None}
-    wish = _wish(query, place_in_query(query), DEFAULT_PREFETCH, settings)
-    return wish if isinstance(wish, Browsing) else msgspec.structs.replace(wish, prefetch=0)
+    return _wish(query, place_of((None, None), query), DEFAULT_PREFETCH, settings)
 
 
-def _wish(query: Mapping[str, str], place: Place, prefetch: int, settings: Settings) -> Wish:
+def _wish(query: Mapping[str, str], place: Place, batch: int, settings: Settings) -> Taking | Browsing:
     start = _FROM.text(query)
     if not _BROWSE.of(query):
         if start:
             raise InvalidInput(
                 "from: allowed only with browse=true; use subscriptionFrom to choose where a consumer group starts"
             )
-        return Taking(pop_request(query, place, prefetch, settings), priority_param(query), prefetch)
+        return Taking(pop_request(query, place, batch, settings), PRIORITY.of(query))
     queue, partition = place
     if queue is None:
         raise InvalidInput("queue is required: name the queue to browse")
@@ -313,10 +265,8 @@ def _wish(query: Mapping[str, str], place: Place, prefetch: int, settings: Setti
 
 
 def _start(text: str) -> BrowseFrom:
-    if text == "head":
-        return "head"
-    if text == "tail":
-        return "tail"
+    if text in ("head", "tail"):
+        return cast(BrowseFrom, text)
     try:
         return parse_time(text, "from")
     except InvalidInput:
@@ -339,6 +289,13 @@ class EventStreams:
     def __init__(self, broker: Broker, settings: Settings, ping_seconds: float = PING_SECONDS) -> None:
         self._broker = broker
         self._settings = settings
+        self._prefetch = IntParam(
+            "prefetch",
+            "Maximum number of unacknowledged messages that the client holds.",
+            DEFAULT_PREFETCH,
+            1,
+            settings.limits.max_batch,
+        )
         self._manner = Manner(
             opening=_PING, ping=_PING, ping_seconds=ping_seconds, patience=settings.limits.stalled_seconds
         )
@@ -352,9 +309,10 @@ class EventStreams:
         )
 
     def _listen(self, operation: operations.Operation[str]) -> Bound:
-        query = listening_params(self._settings, place=operation.reach is Reach.QUERY)
-        errors = (NOT_SUPPORTED, ANOTHER_MODE)
-        return bind(operation, self.listen, query=query, media=EVENTS, errors=errors, raw=True)
+        place = operation.reach is Reach.QUERY
+        taking = taking_params(self._settings, DEFAULT_PREFETCH, place=place)
+        query = (*taking, *(() if place else (PARTITION,)), self._prefetch, _BROWSE, _FROM)
+        return bind(operation, self.listen, query=query, media=EVENTS, errors=(NOT_SUPPORTED, ANOTHER_MODE), raw=True)
 
     async def listen(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream messages.
@@ -371,7 +329,12 @@ class EventStreams:
         await send_events(scope, receive, send, source, lambda line: _feed(source, line), self._manner)
 
     async def _open(self, scope: Scope) -> Stream | Browser:
-        wish = listening(place_in_path(scope["path_params"]), scope["query_string"], self._settings)
+        query = query_params(scope["query_string"])
+        queue, partition = place_of(place_in_path(scope["path_params"]), query)
+        if queue is not None and partition is None:
+            partition = PARTITION.of(query)
+        prefetch = self._prefetch.of(query)
+        wish = _wish(query, (queue, partition), prefetch, self._settings)
         delivery = self._broker.delivery
         identity = identity_of(scope)
         if isinstance(wish, Browsing):
@@ -379,21 +342,17 @@ class EventStreams:
             return await delivery.browsers.open(wish.queue, wish.partition, wish.start)
         check_role(identity, Role.READ_WRITE)
         check_wish(identity, wish.request)
-        stream = delivery.open_stream(wish.prefetch, mute=True)
+        stream = delivery.open_stream(prefetch, mute=True)
         stream.subscribe("", named(wish.request, exchange_of(scope)), wish.priority)
         return stream
 
 
 async def _feed(source: Stream | Browser, line: Line) -> None:
     if isinstance(source, Stream):
-        await take(source, line, _arrived)
+        await take(source, line, lambda one: _events(pops.wire_messages(one.consumer.request.group, one.result)))
     else:
         while messages := await source.next():
-            await line.write(_events(browsed_messages(messages)))
-
-
-def _arrived(arrival: Arrival) -> bytes:
-    return _events(wire_messages(arrival.consumer.request.group, arrival.result))
+            await line.write(_events(pops.browsed_messages(messages)))
 
 
 def _events(messages: Iterable[Delivered]) -> bytes:
