@@ -114,13 +114,7 @@ _LONGEST_REASON = 300
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST_TIME = 64
 INTEGER = re.compile(r"-?[0-9]{1,18}", re.ASCII)
-_STATUSES = {
-    "completed": "completed",
-    "success": "completed",
-    "failed": "failed",
-    "retry": "retry",
-    "dlq": "dlq",
-}
+_STATUSES = {"completed": "completed", "success": "completed", "failed": "failed", "retry": "retry", "dlq": "dlq"}
 _TYPE_NAMES = {
     "str": "a string",
     "int": "an integer",
@@ -184,8 +178,9 @@ def short(value: object) -> str:
 # Times -----------------------------------------------------------------------------------------------------
 
 
-def parse_time(text: str, field: str) -> int:
+def parse_time(value: str | int, field: str) -> int:
     """Return the microseconds of an ISO 8601 time (UTC unless it has an offset) or of integer milliseconds."""
+    text = str(value)
     if INTEGER.fullmatch(text):
         return check_int(int(text), field, 0, LATEST // MILLISECOND) * MILLISECOND
     try:
@@ -203,11 +198,6 @@ def parse_time(text: str, field: str) -> int:
     if not EARLIEST <= us <= LATEST:  # Only an offset can lead out of these years.
         raise InvalidInput(f"{field}: expected a time in the years 1 to 9999 in UTC, got {short(text)}")
     return us
-
-
-def parse_moment(value: str | int, field: str) -> int:
-    """Return the microseconds of a time in a JSON body: text as in `parse_time`, or integer milliseconds."""
-    return parse_time(value if isinstance(value, str) else str(value), field)
 
 
 def format_time(us: int) -> str:

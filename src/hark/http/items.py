@@ -25,7 +25,7 @@ from hark.http.checks import (
     decode_json,
     decode_unbounded,
     elements,
-    parse_moment,
+    parse_time,
     raw_default,
     raw_parts,
     short,
@@ -169,7 +169,7 @@ def to_new_message(item: PushItem, index: int, where: str = "items") -> NewMessa
     if item.deliver_at is not None:
         if item.delay is not None:
             raise InvalidInput(f"{where}.deliverAt: give either delay or deliverAt, not both")
-        message.deliver_at = parse_moment(item.deliver_at, f"{where}.deliverAt")
+        message.deliver_at = parse_time(item.deliver_at, f"{where}.deliverAt")
     if item.backoff_schedule is not None:
         message.backoff_ms = check_backoff(item.backoff_schedule, f"{where}.backoffSchedule", check_int)
     if item.ttl is not None:

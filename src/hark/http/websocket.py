@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from hark.access.identity import Identity
 from hark.api import operations
@@ -20,7 +20,7 @@ from hark.errors import Conflict, HarkError, InvalidInput, NotFound
 from hark.http.admission import check_role, check_wish, identity_of, settle
 from hark.http.checks import check_int, check_name, decode_json, query_params, short
 from hark.http.exchange import exchange_of
-from hark.http.items import ack_answers, renew_all, settlement_of
+from hark.http.items import ack_answers, renew_all, settlement_of, too_many
 from hark.http.params import IntParam
 from hark.http.pops import browsed_messages, caller, wire_messages
 from hark.http.responses import Receive, Scope, Send, encode, error_response, known_error, refuse_websocket
@@ -35,13 +35,6 @@ _TEXTS = {
 }
 
 
-class _Labels(msgspec.Struct):
-    """The fields by which a client recognises its frame."""
-
-    ref: msgspec.Raw | UnsetType = UNSET
-    id: msgspec.Raw | UnsetType = UNSET
-
-
 def decode_frame(text: str) -> ClientFrame:
     """Decode a frame of a client. Errors name the invalid field."""
     # (A union is no type to mypy, though it is one to msgspec.)
@@ -52,10 +45,10 @@ def decode_frame(text: str) -> ClientFrame:
 def refused(text: str | None, error: HarkError) -> Error:
     """Return the error frame for a rejected frame, with its `ref` and `id` if they can be read."""
     try:
-        labels = msgspec.json.decode(text or "", type=_Labels)
+        labels = msgspec.json.decode(text or "", type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        labels = _Labels()
-    return Error(ref=labels.ref, id=labels.id, error=error.text, code=error.code)
+        labels = {}
+    return Error(ref=labels.get("ref", UNSET), id=labels.get("id", UNSET), error=error.text, code=error.code)
 
 
 MAX_SUBSCRIPTIONS = 1000
@@ -173,7 +166,9 @@ class Connection:
             case frames.Unsubscribe():
                 return self._unsubscribe(frame.id)
             case frames.Renew():
-                return await self._renew(frame)
+                check_role(self._identity, Role.READ_WRITE)
+                most = self._settings.limits.max_batch
+                return frames.Renewed(frame.ref, await renew_all(self._broker, frame.lease_ids, frame.seconds, most))
             case frames.Pause():
                 self._stream.pause()
             case frames.Resume():
@@ -225,11 +220,7 @@ class Connection:
     def _settlements(self, frame: frames.Ack | frames.Nack) -> list[Settlement]:
         items, most = frame.items, self._settings.limits.max_batch
         if len(items) > most:
-            raise InvalidInput(
-                f"items: at most {most} in one frame (setting limits.max_batch), got {len(items)}; send smaller "
-                "batches",
-                code="batch_too_large",
-            )
+            raise too_many("items", most, len(items), "frame")
         settlements = []
         for index, item in enumerate(items):
             where = f"items[{index}]."
@@ -250,11 +241,6 @@ class Connection:
         if group:
             return check_name(group, "consumerGroup")
         return self._groups.get(item.lease_id or "", QUEUE_MODE)
-
-    async def _renew(self, frame: frames.Renew) -> ServerFrame:
-        check_role(self._identity, Role.READ_WRITE)
-        most = self._settings.limits.max_batch
-        return frames.Renewed(frame.ref, await renew_all(self._broker, frame.lease_ids, frame.seconds, most))
 
 
 def _ended(name: str, error: HarkError) -> frames.Error:
@@ -289,7 +275,8 @@ class WebSockets:
         that settle or renew them, require the role read-write.
         """
         try:
-            stream = self._open(scope)
+            credit = self._credit.of(query_params(scope["query_string"]))
+            stream = self._broker.delivery.open_stream(credit)
         except Exception as error:
             await refuse_websocket(receive, send, error_response(error))
             return
@@ -301,10 +288,6 @@ class WebSockets:
             return  # The client disconnected during the handshake.
         finally:
             stream.close()
-
-    def _open(self, scope: Scope) -> Stream:
-        credit = self._credit.of(query_params(scope["query_string"]))
-        return self._broker.delivery.open_stream(credit)
 
     async def _talk(self, stream: Stream, scope: Scope, receive: Receive, send: Send) -> None:
         async def put(data: bytes) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from hark._version import __version__
 from hark.engine.api import Engine
 from hark.errors import InvalidSetting
 from hark.http.app import App
-from hark.http.responses import Receive, Scope, Send
+from hark.http.responses import Event, Receive, Scope, Send
 from hark.model import NewMessage, Transaction
 from hark.settings import Settings
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 _VERBS = ("push", "settle", "transact")
 """Verbs whose calls belong to requests. (Pops of waiting consumers serve many requests.)"""
 _MOST_LINKS = 32
+_CONTEXT_HEADERS = (b"traceparent", b"tracestate")
+_UPGRADED = 101
+_FIRST_ERROR = 500
 _CLOSE_SECONDS = 2.0
 """Time limit at shutdown for a collector that does not respond."""
 
@@ -61,9 +64,7 @@ class Tracing:
 
     def app(self, app: App) -> Callable[[Scope, Receive, Send], Awaitable[object]]:
         """The application, with a span around each request."""
-        from hark.http.tracing import Traced
-
-        return Traced(app, self._tracer)
+        return _traced_app(app, self._tracer)
 
     def engine(self, engine: Engine) -> Engine:
         """The engine, with a span around each batch that requests begin."""
@@ -74,6 +75,36 @@ class Tracing:
         sending = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
         sending.start()
         sending.join(_CLOSE_SECONDS)
+
+
+def _traced_app(app: App, tracer: Tracer) -> Callable[[Scope, Receive, Send], Awaitable[object]]:
+    """Return an application with a span around each request. The span of the client is the parent."""
+    from opentelemetry.context import Context
+    from opentelemetry.trace import SpanKind, Status, StatusCode
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    w3c = TraceContextTextMapPropagator()
+
+    async def traced(scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = app.admitted(scope)
+        method, route = exchange.method, exchange.route
+        attributes = {"http.request.method": method, "http.route": route}
+        given = ((name, value) for name, value in scope["headers"] if name in _CONTEXT_HEADERS)
+        # The parent is in the headers: never the current context of the process.
+        parent = w3c.extract({name.decode(): value.decode("latin-1") for name, value in given}, Context())
+        with tracer.start_as_current_span(f"{method} {route}", parent, SpanKind.SERVER, attributes) as span:
+
+            def noting(event: Event) -> Coroutine[Any, Any, None]:
+                status = event.get("status", _UPGRADED if event["type"] == "websocket.accept" else None)
+                if status is not None:
+                    span.set_attribute("http.response.status_code", status)
+                    if status >= _FIRST_ERROR:
+                        span.set_status(Status(StatusCode.ERROR))
+                return send(event)
+
+            await app(scope, receive, noting)
+
+    return traced
 
 
 class _TracedEngine:

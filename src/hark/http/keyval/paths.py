@@ -79,11 +79,11 @@ def keys_in_path(segments: Sequence[str], query: Mapping[str, str]) -> list[Key]
     """
     strings = STRINGS.of(query) if STRINGS.name in query else None
     if not strings and len(segments) == 1 and segments[0].startswith("["):
-        return [_json_key(segments[0], "the key in the path")]
+        return [key_of(_json(segments[0], "the key in the path"), "the key in the path")]
     parts = _parts(segments)
     if not parts:
         raise InvalidInput("Key path cannot be empty")
-    forms = [] if strings else [_key(_number_or_text(part) for part in parts)]
+    forms = [] if strings else [_key(int(part) if _is_number(part) else part for part in parts)]
     if strings or (strings is None and any(_is_number(part) for part in parts)):
         forms.append(_key(parts))
     return forms
@@ -104,10 +104,6 @@ def _key(parts: Iterable[KeyPart]) -> Key:
         return check_key(tuple(parts))
     except InvalidKey as error:
         raise InvalidInput(str(error)) from None
-
-
-def _number_or_text(part: str) -> KeyPart:
-    return int(part) if _is_number(part) else part
 
 
 def _is_number(part: str) -> bool:
@@ -148,9 +144,9 @@ STRINGS = _StringsParam(
 def key_of_text(text: str, field: str) -> Key | None:
     """Return a key from a path or a JSON array; None for an empty path."""
     if text.startswith("["):
-        return _json_key(text, field)
+        return key_of(_json(text, field), field)
     parts = _parts(text.split("/"))
-    return _key(_number_or_text(part) for part in parts) if parts else None
+    return _key(int(part) if _is_number(part) else part for part in parts) if parts else None
 
 
 class KeysParam(Param, frozen=True):
@@ -196,10 +192,6 @@ def keys_of(value: object) -> Sequence[Key]:
         raise InvalidInput(str(error)) from None
 
 
-def _json_key(text: str, field: str) -> Key:
-    return key_of(_json(text, field), field)
-
-
 def _json(text: str, field: str) -> object:
     try:
         value: object = msgspec.json.Decoder(float_hook=Floats()).decode(text)
@@ -210,7 +202,6 @@ def _json(text: str, field: str) -> object:
     return value
 
 
-NO_VALUE = msgspec.Raw(b"null")
 _DIGITS = 20
 _MOST = 2**63 - 1
 _VERSION = re.compile(r"[0-9]{1,20}", re.ASCII)
@@ -227,7 +218,7 @@ def wire_entry(entry: KeyEntry) -> WireEntry:
 
 def wire_missing(key: Key) -> WireEntry:
     """Return a missing key in the form of the HTTP API."""
-    return WireEntry(key, NO_VALUE, None)
+    return WireEntry(key, msgspec.Raw(b"null"), None)
 
 
 def wire_changes(changes: Iterable[Change]) -> tuple[WireEntry, ...]:

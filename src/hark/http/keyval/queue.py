@@ -76,7 +76,7 @@ def _apply(message: NewMessage, options: EnqueueOptions, where: str) -> None:
     if options.deliver_at is not None:
         if options.delay is not None:
             raise InvalidInput(f"{where}.deliverAt: give either delay or deliverAt, not both")
-        message.deliver_at = checks.parse_moment(options.deliver_at, f"{where}.deliverAt")
+        message.deliver_at = checks.parse_time(options.deliver_at, f"{where}.deliverAt")
     if options.backoff_schedule is not None:
         message.backoff_ms = items.check_backoff(
             options.backoff_schedule, f"{where}.backoffSchedule", check_milliseconds

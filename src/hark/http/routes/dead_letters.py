@@ -12,7 +12,7 @@ from hark.broker.broker import first
 from hark.broker.work_queues import find_each, find_oldest
 from hark.errors import Conflict, HarkError, InvalidInput, NotFound
 from hark.http.admission import check_filter, reached_letter, stamp
-from hark.http.checks import check_int, check_name, check_text, parse_moment, raw_default, raw_parts, short
+from hark.http.checks import check_int, check_name, check_text, parse_time, raw_default, raw_parts, short
 from hark.http.items import MAX_ERROR_CHARACTERS, NO_KEYS, PushItem, to_new_message, too_many
 from hark.http.params import MAX_PAGE, BoolParam, NameParam, Query, TimeParam, paging
 from hark.http.responses import answer_of
@@ -199,8 +199,8 @@ def _imported(item: DeadLetterItem, queue: str, index: int) -> NewDeadLetter:
         group=check_name(item.consumer_group, f"{where}.consumerGroup"),
         attempts=check_int(item.attempts, f"{where}.attempts", 0, _MOST_ATTEMPTS),
         error=item.error[:MAX_ERROR_CHARACTERS],
-        created_at=parse_moment(item.created_at, f"{where}.createdAt"),
-        failed_at=parse_moment(item.failed_at, f"{where}.failedAt"),
+        created_at=parse_time(item.created_at, f"{where}.createdAt"),
+        failed_at=parse_time(item.failed_at, f"{where}.failedAt"),
     )
 
 

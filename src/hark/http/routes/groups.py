@@ -10,7 +10,7 @@ from hark.broker.broker import first
 from hark.clock import SECOND
 from hark.errors import InvalidInput, NotFound
 from hark.http.admission import shown_lease
-from hark.http.checks import MAX_NUMBER, check_int, parse_moment, time_of
+from hark.http.checks import MAX_NUMBER, check_int, parse_time, time_of
 from hark.http.params import MAX_LIST, BoolParam, IntParam, NameParam, paging
 from hark.http.responses import answer_of
 from hark.http.routes.queues import LimitsBody, groups_of, queues_of, read_limits
@@ -94,7 +94,7 @@ async def resubscribe(call: Call) -> types.groups.Resubscribed:
     body = await call.json(types.groups.SubscriptionBody, "subscription")
     if body.subscription_timestamp is None:
         raise InvalidInput("subscriptionTimestamp is required")
-    since = parse_moment(body.subscription_timestamp, "subscriptionTimestamp")
+    since = parse_time(body.subscription_timestamp, "subscriptionTimestamp")
     updated = await call.engine.resubscribe(group, since)
     return types.groups.Resubscribed(True, group, new_timestamp=time_of(since), rows_updated=updated)
 
@@ -271,7 +271,7 @@ def _wish(call: Call, body: types.groups.SeekBody, partition: str | None) -> See
         group=call.name("group"),
         partition=partition,
         to_end=bool(body.to_end),
-        timestamp=None if body.timestamp is None else parse_moment(body.timestamp, "timestamp"),
+        timestamp=None if body.timestamp is None else parse_time(body.timestamp, "timestamp"),
         offset=None if body.offset is None else check_int(body.offset, "offset", 1, MAX_NUMBER),
     )
 
