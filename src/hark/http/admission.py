@@ -130,10 +130,13 @@ def check_role(identity: Identity, role: Role) -> None:
 def check_unrestricted(identity: Identity, what: str) -> None:
     """Raise `Forbidden` if the identity is restricted to some queues. `what` begins the sentence of the text."""
     if identity.restricted:
-        raise Forbidden(
-            f"{what} not available to tokens that are restricted to some queues; use a token for all queues",
-            code="queue_not_allowed",
+        raise _not_allowed(
+            f"{what} not available to tokens that are restricted to some queues; use a token for all queues"
         )
+
+
+def _not_allowed(text: str) -> Forbidden:
+    return Forbidden(text, code="queue_not_allowed")
 
 
 def check_filter(identity: Identity, queue: str | None) -> None:
@@ -141,9 +144,7 @@ def check_filter(identity: Identity, queue: str | None) -> None:
     if queue is not None:
         identity.check_queue(queue)
     elif identity.restricted:
-        raise Forbidden(
-            "this token is restricted to some queues; name one of them in the filter", code="queue_not_allowed"
-        )
+        raise _not_allowed("this token is restricted to some queues; name one of them in the filter")
 
 
 def shown_lease(identity: Identity, lease_id: str | None) -> str | None:
@@ -184,10 +185,7 @@ def check_wish(identity: Identity, request: PopRequest) -> None:
     if not identity.restricted:
         return
     if request.queue is None:
-        raise Forbidden(
-            "this token is restricted to some queues; name a queue instead of a namespace or a task",
-            code="queue_not_allowed",
-        )
+        raise _not_allowed("this token is restricted to some queues; name a queue instead of a namespace or a task")
     identity.check_queue(request.queue)
 
 
@@ -397,9 +395,8 @@ def _check_reach(exchange: Exchange) -> None:
             queue = query_params(exchange.query).get("queue")
             if not queue:
                 if not exchange.raw_path.startswith(_KEYVAL):
-                    raise Forbidden(
-                        "this token is restricted to some queues; name one of them with the parameter queue",
-                        code="queue_not_allowed",
+                    raise _not_allowed(
+                        "this token is restricted to some queues; name one of them with the parameter queue"
                     )
                 queue = DEFAULT_QUEUE
             identity.check_queue(queue)

@@ -43,7 +43,7 @@ class EnqueueOptions(msgspec.Struct, gc=False, rename="camel"):
     delay: Number | None = None
     deliver_at: str | int | None = None
     backoff_schedule: list[Number] | None = None
-    keys_if_undelivered: msgspec.Raw = raw_default(ABSENT)
+    keys_if_undelivered: msgspec.Raw = raw_default(items.NO_KEYS)
     priority: int | None = None
     ttl: Number | None = None
     traceparent: str | None = None
@@ -66,28 +66,8 @@ def new_message(queue: str, value: msgspec.Raw, options: EnqueueOptions | None, 
         raise InvalidInput(f"{where}value: is required; send null to enqueue null")
     message = NewMessage(queue, payload=bytes(value))
     if options is not None:
-        _apply(message, options, f"{where}options")
+        items.apply_options(message, options, f"{where}options", check_milliseconds)
     return message
-
-
-def _apply(message: NewMessage, options: EnqueueOptions, where: str) -> None:
-    if options.delay is not None:
-        message.delay_ms = check_milliseconds(options.delay, f"{where}.delay")
-    if options.deliver_at is not None:
-        if options.delay is not None:
-            raise InvalidInput(f"{where}.deliverAt: give either delay or deliverAt, not both")
-        message.deliver_at = checks.parse_time(options.deliver_at, f"{where}.deliverAt")
-    if options.backoff_schedule is not None:
-        message.backoff_ms = items.check_backoff(
-            options.backoff_schedule, f"{where}.backoffSchedule", check_milliseconds
-        )
-    if options.priority is not None:
-        message.priority = check_int(options.priority, f"{where}.priority", 0, items.MAX_PRIORITY)
-    if options.ttl is not None:
-        message.ttl_ms = check_milliseconds(options.ttl, f"{where}.ttl", 1, items.MAX_TTL_MS)
-    message.undelivered_keys = items.undelivered_keys(options.keys_if_undelivered, f"{where}.keysIfUndelivered")
-    if options.traceparent or options.tracestate:
-        message.trace_context = items.check_context(options.traceparent or "", options.tracestate or "", where)
 
 
 def check_milliseconds(value: object, field: str, low: int = 0, high: int = items.MAX_DELAY_MS) -> int:

@@ -10,6 +10,7 @@ from hark.broker import Broker
 from hark.broker.delivery.stream import Arrival, Stream
 from hark.broker.watch import Change, Shown, Watcher
 from hark.errors import InvalidInput
+from hark.http import responses
 from hark.http.admission import identity_of, permitted_labels
 from hark.http.checks import query_params
 from hark.http.exchange import exchange_of
@@ -18,16 +19,7 @@ from hark.http.keyval.paths import KEYS, LIMIT, PREFIX, QUEUE, KeysParam, queue_
 from hark.http.keyval.queue import wire_messages
 from hark.http.params import BoolParam, IntParam, Param, Query
 from hark.http.pops import CONSUMER, named, timeout_param
-from hark.http.responses import (
-    UNCACHED_JSON,
-    Receive,
-    Scope,
-    Send,
-    encode,
-    send_failure,
-    send_response,
-    wait_until_left,
-)
+from hark.http.responses import UNCACHED_JSON, Receive, Scope, Send, encode, send_failure, send_response
 from hark.http.routing import ANOTHER_MODE, EVENTS, Table, bind, table
 from hark.http.sse import Line, Manner, event, send_events, take
 from hark.keys import encode_key
@@ -212,7 +204,7 @@ async def _feed(watcher: Watcher, line: Line) -> None:
 
 
 async def _close_when_left(receive: Receive, watcher: Watcher) -> None:
-    await wait_until_left(receive)
+    await responses.wait_until_left(receive)
     watcher.close()
 
 

@@ -16,18 +16,8 @@ from hark.http.items import renew_all
 from hark.http.params import MAX_LIST, ChoiceParam, NameParam, TimeParam, paging
 from hark.http.responses import answer_of
 from hark.http.routing import LARGE_BODY, NO_MESSAGE, TOO_MANY, Call, Failure, bind, table
-from hark.model import (
-    NULL_PAYLOAD,
-    QUEUE_MODE,
-    GroupView,
-    LeaseFilter,
-    MessageFilter,
-    MessageState,
-    MessageView,
-    NewTrace,
-    QueueOptions,
-    Trace,
-)
+from hark.model import GroupView, LeaseFilter, MessageFilter, MessageView, NewTrace, QueueOptions, Trace
+from hark.model.messages import NULL_PAYLOAD, QUEUE_MODE, MessageState
 
 Event = TypeVar("Event", bound=types.messages.TraceEvent)
 
