@@ -24,17 +24,9 @@ from hark.http.audit import Audit, client_of, is_audited, target_of
 from hark.http.checks import query_params
 from hark.http.exchange import EXCHANGE, HEADER, NO_HEADERS, Exchange
 from hark.http.responses import PARENT_HEADER, Headers, Response, Sites, dress, error_response, note_context
-from hark.model import (
-    DeadLetterFilter,
-    KeyWrite,
-    NewMessage,
-    PopRequest,
-    Settlement,
-    SettleOutcome,
-    Transaction,
-    TransactionOutcome,
-)
+from hark.model import DeadLetterFilter, KeyWrite, Settlement, SettleOutcome, Transaction, TransactionOutcome
 from hark.model.admin import labels_of
+from hark.model.messages import NewMessage, PopRequest
 from hark.settings import Settings
 
 COOKIE = "hark_session"
@@ -211,12 +203,12 @@ async def reached_letter(identity: Identity, broker: Broker, where: DeadLetterFi
 def settle(identity: Identity, broker: Broker, items: Sequence[Settlement]) -> asyncio.Future[list[SettleOutcome]]:
     """Settle messages of permitted queues."""
     if identity.restricted:
-        return asyncio.ensure_future(_settle_own(identity, broker, items))
+
+        async def settle_own() -> list[SettleOutcome]:
+            return await broker.settle(await _without_foreign(identity, broker, items))
+
+        return asyncio.ensure_future(settle_own())
     return broker.settle(items)
-
-
-async def _settle_own(identity: Identity, broker: Broker, items: Sequence[Settlement]) -> list[SettleOutcome]:
-    return await broker.settle(await _without_foreign(identity, broker, items))
 
 
 async def _without_foreign(identity: Identity, broker: Broker, items: Sequence[Settlement]) -> list[Settlement]:

@@ -21,6 +21,7 @@ from hark.api.types.messages import ExtendBody
 from hark.batching import when_done
 from hark.broker import Broker
 from hark.errors import HarkError, InvalidInput, Overloaded
+from hark.http import routing
 from hark.http.admission import settle, stamp
 from hark.http.checks import (
     AT_ONCE,
@@ -57,19 +58,7 @@ from hark.http.responses import (
     error_response,
     known_error,
 )
-from hark.http.routing import (
-    ANOTHER_MODE,
-    LARGE_BODY,
-    LINES,
-    MAINTENANCE,
-    NOT_SUPPORTED,
-    QUEUE_FULL,
-    TOO_MANY,
-    Bound,
-    Table,
-    bind,
-    table,
-)
+from hark.http.routing import LARGE_BODY, LINES, MAINTENANCE, QUEUE_FULL, TOO_MANY, Bound, Table, bind, table
 from hark.model import NewMessage, PopRequest, PopResult, PushOutcome, Renewal, RenewOutcome, Settlement, SettleOutcome
 from hark.settings import Settings
 
@@ -133,7 +122,7 @@ class HotRoutes:
                 body_bytes=LARGE_BODY,
                 body_optional=True,
                 media=LINES,
-                errors=(TOO_MANY, NOT_SUPPORTED),
+                errors=(TOO_MANY, routing.NOT_SUPPORTED),
                 hot=True,
             ),
             bind(operations.EXTEND, self.extend, body=ExtendBody, body_optional=True, hot=True),
@@ -148,7 +137,7 @@ class HotRoutes:
             self.pop,
             query=pop_params(self._settings, place=operation.reach is Reach.QUERY),
             answer={200: PopReply, 204: None},
-            errors=(NOT_SUPPORTED, ANOTHER_MODE),
+            errors=(routing.NOT_SUPPORTED, routing.ANOTHER_MODE),
             hot=True,
         )
 

@@ -132,11 +132,8 @@ async def send_failure(send: Send, error: Exception) -> None:
 
 def known_error(error: Exception) -> HarkError:
     """Return an exception as the error that the client receives."""
-    return error if isinstance(error, HarkError) else internal_error(error)
-
-
-def internal_error(error: Exception) -> HarkError:
-    """Log an unexpected exception, and return the error that the client receives."""
+    if isinstance(error, HarkError):
+        return error
     log.error("a request failed because of a bug; please report it", exc_info=error)
     return HarkError("internal error; the log of the server has the details", code=_INTERNAL)
 

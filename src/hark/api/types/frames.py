@@ -62,12 +62,8 @@ class Ack(_Frame):
     consumer_group: str | None = None
 
 
-class Nack(_Frame):
+class Nack(Ack):
     """Reject, retry or dead-letter messages."""
-
-    items: list[AckBody]
-    ref: msgspec.Raw = NO_REF
-    consumer_group: str | None = None
 
 
 class Renew(_Frame):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
+from typing import TypeVar
 
 import msgspec
 
@@ -20,7 +21,9 @@ from hark.http.checks import MAX_NUMBER, Floats, short
 from hark.http.params import BoolParam, NameParam, Param, Query, Schema, paging
 from hark.http.routing import Call, Endpoint
 from hark.keys import MAX_KEYS, MAX_PART_LENGTH, MAX_PARTS, InvalidKey, check_key, check_keys, decode_key, encode_key
-from hark.model import Key, KeyEntry, KeyPart
+from hark.model import Key, KeyEntry
+
+T = TypeVar("T")
 
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1000
@@ -83,9 +86,9 @@ def keys_in_path(segments: Sequence[str], query: Mapping[str, str]) -> list[Key]
     parts = _parts(segments)
     if not parts:
         raise InvalidInput("Key path cannot be empty")
-    forms = [] if strings else [_key(int(part) if _is_number(part) else part for part in parts)]
+    forms = [] if strings else [_checked(check_key, _typed(parts))]
     if strings or (strings is None and any(_is_number(part) for part in parts)):
-        forms.append(_key(parts))
+        forms.append(_checked(check_key, tuple(parts)))
     return forms
 
 
@@ -99,11 +102,8 @@ def _parts(segments: Iterable[str]) -> list[str]:
     return parts
 
 
-def _key(parts: Iterable[KeyPart]) -> Key:
-    try:
-        return check_key(tuple(parts))
-    except InvalidKey as error:
-        raise InvalidInput(str(error)) from None
+def _typed(parts: Iterable[str]) -> Key:
+    return tuple(int(part) if _is_number(part) else part for part in parts)
 
 
 def _is_number(part: str) -> bool:
@@ -146,7 +146,7 @@ def key_of_text(text: str, field: str) -> Key | None:
     if text.startswith("["):
         return key_of(_json(text, field), field)
     parts = _parts(text.split("/"))
-    return _key(int(part) if _is_number(part) else part for part in parts) if parts else None
+    return _checked(check_key, _typed(parts)) if parts else None
 
 
 class KeysParam(Param, frozen=True):
@@ -178,18 +178,19 @@ KEYS = KeysParam(
 
 def key_of(value: object, field: str) -> Key:
     """Return a checked key from JSON. `field` names it in errors."""
-    try:
-        return check_key(value)
-    except InvalidKey as error:
-        raise InvalidInput(f"{field}: {error}") from None
+    return _checked(check_key, value, f"{field}: ")
 
 
 def keys_of(value: object) -> Sequence[Key]:
     """Return several checked keys from JSON."""
+    return _checked(check_keys, value)
+
+
+def _checked(check: Callable[[object], T], value: object, where: str = "") -> T:
     try:
-        return check_keys(value)
+        return check(value)
     except InvalidKey as error:
-        raise InvalidInput(str(error)) from None
+        raise InvalidInput(f"{where}{error}") from None
 
 
 def _json(text: str, field: str) -> object:

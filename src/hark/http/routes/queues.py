@@ -44,14 +44,8 @@ def read_options(given: Mapping[str, msgspec.Raw], queue: str) -> tuple[QueueOpt
     """Return the checked options, and the names of unknown options. Null means the default."""
     if len(given) > _MAX_OPTIONS:
         raise InvalidInput(f"options: at most {_MAX_OPTIONS}, got {len(given)}")
-    values: dict[str, int | float | bool] = {}
-    ignored: list[str] = []
-    for name, raw in given.items():
-        if name not in OPTIONS:
-            ignored.append(name)
-        elif (value := bytes(raw)) != b"null":
-            values[name] = _read_option(OPTIONS[name], value, f"options.{name}")
-    _check_burst(values, "options.rateBurst")
+    ignored = [name for name in given if name not in OPTIONS]
+    values = _read(given, OPTIONS, "options.")
     if ignored:
         names = ", ".join([*map(short, ignored[:_LOGGED]), *(["..."] if len(ignored) > _LOGGED else [])])
         log.warning("queue %s: ignored unknown options %s; check their spelling", short(queue), names)
@@ -60,19 +54,21 @@ def read_options(given: Mapping[str, msgspec.Raw], queue: str) -> tuple[QueueOpt
 
 def read_limits(given: Mapping[str, msgspec.Raw]) -> Limits:
     """Return the checked limits of a group. Unknown names are rejected: to ignore them would remove a limit."""
-    values: dict[str, int | float | bool] = {}
-    for name, raw in given.items():
+    for name in given:
         if name not in LIMITS:
             raise InvalidInput(f"{short(name)}: unknown limit; expected {', '.join(LIMITS)}")
-        if (value := bytes(raw)) != b"null":
-            values[name] = _read_option(LIMITS[name], value, name)
-    _check_burst(values, "rateBurst")
-    return msgspec.convert(values, Limits)
+    return msgspec.convert(_read(given, LIMITS, ""), Limits)
 
 
-def _check_burst(values: Mapping[str, int | float | bool], where: str) -> None:
+def _read(given: Mapping[str, msgspec.Raw], known: Mapping[str, Option], where: str) -> dict[str, int | float | bool]:
+    values = {
+        name: _read_option(known[name], bytes(raw), f"{where}{name}")
+        for name, raw in given.items()
+        if name in known and bytes(raw) != b"null"
+    }
     if values.get("rateBurst") and not values.get("rateLimit"):
-        raise InvalidInput(f"{where}: allowed only together with rateLimit; set both")
+        raise InvalidInput(f"{where}rateBurst: allowed only together with rateLimit; set both")
+    return values
 
 
 def _read_option(option: Option, value: bytes, where: str) -> int | float | bool:
