@@ -46,9 +46,7 @@ class ListedMessage(Answer):
     created_at: datetime
     deliver_at: datetime | None
     reason: ScheduledReason | None
-    """Why the message is scheduled."""
     due_at: datetime | None
-    """When a scheduled message becomes deliverable."""
     lease_expires_at: datetime | None
 
 
@@ -227,7 +225,6 @@ class GroupReason(Answer, omit_defaults=True):
     """None: no group has ever requested messages of the queue."""
     reason: Reason
     text: str
-    """The reason as a sentence."""
     consumer: str | None = None
     """The consumer that holds the message, between `since` and `until`."""
     since: datetime | None = None
@@ -237,7 +234,6 @@ class GroupReason(Answer, omit_defaults=True):
     attempts: int | None = None
     retries_allowed: int | None = None
     due: datetime | None = None
-    """When the retry is due."""
     error: str | None = None
     failed_at: datetime | None = None
     dead_letter_id: str | None = None
@@ -252,7 +248,6 @@ class GroupReason(Answer, omit_defaults=True):
     moved: bool | None = None
     ahead: AheadMessage | None = None
     ahead_messages: int | None = None
-    """Number of messages in front of it."""
     scope: Literal["queue", "group"] | None = None
     limit: float | None = None
     in_flight: int | None = None
@@ -285,7 +280,6 @@ class OperationResult(Answer):
     """The result of one push or acknowledgement of a transaction. The server leaves out what is not of its type."""
 
     index: int
-    """Position in the transaction, from 0."""
     type: Literal["push", "ack"]
     success: bool
     transaction_id: str | None

@@ -140,12 +140,10 @@ class AuditRecord(Answer):
     """Empty when the token is unknown."""
     target: dict[str, Any]
     status: int
-    """HTTP status of the response."""
     result: str
     """`done`, `failed`, or the error code of a refusal."""
     request_id: str
     client: str
-    """Address of the client."""
     suppressed: int = 0
     """Number of refusals before this one that were not recorded, because there were too many."""
 
