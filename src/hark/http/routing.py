@@ -91,10 +91,12 @@ Bound = tuple[str, str, Operation]
 """Path, method and operation."""
 
 
-def bind(operation: operations.Operation[Any], endpoint: Callable[..., Awaitable[object] | None], **said: Any) -> Bound:
+def bind(
+    operation: operations.Operation[Any], endpoint: Callable[..., Awaitable[object] | None], **output: Any
+) -> Bound:
     """Bind an endpoint to an operation of the API, with its parameters, body, errors and further answers."""
-    said.setdefault("answer", operation.answer())
-    bound = Operation(endpoint=endpoint, role=operation.role, reach=operation.reach, **said)
+    output.setdefault("answer", operation.answer())
+    bound = Operation(endpoint=endpoint, role=operation.role, reach=operation.reach, **output)
     return operation.path, operation.method, bound
 
 

@@ -16,11 +16,11 @@ from hark.broker.delivery.browsers import Browser
 from hark.broker.delivery.stream import Arrival, Stream
 from hark.errors import InvalidInput
 from hark.http import pops, responses
-from hark.http.admission import check_role, check_wish, identity_of
+from hark.http.admission import check_pop, check_role, identity_of
 from hark.http.checks import parse_time, query_params, short
 from hark.http.exchange import exchange_of
 from hark.http.params import BoolParam, IntParam, Param
-from hark.http.pops import PARTITION, PRIORITY, Place, named, place_in_path, place_of, pop_request, taking_params
+from hark.http.pops import PARTITION, PRIORITY, QueuePath, named, pop_request, queue_in_path, queue_of, taking_params
 from hark.http.responses import Receive, Scope, Send, encode, send_failure
 from hark.http.routing import ANOTHER_MODE, EVENTS, NOT_SUPPORTED, Bound, Table, bind, table
 from hark.http.wire.asgi import TRANSPORT
@@ -37,15 +37,15 @@ class Gone(Exception):
     """The client has disconnected, or has not read for too long."""
 
 
-class Line:
+class ClientWriter:
     """Serialises writes to a client and sends pings while it is idle. Each write reaches the socket before the next."""
 
     def __init__(
-        self, put: Put, transport: asyncio.Transport, *, patience: float, ping: bytes, ping_seconds: float
+        self, put: Put, transport: asyncio.Transport, *, stall_seconds: float, ping: bytes, ping_seconds: float
     ) -> None:
         self._put = put
         self._transport = transport
-        self._patience = patience
+        self._stall_seconds = stall_seconds
         self._ping = ping
         self._ping_seconds = ping_seconds
         self._left = 0
@@ -84,7 +84,7 @@ class Line:
             self._timer.cancel()
 
     def _watch(self) -> None:
-        self._timer = self._loop.call_later(self._patience, self._look_at_progress)
+        self._timer = self._loop.call_later(self._stall_seconds, self._look_at_progress)
 
     def _look_at_progress(self) -> None:
         left = self._transport.get_write_buffer_size()
@@ -120,7 +120,7 @@ class Source(Protocol):
         """Close the source, because the client has disconnected."""
 
 
-class Manner(msgspec.Struct, frozen=True, kw_only=True):
+class SseOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of an event stream."""
 
     opening: bytes
@@ -129,7 +129,7 @@ class Manner(msgspec.Struct, frozen=True, kw_only=True):
     ping_seconds: float
     first_ping_seconds: float | None = None
     """Time until the first ping, if it is shorter than the others."""
-    patience: float
+    stall_seconds: float
     """Seconds after which a client that reads nothing is disconnected."""
     cache_control: bytes = b"no-store"
 
@@ -148,24 +148,24 @@ async def send_events(
     receive: Receive,
     send: Send,
     source: Source,
-    feed: Callable[[Line], Awaitable[None]],
-    manner: Manner,
+    write_events: Callable[[ClientWriter], Awaitable[None]],
+    sse_options: SseOptions,
 ) -> None:
-    """Respond with events: `feed` writes the events of the source to the line until there are no more.
+    """Respond with events: `write_events` writes the events of the source to the line until there are no more.
 
-    The source is closed when the client disconnects, and the response ends when the source ends. An exception of `feed`
+    The source is closed when the client disconnects, and the response ends when the source ends. An exception of `write_events`
     is sent as an event `error`.
     """
     watch = asyncio.create_task(_close_when_left(receive, source))
     headers = [
         (b"content-type", b"text/event-stream"),
-        (b"cache-control", manner.cache_control),
+        (b"cache-control", sse_options.cache_control),
         (b"x-accel-buffering", b"no"),
         responses.NOSNIFF,
     ]
     try:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await _send_each(scope, send, feed, manner)
+        await _send_each(scope, send, write_events, sse_options)
         await send({"type": "http.response.body", "body": b""})
     except Gone:
         await watch
@@ -174,37 +174,39 @@ async def send_events(
         watch.cancel()
 
 
-async def _send_each(scope: Scope, send: Send, feed: Callable[[Line], Awaitable[None]], manner: Manner) -> None:
+async def _send_each(
+    scope: Scope, send: Send, write_events: Callable[[ClientWriter], Awaitable[None]], sse_options: SseOptions
+) -> None:
     async def put(data: bytes) -> None:
         await send({"type": "http.response.body", "body": data, "more_body": True})
 
-    line = Line(
+    writer = ClientWriter(
         put,
         scope[TRANSPORT],
-        patience=manner.patience,
-        ping=manner.ping,
-        ping_seconds=manner.ping_seconds,
+        stall_seconds=sse_options.stall_seconds,
+        ping=sse_options.ping,
+        ping_seconds=sse_options.ping_seconds,
     )
-    await line.write(manner.opening)
-    pings = asyncio.create_task(line.keep_alive(manner.first_ping_seconds))
+    await writer.write(sse_options.opening)
+    pings = asyncio.create_task(writer.keep_alive(sse_options.first_ping_seconds))
     try:
-        await feed(line)
+        await write_events(writer)
     except Gone:
         raise
     except Exception as error:
-        await line.write(event(b"error", encode(responses.error_body(responses.known_error(error)))))
+        await writer.write(event(b"error", encode(responses.error_body(responses.known_error(error)))))
     finally:
         pings.cancel()
 
 
-async def take(stream: Stream, line: Line, render: Callable[[Arrival], bytes]) -> None:
+async def take(stream: Stream, writer: ClientWriter, render: Callable[[Arrival], bytes]) -> None:
     """Write deliveries of a stream until it is closed. Leases on messages that could not be written are released."""
     while (arrival := await stream.next()) is not None:
         if arrival.error is not None:
             stream.end()
             raise arrival.error
         try:
-            await line.write(render(arrival))
+            await writer.write(render(arrival))
         except BaseException:
             stream.lost(arrival)
             raise
@@ -247,18 +249,18 @@ _FROM = Param(
 def subscribing(fields: Mapping[str, object], settings: Settings) -> Taking | Browsing:
     """Return the request of a frame, whose fields have the names of the parameters."""
     query = {name: _text(value) for name, value in fields.items() if value is not None}
-    return _wish(query, place_of((None, None), query), DEFAULT_PREFETCH, settings)
+    return _stream_params(query, queue_of((None, None), query), DEFAULT_PREFETCH, settings)
 
 
-def _wish(query: Mapping[str, str], place: Place, batch: int, settings: Settings) -> Taking | Browsing:
+def _stream_params(query: Mapping[str, str], target: QueuePath, batch: int, settings: Settings) -> Taking | Browsing:
     start = _FROM.text(query)
     if not _BROWSE.of(query):
         if start:
             raise InvalidInput(
                 "from: allowed only with browse=true; use subscriptionFrom to choose where a consumer group starts"
             )
-        return Taking(pop_request(query, place, batch, settings), PRIORITY.of(query))
-    queue, partition = place
+        return Taking(pop_request(query, target, batch, settings), PRIORITY.of(query))
+    queue, partition = target
     if queue is None:
         raise InvalidInput("queue is required: name the queue to browse")
     return Browsing(queue, partition, _start(start or "tail"))
@@ -296,8 +298,8 @@ class EventStreams:
             1,
             settings.limits.max_batch,
         )
-        self._manner = Manner(
-            opening=_PING, ping=_PING, ping_seconds=ping_seconds, patience=settings.limits.stalled_seconds
+        self._sse_options = SseOptions(
+            opening=_PING, ping=_PING, ping_seconds=ping_seconds, stall_seconds=settings.limits.stalled_seconds
         )
 
     def table(self) -> Table:
@@ -309,9 +311,9 @@ class EventStreams:
         )
 
     def _listen(self, operation: operations.Operation[str]) -> Bound:
-        place = operation.reach is Reach.QUERY
-        taking = taking_params(self._settings, DEFAULT_PREFETCH, place=place)
-        query = (*taking, *(() if place else (PARTITION,)), self._prefetch, _BROWSE, _FROM)
+        target = operation.reach is Reach.QUERY
+        taking = taking_params(self._settings, DEFAULT_PREFETCH, with_queue=target)
+        query = (*taking, *(() if target else (PARTITION,)), self._prefetch, _BROWSE, _FROM)
         return bind(operation, self.listen, query=query, media=EVENTS, errors=(NOT_SUPPORTED, ANOTHER_MODE), raw=True)
 
     async def listen(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -326,33 +328,33 @@ class EventStreams:
         except Exception as error:
             await send_failure(send, error)
             return
-        await send_events(scope, receive, send, source, lambda line: _feed(source, line), self._manner)
+        await send_events(scope, receive, send, source, lambda writer: _write_events(source, writer), self._sse_options)
 
     async def _open(self, scope: Scope) -> Stream | Browser:
         query = query_params(scope["query_string"])
-        queue, partition = place_of(place_in_path(scope["path_params"]), query)
+        queue, partition = queue_of(queue_in_path(scope["path_params"]), query)
         if queue is not None and partition is None:
             partition = PARTITION.of(query)
         prefetch = self._prefetch.of(query)
-        wish = _wish(query, (queue, partition), prefetch, self._settings)
+        params = _stream_params(query, (queue, partition), prefetch, self._settings)
         delivery = self._broker.delivery
         identity = identity_of(scope)
-        if isinstance(wish, Browsing):
-            identity.check_queue(wish.queue)
-            return await delivery.browsers.open(wish.queue, wish.partition, wish.start)
+        if isinstance(params, Browsing):
+            identity.check_queue(params.queue)
+            return await delivery.browsers.open(params.queue, params.partition, params.start)
         check_role(identity, Role.READ_WRITE)
-        check_wish(identity, wish.request)
+        check_pop(identity, params.request)
         stream = delivery.open_stream(prefetch, mute=True)
-        stream.subscribe("", named(wish.request, exchange_of(scope)), wish.priority)
+        stream.subscribe("", named(params.request, exchange_of(scope)), params.priority)
         return stream
 
 
-async def _feed(source: Stream | Browser, line: Line) -> None:
+async def _write_events(source: Stream | Browser, writer: ClientWriter) -> None:
     if isinstance(source, Stream):
-        await take(source, line, lambda one: _events(pops.wire_messages(one.consumer.request.group, one.result)))
+        await take(source, writer, lambda one: _events(pops.wire_messages(one.consumer.request.group, one.result)))
     else:
         while messages := await source.next():
-            await line.write(_events(pops.browsed_messages(messages)))
+            await writer.write(_events(pops.browsed_messages(messages)))
 
 
 def _events(messages: Iterable[Delivered]) -> bytes:

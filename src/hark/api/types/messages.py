@@ -253,7 +253,7 @@ class GroupReason(Answer, omit_defaults=True):
     in_flight: int | None = None
     waiting: int | None = None
     """Number of consumers that wait for it on the server that answered."""
-    asked_at: datetime | None = None
+    last_polled: datetime | None = None
     """When a consumer of the group last requested messages."""
     asked_here_only: bool | None = None
 

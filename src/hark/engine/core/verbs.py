@@ -93,8 +93,8 @@ class Notes:
 
     def add(self, claimer: Claimer) -> None:
         """Take over what a claimer has noted."""
-        for position, touched in claimer.hand_out.stepped.items():
-            self._stepped.setdefault(position, set()).update(touched)
+        for position, changed in claimer.hand_out.stepped.items():
+            self._stepped.setdefault(position, set()).update(changed)
         self._stepped.update({position: set() for position in claimer.picker.stepped if position not in self._stepped})
         for queue, number in (*claimer.hand_out.expired.items(), *claimer.picker.expired.items()):
             self._expired[queue] = self._expired.get(queue, 0) + number
@@ -104,11 +104,11 @@ class Notes:
 
     def save(self, transaction: WriteTransaction, state: State) -> None:
         """Write all of it down, and forget it."""
-        for position, touched in self._stepped.items():
+        for position, changed in self._stepped.items():
             if position.group.positions.get(position.partition.id) is position:
                 draft = transaction.draft(position)
                 if isinstance(draft, Draft):
-                    draft.touched_ranges.update(touched)
+                    draft.changed_ranges.update(changed)
             queue = state.queues.get(position.group.queue_name)
             if queue is not None:
                 queue.open = None
@@ -227,7 +227,7 @@ class TableVerbs(KeyVerbs):
     async def _read(self, body: Callable[[apsw.Connection, LeaseView], T]) -> T: ...
 
     async def _browse(self, body: Callable[[Browser], T]) -> T:
-        return await self._read(lambda connection, held: body(Browser(connection, held, self._codec)))
+        return await self._read(lambda connection, leased: body(Browser(connection, leased, self._codec)))
 
     # Messages ----------------------------------------------------------------------------------------------
 
@@ -277,8 +277,8 @@ class TableVerbs(KeyVerbs):
         if collector.is_empty:
             # Claims note in memory when a group was last seen. The search reads it from the tables.
             await self._chore(lambda _transaction: None)
-            held = await self._look(LeaseView)
-            collector.take(await self._read_committed(lambda connection: collector.search(connection, held)))
+            leased = await self._look(LeaseView)
+            collector.take(await self._read_committed(lambda connection: collector.search(connection, leased)))
         part = collector.part(limit)
         removed = 0
         if part.messages or part.swept is not None:
@@ -342,7 +342,7 @@ class TableVerbs(KeyVerbs):
 
     async def queue_stats(self, where: QueueFilter) -> QueuePage:
         """See `Engine.queue_stats`."""
-        return await self._read(lambda connection, held: views.queue_stats(connection, held, where))
+        return await self._read(lambda connection, leased: views.queue_stats(connection, leased, where))
 
     async def survey(self, after: tuple[int, str] = (0, ""), limit: int = 1000) -> Survey:
         """See `Engine.survey`."""
@@ -350,15 +350,17 @@ class TableVerbs(KeyVerbs):
 
     async def totals(self) -> Totals:
         """See `Engine.totals`."""
-        held = await self._look(lambda state, _: views.held_messages(state))
-        return await self._read_committed(lambda connection: views.totals(connection, held))
+        leased = await self._look(lambda state, _: views.leased_counts(state))
+        return await self._read_committed(lambda connection: views.totals(connection, leased))
 
     async def partition_stats(
         self, queue: str, search: str | None = None, limit: int = 1000, offset: int = 0
     ) -> list[PartitionStats]:
         """See `Engine.partition_stats`."""
         return await self._read(
-            lambda connection, held: views.partition_stats(connection, held, self._codec, queue, search, limit, offset)
+            lambda connection, leased: views.partition_stats(
+                connection, leased, self._codec, queue, search, limit, offset
+            )
         )
 
     # Groups ------------------------------------------------------------------------------------------------
@@ -382,7 +384,7 @@ class TableVerbs(KeyVerbs):
     async def group_names(self, queue: str | None = None) -> list[str]:
         """See `Engine.group_names`."""
         sql = "select distinct name from groups where ?1 is null or queue = ?1 order by name"
-        return await self._read(lambda connection, _held: [row[0] for row in rows_of(connection, sql, queue)])
+        return await self._read(lambda connection, _leased: [row[0] for row in rows_of(connection, sql, queue)])
 
     async def group_stats(
         self,
@@ -393,7 +395,7 @@ class TableVerbs(KeyVerbs):
     ) -> list[GroupStats]:
         """See `Engine.group_stats`."""
         return await self._read(
-            lambda connection, held: views.group_stats(connection, held, group, queue, queues, uncounted)
+            lambda connection, leased: views.group_stats(connection, leased, group, queue, queues, uncounted)
         )
 
     async def position_stats(
@@ -408,8 +410,8 @@ class TableVerbs(KeyVerbs):
         """See `Engine.position_stats`."""
         before = self._clock.now() - min_lag_seconds * SECOND if min_lag_seconds else None
         return await self._read(
-            lambda connection, held: views.position_stats(
-                connection, held, self._codec, group, queue, before, limit, partitions, queues
+            lambda connection, leased: views.position_stats(
+                connection, leased, self._codec, group, queue, before, limit, partitions, queues
             )
         )
 
@@ -479,8 +481,8 @@ class TableVerbs(KeyVerbs):
 
     async def queues_of(self, ids: Sequence[str]) -> list[str | None]:
         """See `Engine.queues_of`."""
-        places = [self._codec.decode(one) for one in ids]
-        numbers = [None if place is None else place.partition for place in places]
+        addresses = [self._codec.decode(one) for one in ids]
+        numbers = [None if address is None else address.partition for address in addresses]
         # Read without waiting for whoever changes it: where a partition is does not change.
         known = self._memory().partitions
         missing = [number for number in numbers if number is not None and number not in known]

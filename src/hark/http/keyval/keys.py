@@ -15,7 +15,7 @@ from hark.http.admission import stamp
 from hark.http.checks import MAX_NUMBER, check_int, decode_json, in_turns, raw_default, short
 from hark.http.items import MAX_TTL_MS, too_many
 from hark.http.keyval import paths
-from hark.http.keyval.paths import LIMIT, PREFIX, QUEUE, STRINGS, KeyParam, key_of, measured, versionstamp, wire_entry
+from hark.http.keyval.paths import LIMIT, PREFIX, QUEUE, STRINGS, KeyParam, key_of, timed, versionstamp, wire_entry
 from hark.http.keyval.queue import ABSENT, EnqueueOptions, new_message
 from hark.http.params import BoolParam, IntParam, Param, Query
 from hark.http.responses import carry
@@ -72,8 +72,8 @@ async def commit(call: Call) -> types.keys.Committed:
         written = await call.broker.keyvalue.write_keys(write)
     except Conflict as error:
         # The store does not count messages: the text gets the position of the mutation in the request.
-        places = [index for index, item in enumerate(body.mutations) if item.type != "enqueue"]
-        text = _MUTATION.sub(lambda match: f"mutations[{places[int(match[1])]}]", error.text, count=1)
+        indexes = [index for index, item in enumerate(body.mutations) if item.type != "enqueue"]
+        text = _MUTATION.sub(lambda match: f"mutations[{indexes[int(match[1])]}]", error.text, count=1)
         raise Conflict(text, code=error.code) from None
     if not written.success or written.version is None:
         return types.keys.Committed(ok=False)
@@ -93,11 +93,11 @@ async def parse_key_write(body: AtomicBody, most: int, *, where: str = "", queue
     mutations: list[KeyMutation] = []
     messages: list[NewMessage] = []
     async for index, item in in_turns(enumerate(body.mutations)):
-        place = f"{where}mutations[{index}]"
+        path = f"{where}mutations[{index}]"
         if item.type == "enqueue":
-            messages.append(_message(item, queue, place))
+            messages.append(_message(item, queue, path))
         else:
-            mutations.append(_mutation(item, place))
+            mutations.append(_mutation(item, path))
     return KeyWrite(
         [_check(check, f"{where}checks[{index}]") async for index, check in in_turns(enumerate(checks))],
         mutations,
@@ -261,9 +261,9 @@ async def paginate_keys(call: Call) -> types.keys.EntryPage:
     return types.keys.EntryPage(entries=tuple(map(wire_entry, page)), cursor=cursor, has_more=has_more)
 
 
-async def count_keys(call: Call) -> types.keys.Counted:
+async def count_keys(call: Call) -> types.keys.KeyCount:
     """Count entries. Returns the number of entries below a prefix, or of all entries."""
-    return types.keys.Counted(await call.broker.keyvalue.count_keys(PREFIX.of(call.query) or ()))
+    return types.keys.KeyCount(await call.broker.keyvalue.count_keys(PREFIX.of(call.query) or ()))
 
 
 def _range(query: Query) -> KeyRange:
@@ -348,35 +348,35 @@ _NO_KEY = Failure(404, "key_not_found")
 TABLE = table(
     bind(
         operations.KEYVAL_COMMIT,
-        measured("atomic_commit", commit),
+        timed("atomic_commit", commit),
         query=(QUEUE,),
         body=AtomicBody,
         body_bytes=LARGE_BODY,
         errors=(TOO_MANY, Failure(409, "value_mismatch"), MAINTENANCE, QUEUE_FULL),
     ),
-    bind(operations.KEYVAL_LIST_KEYS, measured("list", list_keys), query=_RANGE),
-    bind(operations.KEYVAL_COUNT_KEYS, measured("count", count_keys), query=(PREFIX,)),
-    bind(operations.KEYVAL_PAGINATE_KEYS, measured("paginate", paginate_keys), query=(*_RANGE, _CURSOR)),
-    bind(operations.KEYVAL_GET_BATCH, measured("get", get_batch), body=KeysBody, body_bytes=LARGE_BODY),
+    bind(operations.KEYVAL_LIST_KEYS, timed("list", list_keys), query=_RANGE),
+    bind(operations.KEYVAL_COUNT_KEYS, timed("count", count_keys), query=(PREFIX,)),
+    bind(operations.KEYVAL_PAGINATE_KEYS, timed("paginate", paginate_keys), query=(*_RANGE, _CURSOR)),
+    bind(operations.KEYVAL_GET_BATCH, timed("get", get_batch), body=KeysBody, body_bytes=LARGE_BODY),
     bind(
         operations.KEYVAL_DELETE_BATCH,
-        measured("delete", delete_batch),
+        timed("delete", delete_batch),
         body=KeysBody,
         body_bytes=LARGE_BODY,
         errors=(NOT_SUPPORTED,),
     ),
-    bind(operations.KEYVAL_LIST_EXACTLY, measured("list", list_exactly), body=ListBody, errors=(NOT_SUPPORTED,)),
-    bind(operations.KEYVAL_GET_KEY, measured("get", get_key), query=(STRINGS,), errors=(_NO_KEY,)),
+    bind(operations.KEYVAL_LIST_EXACTLY, timed("list", list_exactly), body=ListBody, errors=(NOT_SUPPORTED,)),
+    bind(operations.KEYVAL_GET_KEY, timed("get", get_key), query=(STRINGS,), errors=(_NO_KEY,)),
     bind(
         operations.KEYVAL_PUT_KEY,
-        measured("set", put_key),
+        timed("set", put_key),
         query=(STRINGS, _EXPIRES_IN),
         body=msgspec.Raw,
         body_bytes=LARGE_BODY,
     ),
     bind(
         operations.KEYVAL_DELETE_KEY,
-        measured("delete", delete_key),
+        timed("delete", delete_key),
         query=(STRINGS, _EXACT),
         body=DeleteBody,
         body_optional=True,

@@ -21,7 +21,7 @@ from hark.http.params import BoolParam, IntParam, Param, Query
 from hark.http.pops import CONSUMER, named, timeout_param
 from hark.http.responses import UNCACHED_JSON, Receive, Scope, Send, encode, send_failure, send_response
 from hark.http.routing import ANOTHER_MODE, EVENTS, Table, bind, table
-from hark.http.sse import Line, Manner, event, send_events, take
+from hark.http.sse import ClientWriter, SseOptions, event, send_events, take
 from hark.keys import encode_key
 from hark.model import Key
 from hark.settings import Settings
@@ -55,12 +55,12 @@ class KeyvalStreams:
             1,
             MAX_PREFETCH,
         )
-        self._manner = Manner(
+        self._sse_options = SseOptions(
             opening=_OPENING,
             ping=event(b"ping", b""),
             ping_seconds=settings.queue.ping_interval_ms / 1000,
             first_ping_seconds=_IDLE_SECONDS,
-            patience=settings.limits.stalled_seconds,
+            stall_seconds=settings.limits.stalled_seconds,
             cache_control=b"no-cache, no-store",
         )
 
@@ -113,7 +113,9 @@ class KeyvalStreams:
         except Exception as error:
             await send_failure(send, error)
         else:
-            await send_events(scope, receive, send, watcher, lambda line: _feed(watcher, line), self._manner)
+            await send_events(
+                scope, receive, send, watcher, lambda writer: _write_changes(watcher, writer), self._sse_options
+            )
 
     async def poll_keys(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Poll keys for changes.
@@ -179,7 +181,9 @@ class KeyvalStreams:
         except Exception as error:
             await send_failure(send, error)
             return
-        await send_events(scope, receive, send, stream, lambda line: take(stream, line, self._events), self._manner)
+        await send_events(
+            scope, receive, send, stream, lambda writer: take(stream, writer, self._events), self._sse_options
+        )
 
     async def _open(self, scope: Scope) -> Stream:
         query = query_params(scope["query_string"])
@@ -189,7 +193,7 @@ class KeyvalStreams:
         await work.prepare({queue: permitted_labels(identity_of(scope), queue)})
         stream = self._broker.delivery.open_stream(prefetch, mute=True)
         # One message at a time, so that several listeners share the messages evenly.
-        stream.subscribe("", named(work.wish(queue, CONSUMER.of(query) or ""), exchange_of(scope)))
+        stream.subscribe("", named(work.pop_request(queue, CONSUMER.of(query) or ""), exchange_of(scope)))
         return stream
 
     def _events(self, arrival: Arrival) -> bytes:
@@ -198,9 +202,9 @@ class KeyvalStreams:
             return b"".join(event(b"message", encode(message), message.id.encode()) for message in messages)
 
 
-async def _feed(watcher: Watcher, line: Line) -> None:
+async def _write_changes(watcher: Watcher, writer: ClientWriter) -> None:
     while changes := await watcher.next():
-        await line.write(event(b"change", encode(wire_changes(changes))))
+        await writer.write(event(b"change", encode(wire_changes(changes))))
 
 
 async def _close_when_left(receive: Receive, watcher: Watcher) -> None:

@@ -217,15 +217,15 @@ async def seek_queue(call: Call) -> types.groups.SoughtQueue:
 
     Moves the group to the end, to a time or to an offset, in all partitions of the queue. Its leases there end.
     """
-    wish = _wish(call, await call.optional_json(types.groups.SeekBody, "seek"), None)
-    outcome = await _seek(call, wish)
+    target = _target(call, await call.optional_json(types.groups.SeekBody, "seek"), None)
+    outcome = await _seek(call, target)
     return types.groups.SoughtQueue(
         success=True,
-        consumer_group=wish.group,
-        queue_name=wish.queue,
-        seek_to_end=wish.to_end,
-        target_timestamp=time_of(wish.timestamp),
-        target_offset=wish.offset,
+        consumer_group=target.group,
+        queue_name=target.queue,
+        seek_to_end=target.to_end,
+        target_timestamp=time_of(target.timestamp),
+        target_offset=target.offset,
         partitions_updated=outcome.partitions,
     )
 
@@ -240,12 +240,12 @@ async def seek_partition(call: Call) -> types.groups.SoughtPartition:
     if body == types.groups.SeekBody():
         body.to_end = True
     partition = call.name("partition")
-    wish = _wish(call, body, partition)
-    outcome = await _seek(call, wish)
+    target = _target(call, body, partition)
+    outcome = await _seek(call, target)
     return types.groups.SoughtPartition(
         success=True,
-        consumer_group=wish.group,
-        queue_name=wish.queue,
+        consumer_group=target.group,
+        queue_name=target.queue,
         partition_name=partition,
         updated=outcome.partitions > 0,
         cursor_moved_to=None if outcome.next_offset is None else outcome.next_offset - 1,
@@ -253,16 +253,16 @@ async def seek_partition(call: Call) -> types.groups.SoughtPartition:
     )
 
 
-async def _seek(call: Call, wish: Seek) -> SeekOutcome:
+async def _seek(call: Call, target: Seek) -> SeekOutcome:
     try:
-        return first(await call.engine.seek([wish]))
+        return first(await call.engine.seek([target]))
     except NotFound as error:
         # Clients may rely on these texts.
         what = "Partition" if error.code == "partition_not_found" else "Queue"
         raise NotFound(f"{what} not found", code=error.code) from error
 
 
-def _wish(call: Call, body: types.groups.SeekBody, partition: str | None) -> Seek:
+def _target(call: Call, body: types.groups.SeekBody, partition: str | None) -> Seek:
     given = [body.to_end or None, body.timestamp, body.offset]
     if sum(value is not None for value in given) != 1:
         raise InvalidInput("expected exactly one of toEnd (true), timestamp and offset")

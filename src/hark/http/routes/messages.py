@@ -65,12 +65,12 @@ async def list_leases(call: Call) -> types.messages.LeasePage:
     leases = (
         answer_of(
             types.messages.ActiveLease,
-            held,
-            lease_id=shown_lease(call.identity, held.lease_id),
-            consumer_group=held.group,
-            consumer=held.consumer or None,
+            leased,
+            lease_id=shown_lease(call.identity, leased.lease_id),
+            consumer_group=leased.group,
+            consumer=leased.consumer or None,
         )
-        for held in found.items
+        for leased in found.items
     )
     return types.messages.LeasePage(items=tuple(leases), total=found.total, pagination=page)
 

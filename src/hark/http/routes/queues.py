@@ -113,7 +113,7 @@ NAMESPACE = NameParam("namespace", "Return only queues in this namespace.")
 TASK = NameParam("task", "Return only queues with this task.")
 _PAUSED = BoolParam("paused", "Return only paused queues.")
 _PARTITIONS = paging(MAX_PAGE, MAX_LIST)
-_PLACES = BoolParam("places", "Include the position of each consumer group in each partition.")
+_POSITIONS = BoolParam("positions", "Include the position of each consumer group in each partition.")
 _GROUP = NameParam("group", "Consumer group. The default is the group that is furthest behind.")
 _SORT = ChoiceParam(
     "sort",
@@ -195,7 +195,7 @@ async def show_queue(call: Call) -> types.queues.ShownQueue:
     page = _PARTITIONS.of(query)
     stats = await stats_of(call, name)
     found = await call.engine.partition_stats(name, _SEARCH.text(query), page.limit, page.offset)
-    places = await places_of(call, name, [one.name for one in found]) if _PLACES.of(query) else {}
+    positions = await positions_of(call, name, [one.name for one in found]) if _POSITIONS.of(query) else {}
     partitions = (
         answer_of(
             types.queues.ShownPartition,
@@ -203,7 +203,7 @@ async def show_queue(call: Call) -> types.queues.ShownQueue:
             stats=one.counts,
             oldest_message=time_of(one.oldest),
             newest_message=time_of(one.newest),
-            places=places.get(one.name),
+            positions=positions.get(one.name),
         )
         for one in found
     )
@@ -318,19 +318,21 @@ def _listed_queue(stats: QueueStats) -> types.queues.ListedQueue:
     return answer_of(types.queues.ListedQueue, stats.info, partitions=stats.partitions, messages=messages)
 
 
-async def places_of(call: Call, queue: str, partitions: Sequence[str]) -> dict[str, tuple[types.queues.Place, ...]]:
+async def positions_of(
+    call: Call, queue: str, partitions: Sequence[str]
+) -> dict[str, tuple[types.queues.GroupPosition, ...]]:
     """Return the positions of all groups in partitions of a queue, by partition."""
-    places: dict[str, list[types.queues.Place]] = {name: [] for name in partitions}
+    positions: dict[str, list[types.queues.GroupPosition]] = {name: [] for name in partitions}
     moment = call.now()
-    for position in await call.engine.position_stats(queue=queue, limit=MAX_NUMBER, partitions=list(places)):
-        places[position.partition].append(_place(position, moment, call.identity))
-    return {name: tuple(found) for name, found in places.items()}
+    for position in await call.engine.position_stats(queue=queue, limit=MAX_NUMBER, partitions=list(positions)):
+        positions[position.partition].append(_group_position(position, moment, call.identity))
+    return {name: tuple(found) for name, found in positions.items()}
 
 
-def _place(position: PositionStats, moment: int, identity: Identity) -> types.queues.Place:
+def _group_position(position: PositionStats, moment: int, identity: Identity) -> types.queues.GroupPosition:
     waited = 0 if position.oldest_waiting is None else max(0, moment - position.oldest_waiting)
     return answer_of(
-        types.queues.Place,
+        types.queues.GroupPosition,
         position,
         consumer_group=position.group,
         time_lag_seconds=waited // SECOND,
@@ -344,7 +346,7 @@ _LIST = (*_PAGE, _SEARCH, NAMESPACE, TASK, _PAUSED, _SORT)
 TABLE = table(
     bind(operations.CONFIGURE, configure, body=ConfigureBody),
     bind(operations.LIST_QUEUES, list_queues, query=_LIST),
-    bind(operations.SHOW_QUEUE, show_queue, query=(*_PARTITIONS, _SEARCH, _PLACES), errors=(NO_QUEUE,)),
+    bind(operations.SHOW_QUEUE, show_queue, query=(*_PARTITIONS, _SEARCH, _POSITIONS), errors=(NO_QUEUE,)),
     bind(operations.DELETE_QUEUE, delete_queue),
     bind(operations.SHOW_DEPTH, show_depth, query=(_PAGE.limit, _GROUP), errors=(NO_QUEUE,)),
     bind(operations.PAUSE_QUEUE, pause_queue, errors=(NO_QUEUE,)),

@@ -23,7 +23,7 @@ from hark.http.params import MAX_LIST, ChoiceParam, IntParam, NameParam, TimePar
 from hark.http.responses import Receive, Scope, Send, answer_of, encode, send_failure
 from hark.http.routes.queues import NAMESPACE, TASK, groups_of, queue_page, queues_of, stats_of, total_of
 from hark.http.routing import EVENTS, NO_QUEUE, Call, Table, bind, table
-from hark.http.sse import PING_SECONDS, Line, Manner, event, send_events
+from hark.http.sse import PING_SECONDS, Line, SseOptions, event, send_events
 from hark.model import MessageFilter, QueueFilter, QueueStats
 from hark.settings import Settings
 
@@ -175,8 +175,8 @@ class SampleEvents:
 
     def __init__(self, broker: Broker, settings: Settings, ping_seconds: float = PING_SECONDS) -> None:
         self._broker = broker
-        self._manner = Manner(
-            opening=_PING, ping=_PING, ping_seconds=ping_seconds, patience=settings.limits.stalled_seconds
+        self._sse_options = SseOptions(
+            opening=_PING, ping=_PING, ping_seconds=ping_seconds, retries=settings.limits.stalled_seconds
         )
         self._sample: Sample | None = None
         self._encoded = b""
@@ -196,7 +196,9 @@ class SampleEvents:
             await send_failure(send, error)
             return
         identity = identity_of(scope)
-        await send_events(scope, receive, send, watcher, lambda line: self._feed(watcher, line, identity), self._manner)
+        await send_events(
+            scope, receive, send, watcher, lambda line: self._feed(watcher, line, identity), self._sse_options
+        )
 
     async def _feed(self, watcher: Watcher, line: Line, identity: Identity) -> None:
         while (sample := await watcher.next()) is not None:

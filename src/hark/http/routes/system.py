@@ -15,7 +15,7 @@ import msgspec
 from starlette.responses import Response
 
 from hark._version import __version__
-from hark.access.identity import ANYBODY, Identity
+from hark.access.identity import UNRESTRICTED, Identity
 from hark.api import operations, types
 from hark.api.options import OPTIONS
 from hark.broker.broker import POP_MAINTENANCE, PUSH_MAINTENANCE
@@ -131,7 +131,7 @@ def _identity(call: Call) -> Identity | None:
 def _session(call: Call, identity: Identity | None) -> types.server.Session:
     required = call.app.edge.authenticator.enabled
     if not required:
-        identity = ANYBODY
+        identity = UNRESTRICTED
     if identity is None:
         return types.server.Session(required, False)
     return types.server.Session(required, True, identity.subject, identity.role.text, identity.queues)

@@ -165,15 +165,15 @@ class Server:
     def ended(self, exchange: Exchange) -> None:
         """Note the end of a request."""
         self.begun -= 1
-        if exchange.held:
+        if exchange.reserved_bytes:
             self.release(exchange)
         if self._on_end is not None:
             self._on_end(exchange)
 
     def release(self, exchange: Exchange) -> None:
         """Note that the body of a request is no longer in memory."""
-        self.budget.remove(exchange.identity.subject, exchange.held)
-        exchange.held = 0
+        self.budget.remove(exchange.identity.subject, exchange.reserved_bytes)
+        exchange.reserved_bytes = 0
 
     def closed(self, connection: Connection | WebSocket) -> None:
         """Forget a connection."""
