@@ -15,8 +15,7 @@ import msgspec
 
 from hark.broker import Broker
 from hark.http.app import App
-from hark.http.routes.requests import Router
-from hark.http.routes.table import JSON
+from hark.http.routing import JSON, Router
 from hark.settings import Settings
 from tests.whole import whole
 

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from hark.api.types.leases import ExtendedLease, ExtendedLeases
+from hark.api.types.messages import ExtendedLease, ExtendedLeases
 from hark.client.calling import Answer, Caller, ConnectionFailed, Request
 from hark.client.delivery.leases import FIRST_AFTER, LeaseKeeper
 from hark.client.http import HttpTransport

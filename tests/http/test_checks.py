@@ -7,18 +7,19 @@ import pytest
 from hark.clock import EARLIEST, LATEST
 from hark.errors import InvalidInput
 from hark.http.checks import (
-    bool_param,
     check_name,
     check_status,
     decode_json,
     format_time,
     format_time_ms,
-    int_param,
     parse_time,
     path_segments,
 )
 from hark.http.items import ITEM_TEXTS, PushBody
+from hark.http.params import BoolParam, IntParam
 
+BATCH = IntParam("batch", "", 5, 1, 10)
+WAIT = BoolParam("wait", "", True)
 MOMENT = 1_767_323_045_678_901
 
 
@@ -91,18 +92,18 @@ def test_times_are_formatted_in_utc_with_fixed_width_and_read_back_as_themselves
 @pytest.mark.parametrize("text", ["", "0", "11", "-1", "1.0", "1e1", " 1", "1_0", "٣", "x", "9" * 30, "0x1"])
 def test_integers_within_bounds_are_accepted_and_others_refused_with_the_parameter(text: str) -> None:
     right = {"1": 1, "10": 10, "007": 7}
-    assert {given: int_param({"batch": given}, "batch", 5, 1, 10) for given in right} == right
-    assert int_param({}, "batch", 5, 1, 10) == 5
+    assert {given: BATCH.of({"batch": given}) for given in right} == right
+    assert BATCH.of({}) == 5
     with pytest.raises(InvalidInput, match=r"^batch: expected an integer from 1 to 10, got"):
-        int_param({"batch": text}, "batch", 5, 1, 10)
+        BATCH.of({"batch": text})
 
 
 def test_switches_are_true_1_false_0_or_empty() -> None:
-    values = {text: bool_param({"wait": text}, "wait", True) for text in ("true", "1", "false", "0", "")}
+    values = {text: WAIT.of({"wait": text}) for text in ("true", "1", "false", "0", "")}
     assert values == {"true": True, "1": True, "false": False, "0": False, "": False}
-    assert bool_param({}, "wait", True) is True
+    assert WAIT.of({}) is True
     with pytest.raises(InvalidInput, match=r"^wait: expected true or false, got 'yes'"):
-        bool_param({"wait": "yes"}, "wait")
+        WAIT.of({"wait": "yes"})
 
 
 def test_success_is_another_word_for_completed() -> None:

@@ -21,18 +21,8 @@ from hark.api.operations import WEBSOCKET
 from hark.broker import Broker
 from hark.http.app import App
 from hark.http.keyval.paths import KeyParam, KeysParam, LimitParam
-from hark.http.routes.table import (
-    JSON,
-    BoolParam,
-    ChoiceParam,
-    IdParam,
-    IntParam,
-    NameParam,
-    Operation,
-    Param,
-    Table,
-    TimeParam,
-)
+from hark.http.params import BoolParam, ChoiceParam, IntParam, NameParam, Param, TimeParam
+from hark.http.routing import JSON, Operation, Table
 from hark.settings import Settings
 from tests.http.api import Api, Json, data, read, refusal
 from tests.servers import running_server
@@ -110,7 +100,7 @@ def wrong_values(param: Param) -> list[str]:
             return ["", "x", "1.5", "0", "-1"]
         case BoolParam():
             return ["maybe"]
-        case NameParam() | IdParam():
+        case NameParam():
             return NONAMES
         case TimeParam():
             return ["yesterday", "-1"]

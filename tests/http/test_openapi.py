@@ -26,7 +26,7 @@ from hark.api.fields import FIELDS, OF_SCHEMA
 from hark.api.operations import WEBSOCKET
 from hark.broker import Broker
 from hark.http.app import App
-from hark.http.routes.table import EVENTS
+from hark.http.routing import EVENTS
 from hark.settings import Limits, Settings
 from tests.http.api import Api, Json
 from tests.http.test_errors import TABLE as ROUTES

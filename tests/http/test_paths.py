@@ -10,8 +10,7 @@ import pytest
 from hark.api.operations import WEBSOCKET, Reach, Role
 from hark.errors import InvalidInput, MethodNotAllowed, NotFound
 from hark.http.exchange import Exchange
-from hark.http.routes.requests import Found, Router
-from hark.http.routes.table import Operation, Table
+from hark.http.routing import Found, Operation, Router, Table
 from tests.http.api import Api, data, read, refusal
 
 

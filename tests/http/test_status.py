@@ -14,7 +14,7 @@ import pytest
 import hark
 from hark.access.identity import Identity
 from hark.api.operations import Role
-from hark.api.types.base import encode
+from hark.api.types import encode
 from hark.api.types.server import LiveSample
 from hark.broker import Broker
 from hark.broker.engine_calls import EngineCalls
@@ -23,8 +23,8 @@ from hark.broker.upkeep import Readiness
 from hark.engine.api import Engine
 from hark.errors import EngineFailure
 from hark.http.app import App
-from hark.http.routes import overview
-from hark.http.routes.overview import restricted_sample_of, sample_of
+from hark.http.routes import status
+from hark.http.routes.status import restricted_sample_of, sample_of
 from hark.settings import Encryption, Limits, Settings
 from hark.testing.server import FakeTimers, ServerThread
 from tests.http.api import Api, Json, read, refusal
@@ -246,7 +246,7 @@ def test_a_sample_is_encoded_once_for_all_who_watch(server: TickingServer, monke
         return sample_of(one)
 
     with watching(server) as one, watching(server) as other:
-        monkeypatch.setattr(overview, "sample_of", counting)
+        monkeypatch.setattr(status, "sample_of", counting)
         for _ in range(3):
             assert one.sample() == other.come()
     assert len(encoded) == len({found.point.at for found in encoded}) >= 2

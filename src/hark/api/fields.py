@@ -30,40 +30,37 @@ _LAG = "Number of unsettled messages, without scheduled ones."
 _CURSOR = "Offset up to which the group has settled all messages. Of a shared group: the offset where it started."
 _ALWAYS_ZERO = "Always 0, because Hark has no write buffer."
 
-FIELDS: Mapping[str, str] = {
+_FIELDS: Mapping[str, str] = {
     # Names and ids
-    "id": "Id of the message.",
+    "id messageId originalId": "Id of the message.",
     "ids": "Ids of dead letters, or ids of their messages. At most 1000.",
-    "messageId": "Id of the message.",
     "message_id": "Id of the message. For a duplicate: id of the first message.",
     "firstMessageId": "Id of the leased message with the lowest offset.",
-    "transactionId": "Transaction id of the message, its idempotency key within the partition.",
-    "transaction_id": "Transaction id of the message, its idempotency key within the partition.",
-    "queue": "Name of the queue.",
-    "queueName": "Name of the queue.",
-    "queue_name": "Name of the queue.",
+    "transactionId transaction_id": "Transaction id of the message, its idempotency key within the partition.",
+    "queue queueName queue_name name": "Name of the queue.",
     "queueId": "Id of the queue.",
     "queuePath": "Name of the queue and name of the partition, separated by a slash.",
-    "partition": "Name of the partition.",
-    "partitionName": "Name of the partition.",
-    "partition_name": "Name of the partition.",
-    "partitionId": "Id of the partition.",
-    "partition_id": "Id of the partition.",
+    "partition partitionName partition_name": "Name of the partition.",
+    "partitionId partition_id": "Id of the partition.",
     "namespace": "Namespace of the queue.",
     "task": "Task of the queue.",
-    "consumerGroup": "Name of the consumer group.",
-    "consumer_group": "Name of the consumer group.",
+    "consumerGroup consumer_group": "Name of the consumer group.",
     "group": "Name of the consumer group. Null: the group that is furthest behind.",
-    "name": "Name of the queue.",
     "consumer": "Name of the consumer. Null: not known.",
     "producerSub": "Subject of the token that pushed the message. Null: pushed without authentication.",
-    "traceId": "UUID of a trace of the producer.",
-    "trace_id": "UUID of a trace of the producer.",
+    "traceId trace_id": "UUID of a trace of the producer.",
     "traceparent": "W3C trace context of the producer (`traceparent`).",
     "tracestate": "W3C trace state of the producer (`tracestate`). At most 512 printable ASCII characters.",
+    "data value": "Payload of the message.",
+    "receipt": "Receipt of the delivery. Without it the request settles the current delivery.",
+    "partitions": "Number of partitions.",
+    "state": "`interested`: waits for messages. `notified`: was notified of a message. `not interested`: has no "
+    "credit, or is paused. `non-acquiring`: reads without receiving. `removed`: was removed.",
+    "created_at": "Time at which the event was recorded.",
+    "search": "Match only dead letters whose error contains this text, without regard to the case of ASCII letters.",
+    "lockDuration": "Length of a lease in effect, in milliseconds.",
     # Results
-    "success": "Whether the operation succeeded.",
-    "ok": "Whether the operation succeeded.",
+    "success ok": "Whether the operation succeeded.",
     "error": "Text of the error, for people.",
     "code": "Stable error code, for programs.",
     "index": "Position in the request, from 0.",
@@ -74,9 +71,8 @@ FIELDS: Mapping[str, str] = {
     "offset": "Offset of the message in its partition, from 1.",
     # Messages
     "payload": "Payload of the message: any JSON value. The default is null.",
-    "data": "Payload of the message.",
     "items": f"Messages to push. {_MAX_BATCH}",
-    "messages": "Messages.",
+    "messages": "Message counts.",
     "message": "Text for people.",
     "delay": "Delay before the first delivery, in milliseconds. From 0 to 315360000000. The default is 0.",
     "deliverAt": "Time of the first delivery.",
@@ -108,16 +104,17 @@ FIELDS: Mapping[str, str] = {
     "consumedByGroups": "Names of the groups that have settled the message, without the default group.",
     "type": "`queue`, `bus`, `hybrid` or `none`.",
     "cancelled": "Whether the message was cancelled.",
+    "leaseTime": "Queue option `leaseTime`, in seconds.",
+    "retryLimit": "Queue option `retryLimit`.",
+    "retryDelay": "Queue option `retryDelay`, in milliseconds.",
     # Leases and acknowledgements
     "acknowledgments": f"Acknowledgements. {_MAX_BATCH}",
-    "leaseId": "Id of the lease. Null: not leased, or hidden from read-only tokens.",
+    "leaseId worker_id workerId": "Id of the lease. Null: not leased, or hidden from read-only tokens.",
     "leaseIds": f"Ids of the leases to renew. {_MAX_BATCH}",
     "leaseReleased": "Whether the acknowledgement ended the lease.",
-    "leaseExpiresAt": "Time at which the lease expires. Null: not leased.",
+    "leaseExpiresAt leaseUntil": "Time at which the lease expires. Null: not leased.",
     "dueAt": "Time at which a scheduled message becomes deliverable. Null: not scheduled.",
-    "leaseUntil": "Time at which the lease expires. Null: not leased.",
-    "lease_expires_at": "The same as `expiresAt`.",
-    "newExpiresAt": "The same as `expiresAt`.",
+    "lease_expires_at newExpiresAt": "The same as `expiresAt`.",
     "expiresAt": "Time at which the lease expires. Null: it was not renewed.",
     "leaseActive": "Whether the partition is leased.",
     "renewed": "Number of renewed leases: 1 or 0.",
@@ -128,15 +125,14 @@ FIELDS: Mapping[str, str] = {
     "dlq": "Whether the message was dead-lettered.",
     "partitionsClaimed": "Number of partitions that the messages come from.",
     "operations": f"Operations, in order: pushes and acknowledgements. {_MAX_BATCH}",
-    "requiredLeases": "Ids of leases that must not have expired. An acknowledgement without a `leaseId` must "
-    "belong to one "
-    "of them.",
+    "requiredLeases": "Ids of leases that must not have expired. An acknowledgement without a `leaseId` must belong to "
+    "one of them.",
     "timers": "Not supported. Other values than null or an empty list return 501.",
     "kv": "Checks and mutations of the key-value store, as in POST /keyval/api/atomic.",
     "found": "False: there was no delivery to settle. Absent if there was one.",
     # Queues
-    "options": "Options of the queue.",
-    "configured": "Always true.",
+    "options config": "Options of the queue.",
+    "configured skipped": "Always true.",
     "ignoredOptions": "Names of unknown options, which were ignored.",
     "queues": "Queues.",
     "partitionCount": "Number of all partitions of the queue.",
@@ -146,15 +142,15 @@ FIELDS: Mapping[str, str] = {
     "processing": "Messages in flight. If there are several groups: of the group that is furthest behind.",
     "completed": "Messages that every consumer group has settled.",
     "failed": "Messages that failed and wait for a retry, or that are in a retry.",
-    "deadLetter": "Dead letters.",
+    "deadLetter deadLetterQueue": "Dead letters.",
     "stats": "Message counts of the partition.",
     "totals": "Message counts of the queue.",
     "expired": "Number of messages that expired before they were delivered.",
     "discarded": "Number of messages that were discarded after their last attempt.",
     "oldestMessage": "Creation time of the oldest message. Null: no messages.",
-    "newestMessage": "Creation time of the newest message. Null: no messages.",
+    "newestMessage lastActivity": "Creation time of the newest message. Null: no messages.",
     "positions": "Positions of the consumer groups. Present only with `positions=true`.",
-    "partitionsPending": "Number of partitions with unsettled messages.",
+    "partitionsPending partitionsWithLag": "Number of partitions with unsettled messages.",
     "conflation": "Always false, because Hark does not support conflation.",
     "effectivePending": "The same as `pending`.",
     "deleted": "Whether the queue was deleted. Always true.",
@@ -164,28 +160,20 @@ FIELDS: Mapping[str, str] = {
     "topics": "Name of the queue, as a list.",
     "members": "Number of leases.",
     "inFlight": "Messages in flight.",
-    "partitionsWithLag": "Number of partitions with unsettled messages.",
-    "totalLag": _LAG,
-    "maxTimeLag": "Age of the oldest unsettled message, in seconds.",
+    "totalLag offsetLag offset_lag lag": _LAG,
+    "maxTimeLag timeLagSeconds": "Age of the oldest unsettled message, in seconds.",
     "subscriptionMode": "Where the group started: `all`, `new` or `timestamp`.",
     "subscriptionTimestamp": "Time at which the group started. Null: it did not start at a time.",
     "subscriptionCreatedAt": "Time at which the group was created.",
     "groupMode": "Mode of the group: `ordered` or `shared`.",
     "limits": "Limits of the group. 0 means no limit.",
     "lastSeenAt": "Last recorded request of the group. It is recorded about once an hour.",
-    "worker_id": "Id of the lease. Null: not leased, or hidden from read-only tokens.",
-    "workerId": "Id of the lease. Null: not leased, or hidden from read-only tokens.",
-    "offsetLag": _LAG,
-    "offset_lag": _LAG,
-    "timeLagSeconds": "Age of the oldest unsettled message, in seconds.",
     "time_lag_seconds": "Longest wait of a message, in seconds.",
     "lag_hours": "Longest wait of a message, in hours.",
     "oldest_unconsumed_at": "Time since which the oldest message waits: creation, or the end of its delay. Null: none.",
-    "last_consumed_at": "Time at which the group last settled a message of the partition. Null: never.",
-    "lastConsumedAt": "Time at which the group last settled a message of the partition. Null: never.",
+    "last_consumed_at lastConsumedAt": "Time at which the group last settled a message of the partition. Null: never.",
     "totalConsumed": "Number of settled messages.",
     "cursor": _CURSOR,
-    "lag": _LAG,
     "deletedPartitions": "Number of partitions in which the position of the group was deleted.",
     "metadataDeleted": "Whether the start position of the group was deleted too.",
     "newTimestamp": "The new start position.",
@@ -229,6 +217,7 @@ FIELDS: Mapping[str, str] = {
     "waiting": "Number of consumers that wait for the message on this server process.",
     "askedAt": "Time since which no consumer of the group has requested messages.",
     "askedHereOnly": "True: only this server process is considered; consumers may use other servers.",
+    "limit": "Limit of the request.",
     # Traces
     "traces": "Trace events.",
     "traceNames": "Names to find the event by: one name, or a list of at most 100 names.",
@@ -241,11 +230,10 @@ FIELDS: Mapping[str, str] = {
     "event_type": "Type of the event.",
     "message_payload": "Payload of the message. Null: the message was removed.",
     # Server
-    "database": "Whether the server can reach its store.",
+    "database dbHealthy": "Whether the server can reach its store.",
     "server": "Always `hark`.",
     "version": "Version of the server.",
-    "shared_state": "Exists for compatibility with the Queen API.",
-    "queen": "Exists for compatibility with the Queen API.",
+    "shared_state queen bufferStats": "Exists for compatibility with the Queen API.",
     "store": "Numbers of the engine, by name.",
     "delivery": "Numbers of waiting consumers and of the fallback poller.",
     "watching": "Numbers of key watchers.",
@@ -258,8 +246,6 @@ FIELDS: Mapping[str, str] = {
     "popMaintenanceMode": "Whether pops are stopped for maintenance.",
     "bufferedMessages": _ALWAYS_ZERO,
     "bufferHealthy": "Always true, because Hark has no write buffer.",
-    "bufferStats": "Exists for compatibility with the Queen API.",
-    "dbHealthy": "Whether the server can reach its store.",
     "worker": "Always 0. Exists for compatibility with the Queen API.",
     "required": "Whether the server requires a token.",
     "authenticated": "Whether the request has a valid token, or the server requires none.",
@@ -283,13 +269,18 @@ FIELDS: Mapping[str, str] = {
     "unsettled": "Number of unacknowledged messages that the client holds.",
     "draining": "Whether the client drains the stream.",
     "subscriptions": "Subscriptions of the stream.",
+    "warnings": "What an operator should see to, each as a code and a text. Absent if there is nothing.",
+    "enabled": "Required. True: stop requests for maintenance. False: resume them.",
+    "role": "Role: `read-only`, `read-write` or `admin`. Empty if the token is unknown.",
+    "imported": "Number of dead letters that were stored.",
+    "duplicates": "Number of dead letters that existed.",
     # Overview and statistics
     "namespaces": "Namespaces.",
     "tasks": "Tasks.",
     "throughput": "Throughput of this server process.",
-    "ingestedPerSecond": "Messages pushed per second.",
+    "ingestedPerSecond pushedPerSecond": "Messages pushed per second.",
     "processedPerSecond": "Messages settled per second.",
-    "popPerSecond": "Messages delivered per second.",
+    "popPerSecond deliveredPerSecond": "Messages delivered per second.",
     "ingested": "Messages pushed.",
     "processed": "Messages settled.",
     "popMessages": "Messages delivered.",
@@ -300,11 +291,8 @@ FIELDS: Mapping[str, str] = {
     "median": "Median.",
     "min": "Minimum.",
     "max": "Maximum.",
-    "skipped": "Always true.",
     "intervalSeconds": "Interval between samples, in seconds.",
     "samples": "Samples, the oldest first.",
-    "pushedPerSecond": "Messages pushed per second.",
-    "deliveredPerSecond": "Messages delivered per second.",
     "settledPerSecond": "Messages settled per second, with any status.",
     "failedPerSecond": "Messages rejected per second that are retried or discarded.",
     "deadLetteredPerSecond": "Messages dead-lettered by a settlement per second.",
@@ -320,35 +308,20 @@ FIELDS: Mapping[str, str] = {
     "push": "Value for pushes.",
     "pop": "Value for pops.",
     "ack": "Value for acknowledgements.",
-    "active": _ALWAYS_NULL,
-    "partitionsWithLeases": _ALWAYS_NULL,
+    "active partitionsWithLeases affectedPartitions topErrors batchesConsumed avgLagMs maxLagMs "
+    "avgEventLoopLagMs maxEventLoopLagMs minFreeSlots queenCpuUserPct queenCpuSysPct queenRssMb "
+    "dbPoolActive dbPoolIdle dbPoolSize": _ALWAYS_NULL,
     "totalBatchSize": "Number of messages in flight.",
     "totalAcked": "Number of messages acknowledged since the start of this server process.",
-    "deadLetterQueue": "Dead letters.",
     "totalMessages": "Number of dead letters.",
-    "affectedPartitions": _ALWAYS_NULL,
-    "topErrors": _ALWAYS_NULL,
     "workers": "Always empty. Exists for compatibility with the Queen API.",
     "errors": "Errors since the start of this server process.",
     "dbErrors": "Number of failed engine calls.",
     "ackFailed": "Number of refused acknowledgements.",
     "dlqMessages": "Number of dead-lettered messages.",
-    "config": "Options of the queue.",
-    "batchesConsumed": _ALWAYS_NULL,
-    "lastActivity": "Creation time of the newest message. Null: no messages.",
     "dataPoints": "Pushed messages by interval.",
     "interval": "Length of an interval: `minute`, `hour` or `day`.",
-    "avgLagMs": _ALWAYS_NULL,
-    "maxLagMs": _ALWAYS_NULL,
-    "avgEventLoopLagMs": _ALWAYS_NULL,
-    "maxEventLoopLagMs": _ALWAYS_NULL,
-    "minFreeSlots": _ALWAYS_NULL,
-    "queenCpuUserPct": _ALWAYS_NULL,
-    "queenCpuSysPct": _ALWAYS_NULL,
-    "queenRssMb": _ALWAYS_NULL,
-    "dbPoolActive": _ALWAYS_NULL,
-    "dbPoolIdle": _ALWAYS_NULL,
-    "dbPoolSize": _ALWAYS_NULL,
+    "at": "Time of the action.",
     # Key-value API
     "key": "Key: an array of 1 to 20 parts, each a string, a number or a boolean.",
     "keys": "Keys: an array of 1 to 1000 keys.",
@@ -369,88 +342,54 @@ FIELDS: Mapping[str, str] = {
     "expiresIn": "Time to live of the key, in milliseconds. From 1 to 3153600000000. Allowed only with type `set`. By "
     "default the key does not expire.",
     "newId": "Id of the new message.",
-    "originalId": "Id of the message.",
     "originalCreatedAt": "Time of creation of the message, in milliseconds since 1970.",
     "inherited": "Whether the value is the default of the server, the setting `queue.lock_duration`.",
     "avgLatencyMs": "Mean duration, in milliseconds.",
     "storage": "Size of the key-value store.",
     "sizeBytes": "Size of all keys and values, in bytes.",
 }
-"""Descriptions by the name of the field."""
+"""Descriptions by the names of fields, separated by spaces."""
 
-_ID_OF_QUEUE = {"id": "Id of the queue."}
-_PARTITION_FIELDS = {"id": "Id of the partition.", "name": "Name of the partition."}
-_PARTITIONS = {"partitions": "Number of partitions."}
-_LABEL = {"queues": "Number of queues.", "messages": "Message counts.", **_PARTITIONS}
-_ANY_QUEUE = {
-    "queue": "Name of the queue. Null: any queue with the namespace or the task.",
-    "partition": "Name of the partition. Null: any partition.",
-    "priority": "Priority among waiting consumers. Consumers with a higher number receive messages first.",
-    "state": "`interested`: waits for messages. `notified`: was notified of a message. `not interested`: has no "
-    "credit, or is paused. `non-acquiring`: reads without receiving. `removed`: was removed.",
-}
-_ACK = {
-    "transactionId": "Required. Transaction id of the message, or the message id.",
-    "partitionId": "Id of the partition. Required unless `transactionId` is a message id.",
-    "status": "`completed` (default) acknowledges the message. `failed` rejects it and uses an attempt. `retry` "
-    "returns it "
-    "without using an attempt. `dlq` dead-letters it. `success` is an alias of `completed`.",
-    "consumerGroup": "Name of the consumer group. The default is the default group.",
-    "leaseId": "Id of the lease. The acknowledgement is refused if the lease has expired. Without it the "
-    "message must be "
-    "leased to the group.",
-    "error": "Error text of the failure, stored with the message. Longer texts are cut to 10000 characters.",
-    "delay": "Delay before the redelivery, in milliseconds. Allowed with `failed`, where it replaces the delay of the "
-    "retry schedule, and with `retry`.",
-}
-_PUSH = {
-    "queue": "Name of the queue, which is created if it does not exist. From 1 to 255 bytes.",
-    "partition": "Name of the partition, which is created if it does not exist. From 1 to 255 bytes.",
-    "transactionId": "Idempotency key of the message within the partition. At most 255 bytes. The default is a "
-    "new UUID.",
-    "deliverAt": "Time of the first delivery: ISO 8601 or milliseconds since 1970. Give either `delay` or `deliverAt`.",
-    "messageId": "Used as the `transactionId` if that is absent.",
-    "namespace": "Namespace of the queue if this push creates it. The default is the first part of its name.",
-    "task": "Task of the queue if this push creates it. The default is the second part of its name.",
-}
-_WORK_ACK = {
-    "id": "Required. Id of the message.",
-    "receipt": "Receipt of the delivery. Without it the request settles the current delivery.",
-}
-_OPTIONAL_ERROR = {
-    "error": "Text of the error, for people. Absent if healthy.",
-    "code": "Error code. Absent if healthy.",
-}
-_TRACE = {
-    "id": "Id of the event.",
-    "data": "Data of the event.",
-    "worker_id": _ALWAYS_NULL,
-    "created_at": "Time at which the event was recorded.",
-}
-
-OF_SCHEMA: Mapping[str, Mapping[str, str]] = {
-    "AckAnswer": {"queueName": "Name of the queue. Null: the message was not found.", "error": "Text of the refusal."},
+_SCHEMAS: Mapping[str, Mapping[str, str]] = {
+    "AckAnswer RenewalAnswer TransactionAnswer": {"error": "Text of the refusal."},
+    "AckAnswer": {"queueName": "Name of the queue. Null: the message was not found."},
     "AckBatchBody": {"consumerGroup": "Name of the consumer group of all messages. The default is the default group."},
-    "AckBody": _ACK,
-    "AckOperation": _ACK | {"type": "`ack`."},
+    "AckBody AckOperation TraceBody": {
+        "transactionId": "Required. Transaction id of the message, or the message id.",
+        "consumerGroup": "Name of the consumer group. The default is the default group.",
+    },
+    "AckBody AckOperation": {
+        "partitionId": "Id of the partition. Required unless `transactionId` is a message id.",
+        "status": "`completed` (default) acknowledges the message. `failed` rejects it and uses an attempt. `retry` "
+        "returns it without using an attempt. `dlq` dead-letters it. `success` is an alias of `completed`.",
+        "leaseId": "Id of the lease. The acknowledgement is refused if the lease has expired. Without it the message "
+        "must be leased to the group.",
+        "delay": "Delay before the redelivery, in milliseconds. Allowed with `failed`, where it replaces the delay of "
+        "the retry schedule, and with `retry`.",
+    },
+    "AckBody AckOperation NackBody": {
+        "error": "Error text of the failure, stored with the message. Longer texts are cut to 10000 characters.",
+    },
+    "AckOperation": {"type": "`ack`."},
+    "ActiveLease": {
+        "leaseId": "Id of the lease. Null: hidden from read-only tokens.",
+        "mode": "Mode of the group: `ordered` or `shared`.",
+        "messages": "Number of messages in this partition that are still leased.",
+    },
     "AheadMessage": {
         "reason": "Why the earlier message is not delivered: `leased`, `retry` or `delayed`.",
         "error": "Error text of its last failure.",
         "deliverAt": "Time at which its delay ends.",
     },
     "AuditRecord": {
-        "at": "Time of the action.",
-        "status": "HTTP status of the response.",
-        "role": "Role: `read-only`, `read-write` or `admin`. Empty if the token is unknown.",
         "subject": "Name of the token, or the claim `sub` of the JWT. Empty without authentication or if the token is "
         "unknown.",
+        "status": "HTTP status of the response.",
     },
     "Buffers": {"pending": _ALWAYS_ZERO, "failed": _ALWAYS_ZERO},
-    "CancelBody": {"id": _WORK_ACK["id"]},
-    "Cancelled": {
-        "ok": "Always true.",
-        "reason": "Why the message was not cancelled: `not_found`, `leased` or `settled`.",
-    },
+    "CancelBody NackBody WorkAckBody": {"id": "Required. Id of the message."},
+    "Cancelled Settled": {"ok": "Always true."},
+    "Cancelled": {"reason": "Why the message was not cancelled: `not_found`, `leased` or `settled`."},
     "CheckBody": {"versionstamp": "Required. Version that the key must have. Null: the key must not exist."},
     "Committed": {
         "ok": "Whether all checks held and the mutations were applied.",
@@ -464,11 +403,10 @@ OF_SCHEMA: Mapping[str, Mapping[str, str]] = {
         "options": "Options of the queue. An option that is absent or null gets its default.",
     },
     "ConfiguredQueue": {"partitionId": "Id of the partition `Default`."},
-    "Counts": {"total": "All stored messages."},
+    "Counts LabelCounts ListedCounts StatusMessages": {"total": "All stored messages."},
     "DataPoint": {"messages": "Number of pushed messages."},
     "DeadLetterItem": {
         "id": "UUID that identifies the dead letter. A second import of it changes nothing.",
-        "partition": "Name of the partition.",
         "consumerGroup": "Consumer group in which the message failed.",
         "transactionId": "Transaction id of the message. If the partition stores it, the dead letter belongs to it.",
         "payload": "Payload of the message: any JSON value, nested at most 256 levels deep.",
@@ -478,247 +416,209 @@ OF_SCHEMA: Mapping[str, Mapping[str, str]] = {
         "failedAt": "Time of the last failure: ISO 8601 text, or milliseconds since 1970.",
     },
     "DeadLetterPage": {"messages": "Dead letters, the newest failure first."},
-    "DeadLetterResult": {"id": "Id from the request.", "messageId": "Id of the new message."},
+    "DeadLetterResult": {"id": "Id from the request."},
+    "DeadLetterResult RequeuedDeadLetter": {"messageId": "Id of the new message."},
     "DeletedDeadLetter": {"deleted": "Number of deleted dead letters. Always 1."},
-    "DeletedDeadLetters": {"deleted": "Number of deleted dead letters."},
+    "DeletedDeadLetters PurgedDeadLetters": {"deleted": "Number of deleted dead letters."},
     "DeletedMessage": {"success": "Whether the message existed and was deleted."},
-    "Depth": {"pending": _LAG, "partitions": "Partitions with such messages."},
+    "Delivered": {
+        "leaseId": "Id of the lease. Empty with `autoAck` and for browsed messages.",
+        "priority": "Priority of the message, from 0 to 9.",
+    },
+    "Depth PartitionDepth": {"pending": _LAG},
+    "Depth": {"partitions": "Partitions with such messages."},
+    "EnqueueBody": {"value": "Required. Payload of the message: any JSON value.", "options": "Options of the message."},
+    "EnqueueOptions PushItem PushOperation": {
+        "deliverAt": "Time of the first delivery: ISO 8601 or milliseconds since 1970. Give either `delay` or "
+        "`deliverAt`.",
+    },
     "EnqueueOptions": {
         "backoffSchedule": "Delays before each retry, in milliseconds. At most 100 entries, each from 0 to "
-        "315360000000. "
-        "The default is 1000, 5000 and 10000.",
-        "deliverAt": _PUSH["deliverAt"],
+        "315360000000. The default is 1000, 5000 and 10000.",
     },
-    "EnqueueBody": {"value": "Required. Payload of the message: any JSON value.", "options": "Options of the message."},
     "EntryPage": {"cursor": "Cursor of the next page. Null: this is the last page."},
     "ExplainedMessage": {
         "transactionId": "Transaction id of the message. Null: the message is not stored any more.",
         "createdAt": "Time of creation. Null: the message is not stored any more.",
     },
     "ExtendedLease": {"index": "Always 0.", "code": "Error code. Absent if the lease was renewed."},
-    "ImportBody": {"items": "Dead letters to import. At most `limits.max_batch`, by default 10,000."},
-    "ImportedDeadLetters": {
-        "imported": "Number of dead letters that were stored.",
-        "duplicates": "Number of dead letters that existed.",
-    },
     "FilterBody": {
         "queue": "Match only dead letters of this queue.",
         "consumerGroup": "Match only dead letters of this consumer group.",
         "partition": "Match only dead letters of partitions with this name.",
         "from": "Match only dead letters that failed at or after this time.",
         "to": "Match only dead letters that failed at or before this time.",
-        "search": "Match only dead letters whose error contains this text, without regard to the case of ASCII "
-        "letters.",
     },
     "GroupReason": {
         "consumerGroup": "Name of the consumer group. Null: the queue has no groups.",
-        "error": "Error text of the last failure. Null: none.",
         "until": "Time at which the lease, the window buffer or the rate limit ends.",
-        "limit": "The limit: messages per second, or messages in flight.",
+        "error": "Error text of the last failure. Null: none.",
         "deliverAt": "Time at which the delay ends.",
+        "limit": "The limit: messages per second, or messages in flight.",
     },
     "Health": {
         "status": "`healthy` or `unhealthy`.",
         "worker_id": "Number of the server process that answers, from 0.",
-        "warnings": "What an operator should see to, each as a code and a text. Absent if there is nothing.",
-        **_OPTIONAL_ERROR,
     },
-    "ActiveLease": {
-        "leaseId": "Id of the lease. Null: hidden from read-only tokens.",
-        "mode": "Mode of the group: `ordered` or `shared`.",
-        "messages": "Number of messages in this partition that are still leased.",
+    "Health Ready": {
+        "error": "Text of the error, for people. Absent if healthy.",
+        "code": "Error code. Absent if healthy.",
     },
     "HistorySample": {"at": "End of the interval.", "inFlight": "Messages in flight. Null: not known."},
+    "ImportBody": {"items": "Dead letters to import. At most `limits.max_batch`, by default 10,000."},
     "KeyvalMetrics": {
         "operations": "Counts, errors and latencies of operations.",
         "queue": "Message counts of the work queue.",
     },
-    "LabelCounts": {"total": "All stored messages."},
     "Lag": {"offset": "Number of unsettled messages of each group."},
     "ListBody": {"limit": "Maximum number of entries to return. From 1 to 1000. The default is 100."},
-    "ListedCounts": {"total": "All stored messages."},
     "ListedDeadLetter": {"data": "Payload of the message. Null with `payloads=false`."},
+    "ListedGroup MessageGroup": {"name": "Name of the consumer group."},
     "ListedGroup": {
-        "name": "Name of the consumer group.",
-        "state": "`Stable`; `Lagging`: a message waits longer than 300 seconds; `Dead`: messages wait, none is "
-        "leased, and "
-        "no consumer was active for a day.",
+        "state": "`Stable`; `Lagging`: a message waits longer than 300 seconds; `Dead`: messages wait, none is leased, "
+        "and no consumer was active for a day.",
         "paused": "Whether deliveries to the group are paused.",
     },
-    "ListedQueue": {**_ID_OF_QUEUE, **_PARTITIONS, "messages": "Message counts."},
-    "MaintenanceBody": {"enabled": "Required. True: stop requests for maintenance. False: resume them."},
-    "MessageGroup": {
-        "name": "Name of the consumer group.",
-        "status": "State of the message in the group.",
-    },
-    "MessageQueue": {
-        "priority": "Queue option `priority`.",
-        "leaseTime": "Queue option `leaseTime`, in seconds.",
-        "retryLimit": "Queue option `retryLimit`.",
-        "retryDelay": "Queue option `retryDelay`, in milliseconds.",
-        "ttl": "Queue option `ttl`, in seconds.",
-    },
+    "ListedQueue ShownQueue StatusQueue StatusQueueHead": {"id": "Id of the queue."},
+    "MessageGroup": {"status": "State of the message in the group."},
+    "MessagePage": {"messages": "Messages."},
+    "MessageQueue": {"ttl": "Queue option `ttl`, in seconds.", "priority": "Queue option `priority`."},
     "MutationBody": {
         "type": "`set`, `delete`, `sum`, `min`, `max`, `append`, `prepend` or `enqueue`.",
         "key": "Key to change: an array of 1 to 20 parts. Not used by `enqueue`.",
-        "value": "Value: any JSON. A number for `sum`, `min` and `max`; an array for `append` and `prepend`. "
-        "Not used by "
-        "`delete`.",
+        "value": "Value: any JSON. A number for `sum`, `min` and `max`; an array for `append` and `prepend`. Not used "
+        "by `delete`.",
         "queue": "Work queue of an `enqueue`. The default is the parameter `queue`.",
         "options": "Options of the message of an `enqueue`.",
     },
-    "NackBody": _WORK_ACK
-    | {
-        "error": "Error text of the failure, stored with the message. Longer texts are cut to 10000 characters.",
-        "delay": "Delay before the redelivery, in milliseconds, instead of the delay of the backoff schedule. "
-        "From 0 to "
-        "315360000000.",
+    "NackBody": {
+        "delay": "Delay before the redelivery, in milliseconds, instead of the delay of the backoff schedule. From 0 "
+        "to 315360000000.",
     },
-    "Namespace": {"namespace": "Name of the namespace.", **_LABEL},
+    "NamedTrace TraceEvent": {"id": "Id of the event.", "data": "Data of the event.", "worker_id": _ALWAYS_NULL},
+    "Namespace": {"namespace": "Name of the namespace."},
+    "Namespace Overview Task": {"queues": "Number of queues."},
     "OperationNumbers": {"count": "Number of calls.", "errors": "Number of calls that failed because of the server."},
     "OperationResult": {
+        "index": "Position of the operation, from 0. Each pushed message counts.",
         "type": "`push` or `ack`.",
         "status": "Status of a push: `queued`, `duplicate` or `failed`.",
-        "index": "Position of the operation, from 0. Each pushed message counts.",
     },
     "OperationsNumbers": {"operations": "Numbers by operation.", "totals": "Totals of all operations."},
     "Overview": {
-        **_LABEL,
         "namespaces": "Number of namespaces.",
         "tasks": "Number of tasks.",
         "lag": "Lag of the consumer groups.",
         "timestamp": "Time of the response.",
     },
-    "Pagination": {"limit": "Limit of the request.", "offset": "Number of skipped entries."},
-    "PartitionDepth": {"pending": _LAG},
+    "Pagination": {"offset": "Number of skipped entries."},
     "Polled": {"message": "The received message. Null: no message is available."},
+    "PolledKeys PolledPrefix": {"entries": "Entries that changed."},
     "PolledKeys": {
-        "entries": "Entries that changed.",
-        "versionstamps": "Current versions in the order of the keys, for the next request. Empty: the key does "
-        "not exist.",
+        "versionstamps": "Current versions in the order of the keys, for the next request. Empty: the key does not "
+        "exist.",
     },
-    "PolledPrefix": {"entries": "Entries that changed."},
     "PopReply": {
-        "messages": "The delivered messages.",
-        "leaseId": "Id of the lease. Empty with `autoAck`.",
         "queue": "Name of the queue of the first message.",
         "partition": "Name of the partition of the first message.",
         "partitionId": "Id of the partition of the first message.",
+        "leaseId": "Id of the lease. Empty with `autoAck`.",
+        "messages": "The delivered messages.",
     },
-    "PurgedDeadLetters": {"deleted": "Number of deleted dead letters."},
     "PushAnswer": {
         "status": "`queued`: stored. `duplicate`: a message with this transaction id exists. `failed`: not stored.",
-        "error": "Text of the error of a failed message.",
         "code": "Error code of a failed message.",
+        "error": "Text of the error of a failed message.",
     },
-    "PushItem": _PUSH,
-    "PushOperation": _PUSH
-    | {
+    "PushItem": {"queue": "Name of the queue, which is created if it does not exist. From 1 to 255 bytes."},
+    "PushItem PushOperation": {
+        "partition": "Name of the partition, which is created if it does not exist. From 1 to 255 bytes.",
+        "transactionId": "Idempotency key of the message within the partition. At most 255 bytes. The default is a new "
+        "UUID.",
+        "messageId": "Used as the `transactionId` if that is absent.",
+        "namespace": "Namespace of the queue if this push creates it. The default is the first part of its name.",
+        "task": "Task of the queue if this push creates it. The default is the second part of its name.",
+    },
+    "PushOperation": {
         "type": "`push`.",
+        "payload": "Payload of the message: any JSON value. The default is an empty object.",
         "queue": "Name of the queue. Required without `items`.",
         "items": "Messages to push. Without it the fields of the operation are one message.",
-        "payload": "Payload of the message: any JSON value. The default is an empty object.",
     },
-    "Ready": {"status": "`live`, `ready` or `not ready`.", **_OPTIONAL_ERROR},
+    "Ready": {"status": "`live`, `ready` or `not ready`."},
     "RecordedTrace": {"traceId": "Id of the event."},
     "Refreshed": {"reason": "Why there was nothing to refresh."},
-    "RenewalAnswer": {"error": "Text of the refusal.", "code": "Error code of the refusal."},
+    "RenewalAnswer TransactionAnswer": {"code": "Error code of the refusal."},
     "RequeueBody": {
         "ids": "Ids of dead letters, or ids of their messages. At most 1000. Give either `filter` or `ids`.",
         "limit": "Maximum number of dead letters to requeue, with `filter`. From 1 to 1000. The default is 1000.",
     },
     "Requeued": {"id": "The same as `newId`."},
-    "RequeuedDeadLetter": {"messageId": "Id of the new message."},
     "SeekBody": {
-        "offset": "Offset of the next message. From 1.",
         "timestamp": "Time: ISO 8601 or milliseconds since 1970. The next message is the first one created after it.",
+        "offset": "Offset of the next message. From 1.",
     },
     "Session": {
-        "queues": "Patterns of the permitted queues.",
         "role": "Role: `read-only`, `read-write` or `admin`. Null: not authenticated.",
+        "queues": "Patterns of the permitted queues.",
     },
-    "Settled": {"ok": "Always true."},
     "SettingsBody": {"lockDuration": "Length of a lease, in milliseconds. Null or 0: the default of the server."},
     "ShownMessage": {
-        "payload": "Payload of the message.",
         "leaseExpiresAt": "Time at which the last lease on the message expires. Null: not leased.",
+        "payload": "Payload of the message.",
     },
-    "ShownPartition": _PARTITION_FIELDS,
-    "ShownQueue": {**_ID_OF_QUEUE, "partitions": "A page of the partitions."},
-    "ShownSetting": {"name": "Name of the setting.", "value": "Value of the setting. Secrets are hidden."},
+    "ShownPartition StatusPartition": {"id": "Id of the partition.", "name": "Name of the partition."},
     "ShownPosition": {"totalConsumed": _CURSOR},
     "ShownPositions": {"partitions": "Positions of the group, by partition."},
+    "ShownQueue StatusOfQueue": {"partitions": "A page of the partitions."},
+    "ShownSetting": {"name": "Name of the setting.", "value": "Value of the setting. Secrets are hidden."},
     "Status": {
         "throughput": "Throughput by minute. Empty if the request has a filter.",
         "messages": "Message counts and requests.",
         "leases": "Leased messages.",
     },
-    "StatusMessages": {
-        "total": "All stored messages.",
-        "requests": "Number of requests since the start of this server process.",
-    },
-    "StatusOfQueue": {
-        "queue": "The queue.",
-        "partitions": "A page of the partitions.",
-        "totals": "Totals of the queue.",
-    },
-    "StatusPartition": {**_PARTITION_FIELDS, "messages": "Message counts.", "cursor": "Settled messages."},
-    "StatusQueue": {**_ID_OF_QUEUE, **_PARTITIONS},
-    "StatusQueueHead": _ID_OF_QUEUE,
-    "StatusTotals": {**_PARTITIONS, "messages": "Message counts."},
+    "StatusMessages": {"requests": "Number of requests since the start of this server process."},
+    "StatusOfQueue": {"queue": "The queue.", "totals": "Totals of the queue."},
+    "StatusPartition": {"cursor": "Settled messages."},
     "Storage": {"entries": "Number of entries."},
-    "StreamSubscription": {"id": "Id of the subscription.", **_ANY_QUEUE},
+    "StreamSubscription WaitingPop": {
+        "queue": "Name of the queue. Null: any queue with the namespace or the task.",
+        "priority": "Priority among waiting consumers. Consumers with a higher number receive messages first.",
+    },
+    "StreamSubscription WaitingBrowser WaitingPop": {"partition": "Name of the partition. Null: any partition."},
+    "StreamSubscription": {"id": "Id of the subscription."},
     "SubscriptionBody": {"subscriptionTimestamp": "Required. Time: ISO 8601 or milliseconds since 1970."},
-    "Task": {"task": "Name of the task.", **_LABEL},
+    "Task": {"task": "Name of the task."},
     "ThroughputPoint": {"dbErrors": _ALWAYS_NULL, "ackFailed": _ALWAYS_NULL},
     "TraceBody": {
-        "transactionId": "Required. Transaction id of the message, or the message id.",
         "partitionId": "Required. Id of the partition.",
         "data": "Required. Data of the event: any JSON value except null.",
-        "consumerGroup": "Name of the consumer group. The default is the default group.",
     },
-    "TraceEvent": _TRACE,
-    "NamedTrace": _TRACE,
     "TraceNames": {"trace_names": "Trace names."},
     "TransactionAnswer": {
         "transactionId": "Id of the transaction.",
         "success": "Whether the transaction was applied.",
-        "error": "Text of the refusal.",
-        "code": "Error code of the refusal.",
         "results": "Results of the operations, in order. If the transaction was refused: up to the failed operation.",
         "kv": "Result of the key-value part.",
     },
-    "WaitingBrowser": {
-        "from": "Where browsing started: `head`, `tail`, or a time.",
-        "partition": "Name of the partition. Null: any partition.",
-    },
-    "WaitingPop": {"id": "Id of the waiting pop.", **_ANY_QUEUE},
+    "WaitingBrowser": {"from": "Where browsing started: `head`, `tail`, or a time."},
+    "WaitingPop": {"id": "Id of the waiting pop."},
     "WaitingStream": {"id": "Id of the stream.", "paused": "Whether the client has paused the stream."},
-    "Delivered": {
-        "leaseId": "Id of the lease. Empty with `autoAck` and for browsed messages.",
-        "priority": "Priority of the message, from 0 to 9.",
-    },
     "WireEntry": {
         "value": "Value of the key. Null if the key does not exist.",
         "versionstamp": "Version of the key. It changes with every write. Null: the key does not exist.",
         "expiresAt": "Time at which the key expires, in milliseconds since 1970. Absent: the key does not expire.",
     },
     "WireMessage": {
-        "value": "Payload of the message.",
         "attempts": "Number of this delivery attempt. 1 for the first delivery.",
         "receipt": "Receipt of this delivery, for the acknowledgement.",
         "priority": "Priority of the message, from 0 to 9. Absent if it is 0.",
     },
-    "WorkAckBody": _WORK_ACK,
     "WorkDeadLetter": {
         "id": "Id of the dead letter.",
-        "value": "Payload of the message.",
         "failedAt": "Time of the last failure, in milliseconds since 1970.",
     },
-    "WorkSettings": {
-        "queue": "Name of the work queue.",
-        "lockDuration": "Length of a lease in effect, in milliseconds.",
-    },
+    "WorkSettings": {"queue": "Name of the work queue."},
     "WorkStats": {
         "pending": "Messages that wait for delivery, including delayed messages and retries.",
         "processing": "Messages in flight.",
@@ -729,7 +629,13 @@ OF_SCHEMA: Mapping[str, Mapping[str, str]] = {
     "QueueOptions": {name: option.text for name, option in OPTIONS.items()},
     "Limits": {name: option.text for name, option in LIMITS.items()},
 }
-"""Descriptions of fields that differ in a schema."""
+"""Descriptions of fields that differ in some schemas, by the names of schemas, separated by spaces."""
+
+FIELDS = {name: text for names, text in _FIELDS.items() for name in names.split()}
+OF_SCHEMA: dict[str, dict[str, str]] = {}
+for _names, _texts in _SCHEMAS.items():
+    for _name in _names.split():
+        OF_SCHEMA.setdefault(_name, {}).update(_texts)
 
 
 def describe_fields(schemas: Mapping[str, dict[str, Any]]) -> None:

@@ -99,6 +99,11 @@ def _admin(method: str, path: str, reach: Reach, answer: Callable[[], type[T]]) 
     return Operation(method, path, Role.ADMIN, reach, answer)
 
 
+_MESSAGE = "/api/v1/messages/{partition_id}/{transaction_id}"
+_QUEUE = "/api/v1/resources/queues/{queue}"
+_GROUP = "/api/v1/consumer-groups/{group}"
+_GROUP_OF_QUEUE = _GROUP + "/queues/{queue}"
+
 # Pages -------------------------------------------------------------------------------------------------------
 
 SHOW_DASHBOARD = _public("GET", "/", lambda: str)
@@ -128,14 +133,14 @@ LIST_AUDIT = _admin("GET", "/api/v1/system/audit", Reach.SERVER, lambda: types.s
 SCRAPE_METRICS = _read("GET", "/metrics", Reach.SERVER, lambda: str)
 SCRAPE_PROMETHEUS = _read("GET", "/metrics/prometheus", Reach.SERVER, lambda: str)
 REFRESH_STATS = _admin("POST", "/api/v1/stats/refresh", Reach.SERVER, lambda: types.queues.Refreshed)
-SHOW_STATUS = _read("GET", "/api/v1/status", Reach.SERVER, lambda: types.status.Status)
+SHOW_STATUS = _read("GET", "/api/v1/status", Reach.SERVER, lambda: types.server.Status)
 LIST_STATUS_QUEUES = _read("GET", "/api/v1/status/queues", Reach.LISTED, lambda: types.queues.QueuePage)
-SHOW_STATUS_QUEUE = _read("GET", "/api/v1/status/queues/{queue}", Reach.PATH, lambda: types.status.StatusOfQueue)
+SHOW_STATUS_QUEUE = _read("GET", "/api/v1/status/queues/{queue}", Reach.PATH, lambda: types.server.StatusOfQueue)
 LIST_STATUS_MESSAGES = _read(
-    "GET", "/api/v1/status/queues/{queue}/messages", Reach.PATH, lambda: list[types.status.StatusMessage]
+    "GET", "/api/v1/status/queues/{queue}/messages", Reach.PATH, lambda: list[types.server.StatusMessage]
 )
-SHOW_ANALYTICS = _read("GET", "/api/v1/status/analytics", Reach.SERVER, lambda: types.status.Analytics)
-SHOW_BUFFERS = _read("GET", "/api/v1/status/buffers", Reach.NOTHING, lambda: types.status.Buffers)
+SHOW_ANALYTICS = _read("GET", "/api/v1/status/analytics", Reach.SERVER, lambda: types.server.Analytics)
+SHOW_BUFFERS = _read("GET", "/api/v1/status/buffers", Reach.NOTHING, lambda: types.server.Buffers)
 SHOW_HISTORY = _read("GET", "/api/v1/status/history", Reach.SERVER, lambda: types.server.History)
 SHOW_SETTINGS = _admin("GET", "/api/v1/system/settings", Reach.SERVER, lambda: types.server.ShownSettings)
 
@@ -144,7 +149,7 @@ SHOW_SETTINGS = _admin("GET", "/api/v1/system/settings", Reach.SERVER, lambda: t
 PUSH = _write("POST", "/api/v1/push", Reach.ITEMS, lambda: list[types.delivery.PushAnswer])
 ACK = _write("POST", "/api/v1/ack", Reach.ITEMS, lambda: list[types.delivery.AckAnswer])
 ACK_BATCH = _write("POST", "/api/v1/ack/batch", Reach.ITEMS, lambda: list[types.delivery.AckAnswer])
-EXTEND = _write("POST", "/api/v1/lease/{lease_id}/extend", Reach.ITEMS, lambda: types.leases.ExtendedLease)
+EXTEND = _write("POST", "/api/v1/lease/{lease_id}/extend", Reach.ITEMS, lambda: types.messages.ExtendedLease)
 POP = _write("GET", "/api/v1/pop", Reach.QUERY, lambda: types.delivery.PopReply)
 POP_OF_QUEUE = _write("GET", "/api/v1/pop/queue/{queue}", Reach.PATH, lambda: types.delivery.PopReply)
 POP_OF_QUEUE_PARTITION = _write(
@@ -157,70 +162,45 @@ CONSUME = _read("WEBSOCKET", "/api/v1/consume", Reach.ITEMS, lambda: str)
 LIST_MESSAGES = _read("GET", "/api/v1/messages", Reach.QUERY, lambda: types.messages.MessagePage)
 DELETE_MESSAGE_BY_ID = _write("DELETE", "/api/v1/messages/{id}", Reach.ITEMS, lambda: types.messages.RemovedMessage)
 CANCEL_MESSAGE = _write("POST", "/api/v1/messages/{id}/cancel", Reach.ITEMS, lambda: types.messages.RemovedMessage)
-SHOW_MESSAGE = _read(
-    "GET", "/api/v1/messages/{partition_id}/{transaction_id}", Reach.ITEMS, lambda: types.messages.ShownMessage
-)
-DELETE_MESSAGE = _write(
-    "DELETE", "/api/v1/messages/{partition_id}/{transaction_id}", Reach.ITEMS, lambda: types.messages.DeletedMessage
-)
-EXPLAIN_MESSAGE = _read("GET", "/api/v1/explain/{id}", Reach.ITEMS, lambda: types.leases.ExplainedMessage)
-LIST_LEASES = _read("GET", "/api/v1/leases", Reach.QUERY, lambda: types.leases.LeasePage)
+SHOW_MESSAGE = _read("GET", _MESSAGE, Reach.ITEMS, lambda: types.messages.ShownMessage)
+DELETE_MESSAGE = _write("DELETE", _MESSAGE, Reach.ITEMS, lambda: types.messages.DeletedMessage)
+EXPLAIN_MESSAGE = _read("GET", "/api/v1/explain/{id}", Reach.ITEMS, lambda: types.messages.ExplainedMessage)
+LIST_LEASES = _read("GET", "/api/v1/leases", Reach.QUERY, lambda: types.messages.LeasePage)
 TRANSACT = _write("POST", "/api/v1/transaction", Reach.ITEMS, lambda: types.messages.TransactionAnswer)
-EXTEND_MANY = _write("POST", "/api/v1/lease/extend", Reach.ITEMS, lambda: types.leases.ExtendedLeases)
+EXTEND_MANY = _write("POST", "/api/v1/lease/extend", Reach.ITEMS, lambda: types.messages.ExtendedLeases)
 
 # Queues ------------------------------------------------------------------------------------------------------
 
 CONFIGURE = _write("POST", "/api/v1/configure", Reach.ITEMS, lambda: types.queues.ConfiguredQueue)
 LIST_QUEUES = _read("GET", "/api/v1/resources/queues", Reach.LISTED, lambda: types.queues.QueuePage)
-SHOW_QUEUE = _read("GET", "/api/v1/resources/queues/{queue}", Reach.PATH, lambda: types.queues.ShownQueue)
-DELETE_QUEUE = _admin("DELETE", "/api/v1/resources/queues/{queue}", Reach.PATH, lambda: types.queues.DeletedQueue)
-SHOW_DEPTH = _read("GET", "/api/v1/resources/queues/{queue}/depth", Reach.PATH, lambda: types.queues.Depth)
-PAUSE_QUEUE = _write("POST", "/api/v1/resources/queues/{queue}/pause", Reach.PATH, lambda: types.queues.Paused)
-RESUME_QUEUE = _write("POST", "/api/v1/resources/queues/{queue}/resume", Reach.PATH, lambda: types.queues.Paused)
-PURGE_QUEUE = _admin("POST", "/api/v1/resources/queues/{queue}/purge", Reach.PATH, lambda: types.queues.Purged)
-EXPORT_QUEUE = _read("GET", "/api/v1/resources/queues/{queue}/export", Reach.PATH, lambda: str)
+SHOW_QUEUE = _read("GET", _QUEUE, Reach.PATH, lambda: types.queues.ShownQueue)
+DELETE_QUEUE = _admin("DELETE", _QUEUE, Reach.PATH, lambda: types.queues.DeletedQueue)
+SHOW_DEPTH = _read("GET", _QUEUE + "/depth", Reach.PATH, lambda: types.queues.Depth)
+PAUSE_QUEUE = _write("POST", _QUEUE + "/pause", Reach.PATH, lambda: types.queues.Paused)
+RESUME_QUEUE = _write("POST", _QUEUE + "/resume", Reach.PATH, lambda: types.queues.Paused)
+PURGE_QUEUE = _admin("POST", _QUEUE + "/purge", Reach.PATH, lambda: types.queues.Purged)
+EXPORT_QUEUE = _read("GET", _QUEUE + "/export", Reach.PATH, lambda: str)
 LIST_NAMESPACES = _read("GET", "/api/v1/resources/namespaces", Reach.LISTED, lambda: types.queues.Namespaces)
 LIST_TASKS = _read("GET", "/api/v1/resources/tasks", Reach.LISTED, lambda: types.queues.Tasks)
 SHOW_OVERVIEW = _read("GET", "/api/v1/resources/overview", Reach.LISTED, lambda: types.queues.Overview)
-PAUSE_GROUP = _write(
-    "POST", "/api/v1/resources/queues/{queue}/groups/{group}/pause", Reach.PATH, lambda: types.queues.Paused
-)
-RESUME_GROUP = _write(
-    "POST", "/api/v1/resources/queues/{queue}/groups/{group}/resume", Reach.PATH, lambda: types.queues.Paused
-)
-PURGE_GROUP = _write(
-    "POST", "/api/v1/resources/queues/{queue}/groups/{group}/purge", Reach.PATH, lambda: types.queues.Purged
-)
+PAUSE_GROUP = _write("POST", _QUEUE + "/groups/{group}/pause", Reach.PATH, lambda: types.queues.Paused)
+RESUME_GROUP = _write("POST", _QUEUE + "/groups/{group}/resume", Reach.PATH, lambda: types.queues.Paused)
+PURGE_GROUP = _write("POST", _QUEUE + "/groups/{group}/purge", Reach.PATH, lambda: types.queues.Purged)
 
 # Groups ------------------------------------------------------------------------------------------------------
 
 LIST_GROUPS = _read("GET", "/api/v1/consumer-groups", Reach.LISTED, lambda: list[types.groups.ListedGroup])
 LIST_LAGGING = _read("GET", "/api/v1/consumer-groups/lagging", Reach.LISTED, lambda: list[types.groups.LaggingPosition])
-SHOW_GROUP = _read(
-    "GET", "/api/v1/consumer-groups/{group}", Reach.LISTED, lambda: dict[str, types.groups.ShownPositions]
-)
-DELETE_GROUP = _admin("DELETE", "/api/v1/consumer-groups/{group}", Reach.SERVER, lambda: types.groups.DeletedGroup)
-RESUBSCRIBE = _write(
-    "POST", "/api/v1/consumer-groups/{group}/subscription", Reach.SERVER, lambda: types.groups.Resubscribed
-)
-DELETE_GROUP_OF_QUEUE = _admin(
-    "DELETE", "/api/v1/consumer-groups/{group}/queues/{queue}", Reach.PATH, lambda: types.groups.DeletedGroup
-)
-SHOW_LIMITS = _read(
-    "GET", "/api/v1/consumer-groups/{group}/queues/{queue}/limits", Reach.PATH, lambda: types.groups.ShownLimits
-)
-LIMIT_GROUP = _write(
-    "PUT", "/api/v1/consumer-groups/{group}/queues/{queue}/limits", Reach.PATH, lambda: types.groups.ShownLimits
-)
+SHOW_GROUP = _read("GET", _GROUP, Reach.LISTED, lambda: dict[str, types.groups.ShownPositions])
+DELETE_GROUP = _admin("DELETE", _GROUP, Reach.SERVER, lambda: types.groups.DeletedGroup)
+RESUBSCRIBE = _write("POST", _GROUP + "/subscription", Reach.SERVER, lambda: types.groups.Resubscribed)
+DELETE_GROUP_OF_QUEUE = _admin("DELETE", _GROUP_OF_QUEUE, Reach.PATH, lambda: types.groups.DeletedGroup)
+SHOW_LIMITS = _read("GET", _GROUP_OF_QUEUE + "/limits", Reach.PATH, lambda: types.groups.ShownLimits)
+LIMIT_GROUP = _write("PUT", _GROUP_OF_QUEUE + "/limits", Reach.PATH, lambda: types.groups.ShownLimits)
 LIST_CONSUMERS = _read("GET", "/api/v1/consumers", Reach.LISTED, lambda: types.groups.Consumers)
-SEEK_QUEUE = _write(
-    "POST", "/api/v1/consumer-groups/{group}/queues/{queue}/seek", Reach.PATH, lambda: types.groups.SoughtQueue
-)
+SEEK_QUEUE = _write("POST", _GROUP_OF_QUEUE + "/seek", Reach.PATH, lambda: types.groups.SoughtQueue)
 SEEK_PARTITION = _write(
-    "POST",
-    "/api/v1/consumer-groups/{group}/queues/{queue}/partitions/{partition}/seek",
-    Reach.PATH,
-    lambda: types.groups.SoughtPartition,
+    "POST", _GROUP_OF_QUEUE + "/partitions/{partition}/seek", Reach.PATH, lambda: types.groups.SoughtPartition
 )
 
 # Dead letters ------------------------------------------------------------------------------------------------

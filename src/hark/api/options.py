@@ -6,10 +6,9 @@ the fields of `QueueOptions`; docs/http.md is compared with them. The client has
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 import msgspec
-from msgspec import Meta
 
 _YEAR = 365 * 86_400
 _MOST_SECONDS = 10 * _YEAR
@@ -21,218 +20,138 @@ _MOST_MESSAGES = 1_000_000_000
 _SECTIONS = Literal["Delivery", "Retries", "Retention"]
 
 
-def _option(
-    section: _SECTIONS, label: str, unit: str, text: str, least: float | None = None, most: float | None = None
-) -> Meta:
-    """Describe an option: its place, label and unit in a form, its meaning, and its bounds. Null is the default."""
-    return Meta(
-        description=text, extra={"section": section, "label": label, "unit": unit, "least": least, "most": most}
-    )
+class _Form(NamedTuple):
+    """The place, label and unit of an option in a form, and its bounds. Null is the default."""
+
+    section: _SECTIONS
+    label: str
+    unit: str
+    least: float | None = None
+    most: float | None = None
 
 
 class QueueOptions(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The options of a queue. The HTTP API uses the same names in camel case."""
 
     lease_time: Annotated[
-        int, _option("Delivery", "Lease time", "s", "Length of a lease, in seconds.", 1, _MOST_SECONDS)
+        int,
+        _Form("Delivery", "Lease time", "s", 1, _MOST_SECONDS),
+        "Length of a lease, in seconds.",
     ] = 300
     retry_limit: Annotated[
         int,
-        _option(
-            "Retries",
-            "Retries",
-            "",
-            "Number of retries after the first attempt, before a message is dead-lettered.",
-            0,
-            1000,
-        ),
+        _Form("Retries", "Retries", "", 0, 1000),
+        "Number of retries after the first attempt, before a message is dead-lettered.",
     ] = 3
     retry_delay: Annotated[
-        int, _option("Retries", "First delay", "ms", "Delay before the first retry, in milliseconds.", 0, _MOST_MS)
+        int,
+        _Form("Retries", "First delay", "ms", 0, _MOST_MS),
+        "Delay before the first retry, in milliseconds.",
     ] = 0
     retry_multiplier: Annotated[
         float,
-        _option("Retries", "Multiplier", "×", "Factor by which the delay grows with each further retry.", 1, 1000),
+        _Form("Retries", "Multiplier", "×", 1, 1000),
+        "Factor by which the delay grows with each further retry.",
     ] = 1
     retry_max_delay: Annotated[
-        int, _option("Retries", "Maximum delay", "ms", "Maximum delay before a retry, in milliseconds.", 0, _MOST_MS)
+        int,
+        _Form("Retries", "Maximum delay", "ms", 0, _MOST_MS),
+        "Maximum delay before a retry, in milliseconds.",
     ] = 3_600_000
     delayed_processing: Annotated[
         int,
-        _option(
-            "Delivery",
-            "Delivery delay",
-            "s",
-            "Minimum age of a message at its delivery, in seconds. 0: no minimum.",
-            0,
-            _MOST_SECONDS,
-        ),
+        _Form("Delivery", "Delivery delay", "s", 0, _MOST_SECONDS),
+        "Minimum age of a message at its delivery, in seconds. 0: no minimum.",
     ] = 0
     window_buffer: Annotated[
         int,
-        _option(
-            "Delivery",
-            "Window buffer",
-            "s",
-            "Time without a push after which a partition is delivered, in seconds. Delivery starts at the latest after "
-            "10 times this time. 0: immediately.",
-            0,
-            _YEAR,
-        ),
+        _Form("Delivery", "Window buffer", "s", 0, _YEAR),
+        "Time without a push after which a partition is delivered, in seconds. Delivery starts at the latest "
+        "after 10 times this time. 0: immediately.",
     ] = 0
     priority: Annotated[
         int,
-        _option(
-            "Delivery",
-            "Priority",
-            "",
-            "Priority of the queue in pops by namespace or task. Higher numbers come first.",
-            -1_000_000,
-            1_000_000,
-        ),
+        _Form("Delivery", "Priority", "", -1_000_000, 1_000_000),
+        "Priority of the queue in pops by namespace or task. Higher numbers come first.",
     ] = 0
     max_size: Annotated[
         int,
-        _option(
-            "Retention",
-            "Maximum size",
-            "messages",
-            "Maximum number of messages that the slowest consumer group has not settled. Further pushes are refused. "
-            "0: no limit.",
-            0,
-            _MOST_NUMBER,
-        ),
+        _Form("Retention", "Maximum size", "messages", 0, _MOST_NUMBER),
+        "Maximum number of messages that the slowest consumer group has not settled. Further pushes are "
+        "refused. 0: no limit.",
     ] = 0
     ttl: Annotated[
         int,
-        _option(
-            "Retention",
-            "Time to live",
-            "s",
-            "Time to live of a message, in seconds. Older messages are not delivered. 0: no limit.",
-            0,
-            _MOST_AGE,
-        ),
+        _Form("Retention", "Time to live", "s", 0, _MOST_AGE),
+        "Time to live of a message, in seconds. Older messages are not delivered. 0: no limit.",
     ] = 0
     dead_letter_queue: Annotated[
         bool,
-        _option("Retries", "Keep dead letters", "", "Keep dead letters. False: undeliverable messages are discarded."),
+        _Form("Retries", "Keep dead letters", ""),
+        "Keep dead letters. False: undeliverable messages are discarded.",
     ] = True
     dlq_after_max_retries: Annotated[
         bool,
-        _option(
-            "Retries",
-            "Dead-letter after the last retry",
-            "",
-            "Dead-letter a message after its last attempt. False: the message is discarded and counted.",
-        ),
+        _Form("Retries", "Dead-letter after the last retry", ""),
+        "Dead-letter a message after its last attempt. False: the message is discarded and counted.",
     ] = True
     retention_enabled: Annotated[
         bool,
-        _option("Retention", "Remove by age", "", "Enable the options retentionSeconds and completedRetentionSeconds."),
+        _Form("Retention", "Remove by age", ""),
+        "Enable the options retentionSeconds and completedRetentionSeconds.",
     ] = False
     retention_seconds: Annotated[
         int,
-        _option(
-            "Retention",
-            "Remove all after",
-            "s",
-            "Age at which messages are removed, settled or not, in seconds. 0: never.",
-            0,
-            _MOST_AGE,
-        ),
+        _Form("Retention", "Remove all after", "s", 0, _MOST_AGE),
+        "Age at which messages are removed, settled or not, in seconds. 0: never.",
     ] = 0
     completed_retention_seconds: Annotated[
         int,
-        _option(
-            "Retention",
-            "Remove settled after",
-            "s",
-            "Age at which messages that every consumer group has settled are removed, in seconds. 0: the server "
-            "setting retention.completed_seconds.",
-            0,
-            _MOST_AGE,
-        ),
+        _Form("Retention", "Remove settled after", "s", 0, _MOST_AGE),
+        "Age at which messages that every consumer group has settled are removed, in seconds. 0: the server "
+        "setting retention.completed_seconds.",
     ] = 0
     max_wait_time_seconds: Annotated[
         int,
-        _option(
-            "Retention",
-            "Maximum wait",
-            "s",
-            "Age at which messages that some consumer group has not settled are removed, in seconds. 0: never.",
-            0,
-            _MOST_AGE,
-        ),
+        _Form("Retention", "Maximum wait", "s", 0, _MOST_AGE),
+        "Age at which messages that some consumer group has not settled are removed, in seconds. 0: never.",
     ] = 0
     dead_letter_retention_seconds: Annotated[
         int,
-        _option(
-            "Retention",
-            "Remove dead letters after",
-            "s",
-            "Age at which dead letters are removed, in seconds after their failure. 0: never.",
-            0,
-            _MOST_AGE,
-        ),
+        _Form("Retention", "Remove dead letters after", "s", 0, _MOST_AGE),
+        "Age at which dead letters are removed, in seconds after their failure. 0: never.",
     ] = 0
-    encryption_enabled: Annotated[bool, _option("Retention", "Encrypt payloads", "", "Encrypt payloads at rest.")] = (
-        False
-    )
+    encryption_enabled: Annotated[
+        bool,
+        _Form("Retention", "Encrypt payloads", ""),
+        "Encrypt payloads at rest.",
+    ] = False
     max_in_flight: Annotated[
         int,
-        _option(
-            "Delivery",
-            "Maximum in flight",
-            "messages",
-            "Maximum number of messages in flight. For a queue: of all groups together. 0: no limit.",
-            0,
-            _MOST_MESSAGES,
-        ),
+        _Form("Delivery", "Maximum in flight", "messages", 0, _MOST_MESSAGES),
+        "Maximum number of messages in flight. For a queue: of all groups together. 0: no limit.",
     ] = 0
     # Below the minimum, the wait for the next message would be longer than hours.
     rate_limit: Annotated[
         float,
-        _option(
-            "Delivery",
-            "Rate limit",
-            "messages/s",
-            "Maximum number of messages delivered per second. For a queue: to all groups together. 0: no limit.",
-            0.0001,
-            1_000_000,
-        ),
+        _Form("Delivery", "Rate limit", "messages/s", 0.0001, 1_000_000),
+        "Maximum number of messages delivered per second. For a queue: to all groups together. 0: no limit.",
     ] = 0
     rate_burst: Annotated[
         int,
-        _option(
-            "Delivery",
-            "Rate burst",
-            "messages",
-            "Maximum number of messages delivered at the same time after a pause; requires rateLimit. 0: the number "
-            "that rateLimit allows in one second, at least 1.",
-            0,
-            _MOST_MESSAGES,
-        ),
+        _Form("Delivery", "Rate burst", "messages", 0, _MOST_MESSAGES),
+        "Maximum number of messages delivered at the same time after a pause; requires rateLimit. 0: the "
+        "number that rateLimit allows in one second, at least 1.",
     ] = 0
     drop_settled: Annotated[
         bool,
-        _option(
-            "Retention",
-            "Remove when settled",
-            "",
-            "Remove a message as soon as every consumer group has settled it.",
-        ),
+        _Form("Retention", "Remove when settled", ""),
+        "Remove a message as soon as every consumer group has settled it.",
     ] = False
     lock_duration: Annotated[
         int,
-        _option(
-            "Delivery",
-            "Lock duration",
-            "ms",
-            "Length of a lease of the key-value API, in milliseconds. 0: the server setting queue.lock_duration.",
-            0,
-            _MOST_MS,
-        ),
+        _Form("Delivery", "Lock duration", "ms", 0, _MOST_MS),
+        "Length of a lease of the key-value API, in milliseconds. 0: the server setting queue.lock_duration.",
     ] = 0
 
 
@@ -278,10 +197,8 @@ def _described() -> dict[str, Option]:
     names: dict[type, Any] = {int: "integer", float: "number", bool: "boolean"}
     options = {}
     for field in msgspec.structs.fields(QueueOptions):
-        kind, [meta] = hints[field.name].__origin__, hints[field.name].__metadata__
-        options[field.encode_name] = Option(
-            field.encode_name, names[kind], field.default, meta.description, **meta.extra
-        )
+        kind, [form, text] = hints[field.name].__origin__, hints[field.name].__metadata__
+        options[field.encode_name] = Option(field.encode_name, names[kind], field.default, text, *form)
     return options
 
 

@@ -39,7 +39,7 @@ _TRIES = 5
 _decode: Callable[[bytes], lines.ExportLine] = msgspec.json.Decoder(lines.ExportLine).decode
 
 
-class _Letter(types.base.Body, kw_only=True):
+class _Letter(types.Body, kw_only=True):
     """A dead letter to import."""
 
     id: str
@@ -59,7 +59,7 @@ class _Letter(types.base.Body, kw_only=True):
     tracestate: str | None = None
 
 
-class _Setting(types.base.Body, kw_only=True, tag_field="type", tag="set"):
+class _Setting(types.Body, kw_only=True, tag_field="type", tag="set"):
     """A key to set."""
 
     key: Key

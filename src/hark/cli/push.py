@@ -25,7 +25,7 @@ _BATCH_BYTES = 4 * 1024 * 1024
 _HINT = """hark push orders '{"id": 17}'\nor send the payload as text: hark push orders --text hello"""
 
 
-class Item(types.base.Body, kw_only=True):
+class Item(types.Body, kw_only=True):
     """A message to push; the payload is sent byte for byte."""
 
     queue: str

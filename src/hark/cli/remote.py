@@ -140,7 +140,7 @@ class Server(msgspec.Struct, frozen=True):
                     fields = dict(line.split(b": ", 1) for line in text.split(b"\n") if b": " in line)
                     name, body = fields.get(b"event", b"message").decode(), fields.get(b"data", b"")
                     if name == "error":
-                        problem = decode(body, types.base.ErrorAnswer)
+                        problem = decode(body, types.ErrorAnswer)
                         raise Failure(problem.error, code=problem.code)
                     for one in split(body) if name == event else ():
                         (raw if self.as_json else show)(one)
@@ -177,7 +177,7 @@ class Server(msgspec.Struct, frozen=True):
     def _refusal(self, method: str, route: str, status: int, body: bytes) -> Failure:
         """Make a failure from an error response, with the server's text if it is a Hark server."""
         try:
-            problem = msgspec.json.decode(body, type=types.base.ErrorAnswer)
+            problem = msgspec.json.decode(body, type=types.ErrorAnswer)
         except (msgspec.DecodeError, UnicodeDecodeError):
             return Failure(
                 f"{self.url} returned status {status} for {method} {route}, without an error text of Hark",
@@ -215,7 +215,7 @@ class Server(msgspec.Struct, frozen=True):
             for name, value in (query or {}).items()
             if value is not None
         }
-        content = None if body is None else types.base.encode(body)
+        content = None if body is None else types.encode(body)
         headers = {} if body is None else {"Content-Type": "application/json"}
         if self.token is not None:
             headers[AUTHORIZATION] = bearer(_usable(checked_token, self.token, "--token, HARK_TOKEN"))

@@ -19,8 +19,15 @@ from hark.api.types.groups import (
     SubscriptionBody,
 )
 from hark.api.types.keys import KeyvalMetrics
-from hark.api.types.leases import ExplainedMessage, LeasePage
-from hark.api.types.messages import ListedMessage, NamedTraces, ShownMessage, TraceEvent, TraceNames
+from hark.api.types.messages import (
+    ExplainedMessage,
+    LeasePage,
+    ListedMessage,
+    NamedTraces,
+    ShownMessage,
+    TraceEvent,
+    TraceNames,
+)
 from hark.api.types.queues import ListedQueue, Namespace, Overview, Task
 from hark.api.types.server import Health, Maintenance, MaintenanceBody, SystemMetrics
 from hark.client.arguments import Identified, Wrapped, a_moment, ids_of, json_value, optional_moment

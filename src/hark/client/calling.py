@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypedDict, TypeVar, Unpack
 import msgspec
 
 from hark.api.operations import Operation
-from hark.api.types.base import ErrorAnswer
+from hark.api.types import ErrorAnswer
 from hark.client import tracing
 from hark.errors import HarkError, InvalidInput, NotFound, error_of
 

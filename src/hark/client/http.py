@@ -14,7 +14,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from hark.api.types.base import ErrorAnswer
+from hark.api.types import ErrorAnswer
 from hark.client.calling import (
     Answer,
     ConnectionFailed,

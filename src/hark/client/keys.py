@@ -15,7 +15,7 @@ import msgspec
 
 from hark.api import operations
 from hark.api.operations import Operation
-from hark.api.types.base import decode_value
+from hark.api.types import decode_value
 from hark.api.types.keys import PolledKeys, PolledPrefix, WireEntry
 from hark.client.arguments import KeyParts, json_value, key_of, key_text, new_message, time_to_live
 from hark.client.calling import Caller, Query, decode

@@ -8,10 +8,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from time import monotonic
-from typing import Any, cast
+from typing import Any
 
 import msgspec
-from starlette.requests import Request
 
 from hark.access.authenticator import Authenticates, credential_of
 from hark.access.identity import ANONYMOUS, UNRESTRICTED, Identity
@@ -24,19 +23,10 @@ from hark.errors import Forbidden, HarkError, InvalidInput, Overloaded, Unauthor
 from hark.http.audit import Audit, client_of, is_audited, target_of
 from hark.http.checks import query_params
 from hark.http.exchange import EXCHANGE, HEADER, NO_HEADERS, Exchange
-from hark.http.headers import PARENT_HEADER, Headers, Sites, dress, note_context
-from hark.http.responses import Response, error_response
-from hark.model import (
-    DeadLetterFilter,
-    KeyWrite,
-    NewMessage,
-    PopRequest,
-    Settlement,
-    SettleOutcome,
-    Transaction,
-    TransactionOutcome,
-)
+from hark.http.responses import PARENT_HEADER, Headers, Response, Sites, dress, error_response, note_context
+from hark.model import DeadLetterFilter, KeyWrite, Settlement, SettleOutcome, Transaction, TransactionOutcome
 from hark.model.admin import labels_of
+from hark.model.messages import NewMessage, PopRequest
 from hark.settings import Settings
 
 COOKIE = "hark_session"
@@ -115,7 +105,7 @@ class Guesses:
 
 
 def identity_of(scope: Mapping[str, Any]) -> Identity:
-    """Return the identity of an ASGI scope or a starlette request; unrestricted if no `Edge` runs before the routes."""
+    """Return the identity of an ASGI scope; unrestricted if no `Edge` runs before the routes."""
     exchange = scope.get(EXCHANGE)
     return UNRESTRICTED if exchange is None else exchange.identity
 
@@ -132,10 +122,13 @@ def check_role(identity: Identity, role: Role) -> None:
 def check_unrestricted(identity: Identity, what: str) -> None:
     """Raise `Forbidden` if the identity is restricted to some queues. `what` begins the sentence of the text."""
     if identity.restricted:
-        raise Forbidden(
-            f"{what} not available to tokens that are restricted to some queues; use a token for all queues",
-            code="queue_not_allowed",
+        raise _not_allowed(
+            f"{what} not available to tokens that are restricted to some queues; use a token for all queues"
         )
+
+
+def _not_allowed(text: str) -> Forbidden:
+    return Forbidden(text, code="queue_not_allowed")
 
 
 def check_filter(identity: Identity, queue: str | None) -> None:
@@ -143,9 +136,7 @@ def check_filter(identity: Identity, queue: str | None) -> None:
     if queue is not None:
         identity.check_queue(queue)
     elif identity.restricted:
-        raise Forbidden(
-            "this token is restricted to some queues; name one of them in the filter", code="queue_not_allowed"
-        )
+        raise _not_allowed("this token is restricted to some queues; name one of them in the filter")
 
 
 def shown_lease(identity: Identity, lease_id: str | None) -> str | None:
@@ -186,10 +177,7 @@ def check_pop(identity: Identity, request: PopRequest) -> None:
     if not identity.restricted:
         return
     if request.queue is None:
-        raise Forbidden(
-            "this token is restricted to some queues; name a queue instead of a namespace or a task",
-            code="queue_not_allowed",
-        )
+        raise _not_allowed("this token is restricted to some queues; name a queue instead of a namespace or a task")
     identity.check_queue(request.queue)
 
 
@@ -215,12 +203,12 @@ async def reached_letter(identity: Identity, broker: Broker, where: DeadLetterFi
 def settle(identity: Identity, broker: Broker, items: Sequence[Settlement]) -> asyncio.Future[list[SettleOutcome]]:
     """Settle messages of permitted queues."""
     if identity.restricted:
-        return asyncio.ensure_future(_settle_own(identity, broker, items))
+
+        async def settle_own() -> list[SettleOutcome]:
+            return await broker.settle(await _without_forbidden(identity, broker, items))
+
+        return asyncio.ensure_future(settle_own())
     return broker.settle(items)
-
-
-async def _settle_own(identity: Identity, broker: Broker, items: Sequence[Settlement]) -> list[SettleOutcome]:
-    return await broker.settle(await _without_forbidden(identity, broker, items))
 
 
 async def _without_forbidden(identity: Identity, broker: Broker, items: Sequence[Settlement]) -> list[Settlement]:
@@ -389,11 +377,6 @@ class Edge:
         return identity
 
 
-def edge_of(request: Request) -> Edge:
-    """Return the `Edge` of this server."""
-    return cast(Edge, request.app.edge)
-
-
 def _check_reach(exchange: Exchange) -> None:
     """Check a restricted token against the queue in the path or the query."""
     identity = exchange.identity
@@ -404,9 +387,8 @@ def _check_reach(exchange: Exchange) -> None:
             queue = query_params(exchange.query).get("queue")
             if not queue:
                 if not exchange.raw_path.startswith(_KEYVAL):
-                    raise Forbidden(
-                        "this token is restricted to some queues; name one of them with the parameter queue",
-                        code="queue_not_allowed",
+                    raise _not_allowed(
+                        "this token is restricted to some queues; name one of them with the parameter queue"
                     )
                 queue = DEFAULT_QUEUE
             identity.check_queue(queue)

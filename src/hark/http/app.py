@@ -7,26 +7,21 @@ from collections.abc import Awaitable, Callable, Coroutine
 from functools import cached_property
 from typing import Any, cast
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from hark.access.authenticator import Authenticates, Open
 from hark.broker import Broker
 from hark.errors import HarkError
-from hark.http import dashboard
 from hark.http.admission import Edge
 from hark.http.exchange import EXCHANGE, NO_HEADERS, NO_ROUTE, Exchange, Header, Lost, Requests, current_exchange
 from hark.http.hot import HotRoutes
-from hark.http.keyval import admin, keys
-from hark.http.keyval import admin as keyval_metrics
-from hark.http.keyval import admin as work_dead_letters
+from hark.http.keyval import keys, queue
 from hark.http.keyval.queue import QueueRoutes
-from hark.http.keyval.watch import KeyWatches, QueueListeners
+from hark.http.keyval.watch import KeyvalStreams
 from hark.http.metrics import Metrics
 from hark.http.openapi import document
 from hark.http.responses import (
     Event,
     Receive,
+    Response,
     Scope,
     Send,
     body_limit,
@@ -38,36 +33,23 @@ from hark.http.responses import (
     send_response,
     wait_until_left,
 )
-from hark.http.responses import Response as Answer
-from hark.http.routes import dead_letters, groups, messages, overview, queues, status, system, traces, transactions
-from hark.http.routes.overview import SampleEvents
-from hark.http.routes.requests import Router
-from hark.http.routes.table import Endpoint, Table
+from hark.http.routes import dead_letters, groups, messages, queues, status, system, transactions
+from hark.http.routes.status import SampleEvents
+from hark.http.routing import Call, Endpoint, Router, Table
 from hark.http.sse import PING_SECONDS, EventStreams
 from hark.http.websocket import WebSockets
 from hark.settings import Settings
 
 _TABLES = (
     system.TABLE,
-    system.SESSION_TABLE,
     queues.TABLE,
-    queues.EXPORT_TABLE,
-    overview.TABLE,
     status.TABLE,
-    overview.HISTORY_TABLE,
     messages.TABLE,
     groups.TABLE,
-    status.CONSUMERS_TABLE,
     dead_letters.TABLE,
     transactions.TABLE,
-    messages.LEASES_TABLE,
-    traces.TABLE,
-    admin.TABLE,
-    work_dead_letters.DEAD_LETTERS_TABLE,
+    queue.TABLE,
     keys.TABLE,
-    keys.ATOMIC_TABLE,
-    keyval_metrics.METRICS_TABLE,
-    dashboard.TABLE,
 )
 
 
@@ -79,8 +61,7 @@ def all_routes(broker: Broker, settings: Settings, ping_seconds: float) -> Table
         SampleEvents(broker, settings, ping_seconds),
         WebSockets(broker, settings, ping_seconds),
         QueueRoutes(broker, settings),
-        QueueListeners(broker, settings),
-        KeyWatches(broker, settings),
+        KeyvalStreams(broker, settings),
     )
     tables = [*(routes.table() for routes in bound), *_TABLES]
     return {path: operations for table in tables for path, operations in table.items()}
@@ -182,8 +163,7 @@ class App:
         scope["path_params"] = exchange.params
         if operation.raw:
             return cast(Awaitable[object], operation.endpoint(scope, receive, send))
-        scope["app"] = self
-        return _answer(cast(Endpoint, operation.endpoint), scope, receive, send)
+        return Call(self, scope, receive).answer(cast(Endpoint, operation.endpoint), send)
 
 
 def _beginning(exchange: Exchange, send: Send) -> Send:
@@ -199,20 +179,11 @@ def _beginning(exchange: Exchange, send: Send) -> Send:
     return sending
 
 
-async def _answer(endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
-    try:
-        response: Response = await endpoint(Request(scope, receive, send))
-    except Exception as error:
-        await send_failure(send, error)
-    else:
-        await response(scope, receive, send)
-
-
 class _Answered:
     """Carries the response of a hot operation to a coroutine, in one part or two."""
 
     def __init__(self) -> None:
-        self.parts: asyncio.Queue[tuple[Answer, Lost | None, bool]] = asyncio.Queue()
+        self.parts: asyncio.Queue[tuple[Response, Lost | None, bool]] = asyncio.Queue()
 
     def respond(
         self, exchange: Exchange, status: int, headers: tuple[Header, ...], body: bytes, lost: Lost | None

@@ -25,7 +25,6 @@ from hark.http.responses import encode
 # Records go to the logger `hark.audit` and, if the settings name a file, to that file. The latest records are kept in
 # memory. They never contain payloads or tokens.
 
-
 log = logging.getLogger("hark.audit")
 
 KEPT = 200
@@ -78,20 +77,29 @@ class Audit:
     ) -> None:
         """Record an action of a request."""
         identity = exchange.identity
-        self._write(
-            AuditRecord(
-                time_of(self._clock.now()),
-                action,
-                identity.subject,
-                "" if identity is ANONYMOUS else identity.role.text,
-                dict(target),
-                status,
-                result,
-                request_id_of(exchange),
-                client_of(exchange),
-                suppressed,
-            )
+        record = AuditRecord(
+            time_of(self._clock.now()),
+            action,
+            identity.subject,
+            "" if identity is ANONYMOUS else identity.role.text,
+            dict(target),
+            status,
+            result,
+            request_id_of(exchange),
+            client_of(exchange),
+            suppressed,
         )
+        self.last.append(record)
+        log.info("audit", extra={"fields": msgspec.to_builtins(record)})
+        if self._file is not None:
+            try:
+                os.write(self._file, encode(record) + b"\n")
+            except OSError as error:
+                log.error(
+                    "cannot write to the audit file (setting audit.file): %s; free disk space or repair its "
+                    "permissions",
+                    error.strerror,
+                )
 
     def refused(self, exchange: Exchange, status: int, code: str) -> None:
         """Record a refused request that has a token. Frequent refusals are only counted."""
@@ -106,19 +114,6 @@ class Audit:
         suppressed, self._suppressed = self._suppressed, 0
         target = {"method": exchange.method, "path": short(exchange.path)}
         self.record(exchange, "refused", status, code, target, suppressed)
-
-    def _write(self, record: AuditRecord) -> None:
-        self.last.append(record)
-        log.info("audit", extra={"fields": msgspec.to_builtins(record)})
-        if self._file is not None:
-            try:
-                os.write(self._file, encode(record) + b"\n")
-            except OSError as error:
-                log.error(
-                    "cannot write to the audit file (setting audit.file): %s; free disk space or repair its "
-                    "permissions",
-                    error.strerror,
-                )
 
 
 def is_audited(exchange: Exchange) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cache, lru_cache
 from itertools import accumulate, islice, takewhile
@@ -113,14 +113,8 @@ _LONGEST_REASON = 300
 """Reasons of the decoder are cut: they quote the request."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST_TIME = 64
-_INTEGER = re.compile(r"-?[0-9]{1,18}", re.ASCII)
-_STATUSES = {
-    "completed": "completed",
-    "success": "completed",
-    "failed": "failed",
-    "retry": "retry",
-    "dlq": "dlq",
-}
+INTEGER = re.compile(r"-?[0-9]{1,18}", re.ASCII)
+_STATUSES = {"completed": "completed", "success": "completed", "failed": "failed", "retry": "retry", "dlq": "dlq"}
 _TYPE_NAMES = {
     "str": "a string",
     "int": "an integer",
@@ -184,9 +178,10 @@ def short(value: object) -> str:
 # Times -----------------------------------------------------------------------------------------------------
 
 
-def parse_time(text: str, field: str) -> int:
+def parse_time(value: str | int, field: str) -> int:
     """Return the microseconds of an ISO 8601 time (UTC unless it has an offset) or of integer milliseconds."""
-    if _INTEGER.fullmatch(text):
+    text = str(value)
+    if INTEGER.fullmatch(text):
         return check_int(int(text), field, 0, LATEST // MILLISECOND) * MILLISECOND
     try:
         if len(text) > _LONGEST_TIME:
@@ -203,11 +198,6 @@ def parse_time(text: str, field: str) -> int:
     if not EARLIEST <= us <= LATEST:  # Only an offset can lead out of these years.
         raise InvalidInput(f"{field}: expected a time in the years 1 to 9999 in UTC, got {short(text)}")
     return us
-
-
-def parse_moment(value: str | int, field: str) -> int:
-    """Return the microseconds of a time in a JSON body: text as in `parse_time`, or integer milliseconds."""
-    return parse_time(value if isinstance(value, str) else str(value), field)
 
 
 def format_time(us: int) -> str:
@@ -261,40 +251,6 @@ def query_params(query_string: bytes) -> dict[str, str]:
     except (UnicodeDecodeError, ValueError):
         raise InvalidInput("the query string is not valid UTF-8; percent-encode the parameters as UTF-8") from None
     return dict(reversed(pairs))
-
-
-def int_param(query: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:
-    """Return an integer parameter, checked against its bounds."""
-    text = query.get(name)
-    if text is None:
-        return default
-    if _INTEGER.fullmatch(text) and low <= (value := int(text)) <= high:
-        return value
-    raise InvalidInput(f"{name}: expected an integer from {low} to {high}, got {short(text)}")
-
-
-def bool_param(query: Mapping[str, str], name: str, default: bool = False) -> bool:
-    """Return a boolean parameter: true, 1, false, 0, or empty for false."""
-    text = query.get(name)
-    if text is None:
-        return default
-    if text in {"true", "1"}:
-        return True
-    if text in {"false", "0", ""}:
-        return False
-    raise InvalidInput(f"{name}: expected true or false, got {short(text)}")
-
-
-def name_param(query: Mapping[str, str], name: str) -> str | None:
-    """Return a name, or None when the parameter is absent or empty."""
-    text = query.get(name)
-    return check_name(text, name) if text else None
-
-
-def time_param(query: Mapping[str, str], name: str) -> int | None:
-    """Return a time in microseconds, or None when the parameter is absent or empty."""
-    text = query.get(name)
-    return parse_time(text, name) if text else None
 
 
 def path_segments(raw_path: bytes) -> list[str]:
@@ -371,6 +327,26 @@ def array_of(shape: Any) -> Any:
 def elements(array: msgspec.Struct) -> Iterator[Any]:
     """Return the elements of an `array_of`."""
     return takewhile(lambda one: one is not None, msgspec.structs.astuple(array))
+
+
+Payloads = Callable[[bytes], Iterable[msgspec.Raw]]
+"""Returns the parts of a body that are not decoded."""
+
+
+def raw_parts(field: str, array: str = "", what: str = "body", texts: Mapping[str, str] | None = None) -> Payloads:
+    """Return a function that finds the parts of a body that are not decoded: a field of it, or of items in it."""
+
+    def parts(body: bytes) -> Iterator[msgspec.Raw]:
+        outline = decode_unbounded(body, _outline(field, array), what, texts)
+        return (getattr(one, field) for one in (elements(getattr(outline, array)) if array else (outline,)))
+
+    return parts
+
+
+@cache
+def _outline(field: str, array: str) -> Any:
+    one = msgspec.defstruct("One", [(field, msgspec.Raw, raw_default(msgspec.Raw(b"null")))], gc=False)
+    return msgspec.defstruct("Outline", [(array, array_of(one))]) if array else one
 
 
 def decode_json(body: bytes, type: type[T], what: str, texts: Mapping[str, str] | None = None) -> T:

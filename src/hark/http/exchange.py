@@ -15,11 +15,10 @@ from urllib.parse import quote, unquote
 from hark.access.identity import ANONYMOUS, Identity
 from hark.api.operations import WEBSOCKET
 from hark.errors import HarkError
-from hark.http.routes.table import Operation
 from hark.prometheus import CALL_SECONDS, Histogram
 
 if TYPE_CHECKING:
-    from hark.http.routes.requests import PathParams
+    from hark.http.routing import Operation, PathParams
 
 MOST_ROUTES = 100
 """Number of routes (with a method) that have separate counters; further routes are counted together as `other`."""
@@ -252,7 +251,7 @@ class Exchange:
 
 
 def exchange_of(scope: Mapping[str, Any]) -> Exchange:
-    """Return the exchange of an ASGI scope or of a starlette request."""
+    """Return the exchange of an ASGI scope."""
     return cast(Exchange, scope[EXCHANGE])
 
 

@@ -17,10 +17,11 @@ from hark.access.identity import UNRESTRICTED
 from hark.api import operations
 from hark.api.operations import Reach
 from hark.api.types.delivery import AckAnswer, AckBatchBody, AckBody, PopReply, PushAnswer
-from hark.api.types.leases import ExtendBody
+from hark.api.types.messages import ExtendBody
 from hark.batching import when_done
 from hark.broker import Broker
 from hark.errors import HarkError, InvalidInput, Overloaded
+from hark.http import routing
 from hark.http.admission import settle, stamp
 from hark.http.checks import (
     AT_ONCE,
@@ -33,7 +34,6 @@ from hark.http.checks import (
     many_values,
 )
 from hark.http.exchange import Exchange, current_exchange
-from hark.http.headers import carry
 from hark.http.items import (
     ACK_TEXTS,
     PushBody,
@@ -52,13 +52,13 @@ from hark.http.responses import (
     NO_STORE,
     NOSNIFF,
     UNCACHED_JSON,
+    carry,
     encode,
     error_body,
     error_response,
     known_error,
 )
-from hark.http.routes.requests import ANOTHER_MODE, MAINTENANCE, NOT_SUPPORTED, QUEUE_FULL, TOO_MANY
-from hark.http.routes.table import LARGE_BODY, LINES, Bound, Table, bind, table
+from hark.http.routing import LARGE_BODY, LINES, MAINTENANCE, QUEUE_FULL, TOO_MANY, Bound, Table, bind, table
 from hark.model import NewMessage, PopRequest, PopResult, PushOutcome, Renewal, RenewOutcome, Settlement, SettleOutcome
 from hark.settings import Settings
 
@@ -122,7 +122,7 @@ class HotRoutes:
                 body_bytes=LARGE_BODY,
                 body_optional=True,
                 media=LINES,
-                errors=(TOO_MANY, NOT_SUPPORTED),
+                errors=(TOO_MANY, routing.NOT_SUPPORTED),
                 hot=True,
             ),
             bind(operations.EXTEND, self.extend, body=ExtendBody, body_optional=True, hot=True),
@@ -137,7 +137,7 @@ class HotRoutes:
             self.pop,
             query=pop_params(self._settings, with_queue=operation.reach is Reach.QUERY),
             answer={200: PopReply, 204: None},
-            errors=(NOT_SUPPORTED, ANOTHER_MODE),
+            errors=(routing.NOT_SUPPORTED, routing.ANOTHER_MODE),
             hot=True,
         )
 

@@ -4,47 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
 from hark.api.types.delivery import AckAnswer, AckBody
-from hark.api.types.leases import ExtendedLease, RenewalAnswer
+from hark.api.types.messages import ExtendedLease, RenewalAnswer
 from hark.broker import Broker
 from hark.errors import InvalidInput
+from hark.http import checks
 from hark.http.checks import (
     MAX_NAME_BYTES,
-    MAX_NUMBER,
-    array_of,
     check_int,
     check_name,
-    check_status,
     check_text,
-    decode_json,
     decode_unbounded,
-    elements,
-    parse_moment,
     raw_default,
     short,
     time_of,
 )
 from hark.ids import has_location
 from hark.keys import InvalidKey, check_keys
-from hark.model import (
-    DEFAULT_PARTITION,
-    NULL_PAYLOAD,
-    QUEUE_MODE,
-    Key,
-    NewMessage,
-    Renewal,
-    RenewOutcome,
-    Settlement,
-    SettleOutcome,
-)
+from hark.model import QUEUE_MODE, Key, NewMessage, Renewal, RenewOutcome, Settlement, SettleOutcome
 from hark.model.admin import labels_of
-from hark.model.messages import MAX_STATE, is_traceparent, is_tracestate, trace_context
+from hark.model.messages import DEFAULT_PARTITION, MAX_STATE, NULL_PAYLOAD, is_traceparent, is_tracestate, trace_context
+
+if TYPE_CHECKING:
+    from hark.http.keyval.queue import EnqueueOptions
 
 MAX_PRIORITY = 9
 MAX_BACKOFF_STEPS = 100
@@ -94,26 +82,19 @@ class PushBody(msgspec.Struct, gc=False):
     items: list[PushItem]
 
 
-class Payload(msgspec.Struct, gc=False):
-    """The part of an item that is not decoded."""
-
-    payload: msgspec.Raw = raw_default(NO_PAYLOAD)
+payloads_in = checks.raw_parts("payload", "items", texts=ITEM_TEXTS)
+"""Returns the payloads of a push, for `check_values`."""
 
 
 @cache
-def _many(shape: type[PushItem] | type[Payload]) -> Any:
-    return msgspec.defstruct("Many", [("items", array_of(shape))])
-
-
-def payloads_in(body: bytes) -> Iterator[msgspec.Raw]:
-    """Return the payloads of a push, for `check_values`."""
-    return (item.payload for item in elements(decode_unbounded(body, _many(Payload), "body", ITEM_TEXTS).items))
+def _many() -> Any:
+    return msgspec.defstruct("Many", [("items", checks.array_of(PushItem))])
 
 
 def items_in(body: bytes, *, many: bool = False) -> list[PushItem]:
     """Return the items of a push, unchecked. `many`: the body has many values, so items are counted first."""
     if many:
-        return list(elements(decode_unbounded(body, _many(PushItem), "body", ITEM_TEXTS).items))
+        return list(checks.elements(decode_unbounded(body, _many(), "body", ITEM_TEXTS).items))
     return decode_unbounded(body, PushBody, "body", ITEM_TEXTS).items
 
 
@@ -168,23 +149,33 @@ def to_new_message(item: PushItem, index: int, where: str = "items") -> NewMessa
         if not _UUID.fullmatch(item.trace_id):
             raise InvalidInput(f"{where}.traceId: expected a UUID, got {short(item.trace_id)}")
         message.trace_id = item.trace_id
-    if item.priority is not None:
-        message.priority = check_int(item.priority, f"{where}.priority", 0, MAX_PRIORITY)
-    if item.delay is not None:
-        message.delay_ms = check_int(item.delay, f"{where}.delay", 0, MAX_DELAY_MS)
-    if item.deliver_at is not None:
-        if item.delay is not None:
-            raise InvalidInput(f"{where}.deliverAt: give either delay or deliverAt, not both")
-        message.deliver_at = parse_moment(item.deliver_at, f"{where}.deliverAt")
-    if item.backoff_schedule is not None:
-        message.backoff_ms = _check_backoff(item.backoff_schedule, f"{where}.backoffSchedule")
-    if item.ttl is not None:
-        message.ttl_ms = check_int(item.ttl, f"{where}.ttl", 1, MAX_TTL_MS)
-    if item.keys_if_undelivered is not NO_KEYS:
-        message.undelivered_keys = undelivered_keys(item.keys_if_undelivered, f"{where}.keysIfUndelivered")
-    if item.traceparent or item.tracestate:
-        message.trace_context = check_context(item.traceparent or "", item.tracestate or "", where)
+    apply_options(message, item, where, check_int)
     return message
+
+
+def apply_options(
+    message: NewMessage, options: PushItem | EnqueueOptions, where: str, check: Callable[[Any, str, int, int], int]
+) -> None:
+    """Set the checked options of a message. `check` checks durations."""
+    if options.priority is not None:
+        message.priority = check_int(options.priority, f"{where}.priority", 0, MAX_PRIORITY)
+    if options.delay is not None:
+        message.delay_ms = check(options.delay, f"{where}.delay", 0, MAX_DELAY_MS)
+    if options.deliver_at is not None:
+        if options.delay is not None:
+            raise InvalidInput(f"{where}.deliverAt: give either delay or deliverAt, not both")
+        message.deliver_at = checks.parse_time(options.deliver_at, f"{where}.deliverAt")
+    if options.backoff_schedule is not None:
+        delays, field = options.backoff_schedule, f"{where}.backoffSchedule"
+        if len(delays) > MAX_BACKOFF_STEPS:
+            raise InvalidInput(f"{field}: at most {MAX_BACKOFF_STEPS} entries, got {len(delays)}")
+        message.backoff_ms = tuple(check(one, f"{field}[{step}]", 0, MAX_DELAY_MS) for step, one in enumerate(delays))
+    if options.ttl is not None:
+        message.ttl_ms = check(options.ttl, f"{where}.ttl", 1, MAX_TTL_MS)
+    if options.keys_if_undelivered is not NO_KEYS:
+        message.undelivered_keys = _undelivered_keys(options.keys_if_undelivered, f"{where}.keysIfUndelivered")
+    if options.traceparent or options.tracestate:
+        message.trace_context = _check_context(options.traceparent or "", options.tracestate or "", where)
 
 
 def _labels(item: PushItem, where: str) -> tuple[str, str]:
@@ -197,7 +188,7 @@ def _labels(item: PushItem, where: str) -> tuple[str, str]:
     return namespace, task
 
 
-def check_context(traceparent: str, tracestate: str, where: str) -> str:
+def _check_context(traceparent: str, tracestate: str, where: str) -> str:
     """Return the checked trace context of a message."""
     if not is_traceparent(traceparent):
         raise InvalidInput(
@@ -209,21 +200,23 @@ def check_context(traceparent: str, tracestate: str, where: str) -> str:
     return trace_context(traceparent, tracestate)
 
 
-def _check_backoff(schedule: list[int], field: str) -> tuple[int, ...]:
-    if len(schedule) > MAX_BACKOFF_STEPS:
-        raise InvalidInput(f"{field}: at most {MAX_BACKOFF_STEPS} entries, got {len(schedule)}")
-    return tuple(check_int(delay, f"{field}[{step}]", 0, MAX_DELAY_MS) for step, delay in enumerate(schedule))
-
-
-def undelivered_keys(given: msgspec.Raw, field: str) -> tuple[Key, ...]:
+def _undelivered_keys(given: msgspec.Raw, field: str) -> tuple[Key, ...]:
     """Return the checked keys that receive the payload of an undeliverable message; null means none."""
     value = bytes(given)
     if value == b"null":
         return ()
     try:
-        return check_keys(decode_json(value, object, field))
+        return check_keys(checks.decode_json(value, object, field))
     except InvalidKey as error:
         raise InvalidInput(f"{field}: {error}") from None
+
+
+def too_many(field: str, most: int, number: int, where: str = "request") -> InvalidInput:
+    """Return the error for a list that is longer than the setting allows."""
+    return InvalidInput(
+        f"{field}: at most {most} in one {where} (setting limits.max_batch), got {number}; send smaller batches",
+        code="batch_too_large",
+    )
 
 
 MAX_ERROR_CHARACTERS = 10_000
@@ -263,11 +256,11 @@ def settlement_of(ack: AckBody, group: str, where: str) -> Settlement:
     if not ack.partition_id and not has_location(ack.transaction_id):
         required = "partitionId is required to ensure message uniqueness"
         raise InvalidInput(f"{where}partitionId: {ACK_TEXTS['partitionId']}" if where else required)
-    status = check_status(ack.status or "completed", f"{where}status")
+    status = checks.check_status(ack.status or "completed", f"{where}status")
     if ack.delay is not None:
         if status not in _WAITING:
             raise InvalidInput(f"{where}delay: allowed only with status failed or retry, got status {status}")
-        check_int(ack.delay, f"{where}delay", 0, MAX_NUMBER)
+        check_int(ack.delay, f"{where}delay", 0, checks.MAX_NUMBER)
     error = ack.error[:MAX_ERROR_CHARACTERS] if ack.error else None
     return Settlement(ack.transaction_id, ack.partition_id or "", status, ack.lease_id, error, ack.delay, group)
 
@@ -304,21 +297,15 @@ async def renew_all(
 ) -> tuple[RenewalAnswer, ...]:
     """Renew several leases in shared calls to the store. The results have the order of the leases."""
     if len(lease_ids) > most:
-        raise InvalidInput(
-            f"leaseIds: at most {most} in one request (setting limits.max_batch), got {len(lease_ids)}; "
-            "send smaller batches",
-            code="batch_too_large",
-        )
+        raise too_many("leaseIds", most, len(lease_ids))
     wanted = renewal_seconds(seconds)
     for index, lease_id in enumerate(lease_ids):
         check_text(lease_id, f"leaseIds[{index}]")
     outcomes = await asyncio.gather(*(broker.renew(Renewal(lease_id, wanted)) for lease_id in lease_ids))
-    return tuple(_answer(*pair) for pair in zip(lease_ids, outcomes, strict=True))
-
-
-def _answer(lease_id: str, outcome: RenewOutcome) -> RenewalAnswer:
-    expires_at = time_of(outcome.expires_at)
-    return RenewalAnswer(lease_id, outcome.success, expires_at, outcome.error, outcome.code)
+    return tuple(
+        RenewalAnswer(lease_id, outcome.success, time_of(outcome.expires_at), outcome.error, outcome.code)
+        for lease_id, outcome in zip(lease_ids, outcomes, strict=True)
+    )
 
 
 def extended_lease(lease_id: str, outcome: RenewOutcome) -> ExtendedLease:

@@ -21,11 +21,9 @@ from hark.errors import HarkError
 from hark.http.exchange import OTHER, Requests
 from hark.prometheus import NO_LABELS, Histogram, Labels, Rows, counter, gauge, histogram, one, text
 
-# A counter must never jump, or Prometheus would see traffic that did not happen. So the counter of a newly chosen
-# queue
+# A counter must never jump, or Prometheus would see traffic that did not happen. So the counter of a newly chosen queue
 # starts at 0, and its earlier messages stay in the counter of all other queues. When a queue is replaced, its messages
 # are not added to the other queues.
-
 
 SHOWN = 100
 _LOYALTY = 2.0
@@ -128,62 +126,42 @@ _AGE_BITS = range(10, 36, 2)
 
 
 def message_metrics(broker: Broker, store: Mapping[str, float], by_queue: Mapping[str, Tally]) -> Iterator[Metric]:
-    """Return these metrics."""
+    """Return the metrics of messages, in total and by queue."""
     tallies, total = broker.tallies, broker.tallies.total
-    yield counter("hark_push_requests_total", "Push requests that reached the store.", one(tallies.push_requests))
-    yield counter("hark_pushed_messages_total", "Messages stored.", one(total.pushed))
-    yield counter("hark_push_duplicates_total", "Pushed messages that were duplicates.", one(total.duplicates))
-    yield counter(
-        "hark_push_refusals_total",
-        "Pushed messages that were refused, for example by a full queue.",
-        one(total.refused),
-    )
-    yield counter("hark_pop_requests_total", "Pop requests that reached the store.", one(tallies.pop_requests))
-    yield counter("hark_empty_pops_total", "Pop requests that found no message.", one(tallies.empty_pops))
-    yield counter("hark_delivered_messages_total", "Messages delivered.", one(total.delivered))
-    yield counter(
-        "hark_redelivered_messages_total", "Messages delivered again after an attempt.", one(total.redelivered)
-    )
-    yield counter(
-        "hark_settle_requests_total", "Settlement requests that reached the store.", one(tallies.settle_requests)
-    )
+    expired, dead_lettered = store.get("leases_expired", 0), store.get("expiries_dead_lettered", 0)
+    counts = {
+        "hark_push_requests_total": ("Push requests that reached the store.", tallies.push_requests),
+        "hark_pushed_messages_total": ("Messages stored.", total.pushed),
+        "hark_push_duplicates_total": ("Pushed messages that were duplicates.", total.duplicates),
+        "hark_push_refusals_total": ("Pushed messages that were refused, for example by a full queue.", total.refused),
+        "hark_pop_requests_total": ("Pop requests that reached the store.", tallies.pop_requests),
+        "hark_empty_pops_total": ("Pop requests that found no message.", tallies.empty_pops),
+        "hark_delivered_messages_total": ("Messages delivered.", total.delivered),
+        "hark_redelivered_messages_total": ("Messages delivered again after an attempt.", total.redelivered),
+        "hark_settle_requests_total": ("Settlement requests that reached the store.", tallies.settle_requests),
+        "hark_settle_refusals_total": (
+            "Settlements that were refused, for example after the lease expired.",
+            tallies.refused_settlements,
+        ),
+        "hark_transactions_total": ("Transactions that reached the store.", tallies.transactions),
+        "hark_lease_expiries_total": ("Leases that expired.", expired),
+        "hark_dead_lettered_messages_total": ("Messages that were dead-lettered.", total.dead_lettered + dead_lettered),
+        "hark_damaged_messages_total": (
+            "Messages dead-lettered because their payload was damaged or missing.",
+            broker.readable.damaged,
+        ),
+    }
+    for name, (meaning, number) in counts.items():
+        yield counter(name, meaning, one(number))
     yield counter("hark_settled_messages_total", "Messages settled, by outcome.", _settled({None: total}))
-    yield counter(
-        "hark_settle_refusals_total",
-        "Settlements that were refused, for example after the lease expired.",
-        one(tallies.refused_settlements),
-    )
-    yield counter("hark_transactions_total", "Transactions that reached the store.", one(tallies.transactions))
-    yield counter("hark_lease_expiries_total", "Leases that expired.", one(store.get("leases_expired", 0)))
-    dead_lettered = total.dead_lettered + store.get("expiries_dead_lettered", 0)
-    yield counter("hark_dead_lettered_messages_total", "Messages that were dead-lettered.", one(dead_lettered))
-    yield counter(
-        "hark_damaged_messages_total",
-        "Messages dead-lettered because their payload was damaged or missing.",
-        one(broker.readable.damaged),
-    )
-    yield counter(
-        "hark_withheld_messages_total",
-        "Deliveries that were withheld, by reason.",
-        [({"reason": "key_missing"}, broker.readable.withheld)],
-    )
-    yield histogram(
-        "hark_delivery_age_seconds", "Age of messages at their first delivery, in seconds.", [({}, _ages(tallies))]
-    )
-    yield from _queue_metrics(by_queue)
-
-
-def _queue_metrics(by_queue: Mapping[str, Tally]) -> Iterator[Metric]:
-    yield counter(
-        "hark_queue_pushed_messages_total",
-        "Messages stored, by queue.",
-        [({"queue": queue}, tally.pushed) for queue, tally in by_queue.items()],
-    )
-    yield counter(
-        "hark_queue_delivered_messages_total",
-        "Messages delivered, by queue.",
-        [({"queue": queue}, tally.delivered) for queue, tally in by_queue.items()],
-    )
+    withheld = [({"reason": "key_missing"}, broker.readable.withheld)]
+    yield counter("hark_withheld_messages_total", "Deliveries that were withheld, by reason.", withheld)
+    ages: list[tuple[Labels, Histogram]] = [({}, _ages(tallies))]
+    yield histogram("hark_delivery_age_seconds", "Age of messages at their first delivery, in seconds.", ages)
+    pushed = [({"queue": queue}, tally.pushed) for queue, tally in by_queue.items()]
+    yield counter("hark_queue_pushed_messages_total", "Messages stored, by queue.", pushed)
+    delivered = [({"queue": queue}, tally.delivered) for queue, tally in by_queue.items()]
+    yield counter("hark_queue_delivered_messages_total", "Messages delivered, by queue.", delivered)
     yield counter("hark_queue_settled_messages_total", "Messages settled, by queue and outcome.", _settled(by_queue))
 
 
@@ -205,74 +183,42 @@ def _ages(tallies: Tallies) -> Histogram:
     return ages
 
 
+_DEPTHS = {
+    "backlog": ("backlog_messages", "Messages that wait for delivery"),
+    "scheduled": ("scheduled_messages", "Messages that are delayed or wait for a retry"),
+    "in_flight": ("in_flight_messages", "Messages in flight"),
+    "dead_letters": ("dead_letters", "Dead letters"),
+}
+"""Names and meanings of depths, in total and by queue."""
+_OLDEST = "Longest time that an unsettled message has waited, without scheduled ones, in seconds"
+
+
 def depth_metrics(depths: Depths, shown: Collection[str], now: int) -> Iterator[Metric]:
     """Return totals, and the depths of the queues with separate series."""
-    yield gauge(
-        "hark_survey_age_seconds", "Age of the survey of backlog and depths, in seconds.", one(_age(depths.at, now))
-    )
+    survey_age = _age(depths.at, now)
+    yield gauge("hark_survey_age_seconds", "Age of the survey of backlog and depths, in seconds.", one(survey_age))
     yield gauge("hark_queues", "Queues.", one(depths.queues))
     yield gauge("hark_partitions", "Partitions.", one(depths.partitions))
-    yield gauge("hark_backlog_messages", "Messages that wait for delivery.", one(depths.backlog))
-    yield gauge("hark_scheduled_messages", "Messages that are delayed or wait for a retry.", one(depths.scheduled))
-    yield gauge("hark_in_flight_messages", "Messages in flight.", one(depths.in_flight))
-    yield gauge("hark_dead_letters", "Dead letters.", one(depths.dead_letters))
-    oldest = _age(depths.oldest_waiting, now)
-    yield gauge(
-        "hark_oldest_waiting_seconds",
-        "Longest time that an unsettled message has waited, without scheduled ones, in seconds.",
-        one(oldest),
-    )
-    yield from _depth_metrics(_with_rest(depths, shown), now)
-
-
-def _depth_metrics(by_queue: Mapping[str, QueueDepth], now: int) -> Iterator[Metric]:
-    yield gauge(
-        "hark_queue_backlog_messages",
-        "Messages that wait for delivery, by queue.",
-        [({"queue": queue}, depth.backlog) for queue, depth in by_queue.items()],
-    )
-    yield gauge(
-        "hark_queue_scheduled_messages",
-        "Messages that are delayed or wait for a retry, by queue.",
-        [({"queue": queue}, depth.scheduled) for queue, depth in by_queue.items()],
-    )
-    yield gauge(
-        "hark_queue_in_flight_messages",
-        "Messages in flight, by queue.",
-        [({"queue": queue}, depth.in_flight) for queue, depth in by_queue.items()],
-    )
-    yield gauge(
-        "hark_queue_dead_letters",
-        "Dead letters, by queue.",
-        [({"queue": queue}, depth.dead_letters) for queue, depth in by_queue.items()],
-    )
-    yield gauge(
-        "hark_queue_oldest_waiting_seconds",
-        "Longest time that an unsettled message has waited, without scheduled ones, in seconds, by queue.",
-        [({"queue": queue}, _age(depth.oldest_waiting, now)) for queue, depth in by_queue.items()],
-    )
+    by_queue = _with_rest(depths, shown).items()
+    for field, (name, meaning) in _DEPTHS.items():
+        yield gauge(f"hark_{name}", f"{meaning}.", one(getattr(depths, field)))
+        rows = [({"queue": queue}, getattr(depth, field)) for queue, depth in by_queue]
+        yield gauge(f"hark_queue_{name}", f"{meaning}, by queue.", rows)
+    yield gauge("hark_oldest_waiting_seconds", f"{_OLDEST}.", one(_age(depths.oldest_waiting, now)))
+    ages = [({"queue": queue}, _age(depth.oldest_waiting, now)) for queue, depth in by_queue]
+    yield gauge("hark_queue_oldest_waiting_seconds", f"{_OLDEST}, by queue.", ages)
 
 
 def _with_rest(depths: Depths, shown: Collection[str]) -> dict[str, QueueDepth]:
     """Return the known queues among the shown ones, and the sum of all others."""
     known = {queue: depths.by_queue[queue] for queue in shown if queue in depths.by_queue}
-    oldest = min(
-        (
-            depth.oldest_waiting
-            for queue, depth in depths.by_queue.items()
-            if depth.oldest_waiting is not None and queue not in known
-        ),
-        default=None,
-    )
-    rest = QueueDepth(
-        partitions=depths.partitions - sum(depth.partitions for depth in known.values()),
-        backlog=depths.backlog - sum(depth.backlog for depth in known.values()),
-        scheduled=depths.scheduled - sum(depth.scheduled for depth in known.values()),
-        in_flight=depths.in_flight - sum(depth.in_flight for depth in known.values()),
-        oldest_waiting=oldest,
-        dead_letters=depths.dead_letters - sum(depth.dead_letters for depth in known.values()),
-    )
-    return {**known, REST: rest}
+    others = (depth.oldest_waiting for queue, depth in depths.by_queue.items() if queue not in known)
+    rest = {
+        field: getattr(depths, field) - sum(getattr(depth, field) for depth in known.values())
+        for field in ("partitions", *_DEPTHS)
+    }
+    oldest = min((one for one in others if one is not None), default=None)
+    return {**known, REST: QueueDepth(**rest, oldest_waiting=oldest)}
 
 
 def _age(time: int | None, now: int) -> float:
@@ -281,7 +227,7 @@ def _age(time: int | None, now: int) -> float:
 
 
 def delivery_metrics(broker: Broker) -> Iterator[Metric]:
-    """Return these metrics."""
+    """Return the metrics of waiting consumers, of key watchers, of maintenance and of peers."""
     delivery = broker.delivery
     yield gauge("hark_waiting_pops", "Waiting pops.", one(len(delivery.intentions)))
     yield gauge("hark_streams", "Streaming consumers.", one(len(delivery.streams)))
@@ -291,16 +237,12 @@ def delivery_metrics(broker: Broker) -> Iterator[Metric]:
         "Combinations of queue and consumer group that have waiting consumers.",
         one(delivery.subscriptions),
     )
-    wakes, empty = delivery.metrics.wakes, delivery.metrics.empty
-    yield counter(
-        "hark_wakes_total",
-        "Notifications to waiting consumers, by source.",
-        [({"source": source}, number) for source, number in wakes.items()],
-    )
+    wakes = [({"source": source}, number) for source, number in delivery.metrics.wakes.items()]
+    yield counter("hark_wakes_total", "Notifications to waiting consumers, by source.", wakes)
     yield counter(
         "hark_empty_wakes_total",
         "Notifications after which the consumer found no message, by source.",
-        [({"source": source}, number) for source, number in empty.items()],
+        [({"source": source}, number) for source, number in delivery.metrics.empty.items()],
     )
     yield histogram(
         "hark_wake_latency_seconds",
@@ -310,11 +252,12 @@ def delivery_metrics(broker: Broker) -> Iterator[Metric]:
     yield from _fallback_metrics(broker)
     watching = broker.keyvalue.watchers.metrics()
     yield gauge("hark_key_watchers", "Clients that watch keys.", one(watching["watchers"]))
-    stopped = [
-        ({"verb": "push"}, float(broker.maintenance(PUSH_MAINTENANCE))),
-        ({"verb": "pop"}, float(broker.maintenance(POP_MAINTENANCE))),
-    ]
-    yield gauge("hark_maintenance", "1 while pushes or pops are stopped for maintenance.", stopped)
+    stopped = [({"verb": "push"}, PUSH_MAINTENANCE), ({"verb": "pop"}, POP_MAINTENANCE)]
+    yield gauge(
+        "hark_maintenance",
+        "1 while pushes or pops are stopped for maintenance.",
+        [(labels, float(broker.maintenance(flag))) for labels, flag in stopped],
+    )
     if peers := broker.peer_metrics():
         yield from _peer_metrics(peers)
 
@@ -342,30 +285,17 @@ def _fallback_metrics(broker: Broker) -> Iterator[Metric]:
 
 def _peer_metrics(peers: dict[str, float]) -> Iterator[Metric]:
     yield gauge("hark_peers", "Peers that this server notifies.", one(peers["peers"]))
-    yield counter(
-        "hark_peer_datagrams_total",
-        "Datagrams exchanged with peers, by direction.",
-        [
-            ({"direction": "sent"}, peers["datagrams_sent"]),
-            ({"direction": "received"}, peers["datagrams_received"]),
-        ],
-    )
-    yield counter(
-        "hark_peer_hints_total",
-        "Hints exchanged with peers, by direction.",
-        [({"direction": "sent"}, peers["hints_sent"]), ({"direction": "received"}, peers["hints_received"])],
-    )
+    for name, what in (("datagrams", "Datagrams"), ("hints", "Hints")):
+        rows = [({"direction": direction}, peers[f"{name}_{direction}"]) for direction in ("sent", "received")]
+        yield counter(f"hark_peer_{name}_total", f"{what} exchanged with peers, by direction.", rows)
     yield counter("hark_peer_send_errors_total", "Datagrams that could not be sent.", one(peers["send_errors"]))
-    refused = {name.removeprefix("refused_"): number for name, number in peers.items() if name.startswith("refused_")}
-    yield counter(
-        "hark_peer_refused_datagrams_total",
-        "Rejected datagrams from peers, by reason.",
-        [({"reason": reason}, number) for reason, number in refused.items()],
-    )
+    reasons = [name.removeprefix("refused_") for name in peers if name.startswith("refused_")]
+    refused = [({"reason": reason}, peers[f"refused_{reason}"]) for reason in reasons]
+    yield counter("hark_peer_refused_datagrams_total", "Rejected datagrams from peers, by reason.", refused)
 
 
 def server_metrics(broker: Broker, requests: Requests, load: tuple[int, int]) -> Iterator[Metric]:
-    """Return these metrics. `load` is the number of connections and of requests in progress."""
+    """Return the metrics of the server. `load` is the number of connections and of requests in progress."""
     connections, in_flight = load
     yield gauge("hark_build_info", "Always 1; the label has the version.", [({"version": __version__}, 1)])
     yield counter("hark_http_requests_total", "HTTP responses, by route, method and status.", _statuses(requests))

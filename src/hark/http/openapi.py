@@ -12,11 +12,14 @@ import msgspec
 from hark._version import __version__
 from hark.api.fields import PATH_TEXTS, describe_fields
 from hark.api.operations import WEBSOCKET, Role
-from hark.api.types.base import Answer, ErrorAnswer
-from hark.api.types.leases import AheadMessage, GroupReason
+from hark.api.types import Answer, ErrorAnswer
+from hark.api.types.messages import AheadMessage, GroupReason
 from hark.http.checks import MAX_NAME_BYTES
-from hark.http.routes.table import JSON, Failure, Operation, Table
+from hark.http.routing import JSON, Failure, Operation, Table
 from hark.model import Counts
+
+Schemas = Callable[[Any], dict[str, Any]]
+"""Returns the schema of a type."""
 
 VERSION = "3.1.0"
 _REF = "#/components/schemas/{name}"
@@ -36,20 +39,11 @@ _TAGS = {
     "keys": "Keys and values of the key-value store.",
 }
 _TAG_OF = {
-    "push": "messages",
-    "pop": "messages",
-    "ack": "messages",
-    "listen": "messages",
-    "consume": "messages",
-    "transaction": "messages",
-    "lease": "messages",
-    "leases": "messages",
-    "messages": "messages",
-    "explain": "messages",
-    "configure": "queues",
-    "resources": "queues",
-    "consumer-groups": "groups",
-    "consumers": "groups",
+    **dict.fromkeys(
+        ("push", "pop", "ack", "listen", "consume", "transaction", "lease", "leases", "messages", "explain"), "messages"
+    ),
+    **dict.fromkeys(("configure", "resources"), "queues"),
+    **dict.fromkeys(("consumer-groups", "consumers"), "groups"),
     "dlq": "dead letters",
     "traces": "traces",
 }
@@ -85,12 +79,17 @@ _ABOUT = (
 
 def document(table: Table) -> dict[str, object]:
     """Return the OpenAPI document of a table of routes."""
-    operations = list(_operations(table))
+    operations = [(path, *one) for path, methods in table.items() for one in methods.items()]
     types = list(_types(operation for _, _, operation in operations))
     found, components = msgspec.json.schema_components(types, schema_hook=_of_any, ref_template=_REF)
     _require_answers(components)
     describe_fields(components)
-    schemas = _Schemas(types, found)
+    # Types are compared by equality, because `list[X]` is a different object each time.
+    known = list(zip(types, found, strict=True))
+
+    def schemas(type: Any) -> dict[str, Any]:
+        return next(schema for one, schema in known if one == type)
+
     ids = _ids(operations)
     paths: dict[str, dict[str, object]] = {}
     for index, (path, method, operation) in enumerate(operations):
@@ -123,16 +122,6 @@ def _operations(table: Table) -> Iterator[tuple[str, str, Operation]]:
 
 
 # Types -----------------------------------------------------------------------------------------------------
-
-
-class _Schemas:
-    """Schemas by type. Types are compared by equality, because `list[X]` is a different object each time."""
-
-    def __init__(self, types: list[Any], schemas: tuple[dict[str, Any], ...]) -> None:
-        self._known = list(zip(types, schemas, strict=True))
-
-    def of(self, type: Any) -> dict[str, Any]:
-        return next(schema for known, schema in self._known if known == type)
 
 
 def _of_any(type: Any) -> dict[str, Any]:
@@ -184,7 +173,10 @@ def _subclasses(base: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
 def _ids(operations: list[tuple[str, str, Operation]]) -> list[str]:
     """Return operation ids: the function names, with words of the path where a function has several routes."""
     paths = [path for path, _, _ in operations]
-    names = [_function_name(path, operation) for path, _, operation in operations]
+    names = [
+        f"keyval_{one.endpoint.__name__}" if path.startswith(_KEYVAL) else one.endpoint.__name__
+        for path, _, one in operations
+    ]
     names = _distinct(names, paths, lambda path: ["of", *found] if (found := _names_in(path)) else [])
     return _distinct(names, paths, lambda path: [path.rpartition("/")[2]])
 
@@ -194,11 +186,6 @@ def _distinct(names: list[str], paths: list[str], words: Callable[[str], list[st
     return [
         "_".join([name, *words(path)]) if name in several else name for name, path in zip(names, paths, strict=True)
     ]
-
-
-def _function_name(path: str, operation: Operation) -> str:
-    name: str = operation.endpoint.__name__
-    return f"keyval_{name}" if path.startswith(_KEYVAL) else name
 
 
 def _names_in(path: str) -> list[str]:
@@ -219,13 +206,9 @@ def _texts(operation: Operation) -> dict[str, str]:
     sentence = _SENTENCE.match(text)
     summary = sentence[1].rstrip(".:;") if sentence else text
     rest = text[len(summary) :].lstrip(".").strip() or text
-    return {"summary": summary, "description": f"{rest}{_needs(operation.role)}"}
-
-
-def _needs(role: Role | None) -> str:
-    if role is None:
-        return " Requires no token."
-    return f" Requires {'' if role is Role.ADMIN else 'at least '}the role {role.text}."
+    role = operation.role
+    needs = "no token" if role is None else f"{'' if role is Role.ADMIN else 'at least '}the role {role.text}"
+    return {"summary": summary, "description": f"{rest} Requires {needs}."}
 
 
 # Parameters and bodies -------------------------------------------------------------------------------------
@@ -242,23 +225,23 @@ def _query_parameters(operation: Operation) -> Iterator[dict[str, object]]:
         yield {"name": param.name, "in": "query", "description": param.described(), "schema": param.schema()}
 
 
-def _body(operation: Operation, schemas: _Schemas) -> dict[str, object]:
+def _body(operation: Operation, schemas: Schemas) -> dict[str, object]:
     if operation.body is None:
         return {}
-    content = {JSON: {"schema": schemas.of(operation.body)}}
+    content = {JSON: {"schema": schemas(operation.body)}}
     return {"requestBody": {"required": not operation.body_optional, "content": content}}
 
 
 # Answers ---------------------------------------------------------------------------------------------------
 
 
-def _responses(operation: Operation, schemas: _Schemas) -> Mapping[str, object]:
+def _responses(operation: Operation, schemas: Schemas) -> Mapping[str, object]:
     responses: dict[int, dict[str, object]] = {}
     for status, type in operation.answers.items():
         responses[status] = {"description": _STATUS_TEXTS[status]}
         if type is not None:
-            responses[status]["content"] = {operation.media: {"schema": schemas.of(type)}}
-    error = {JSON: {"schema": schemas.of(ErrorAnswer)}}
+            responses[status]["content"] = {operation.media: {"schema": schemas(type)}}
+    error = {JSON: {"schema": schemas(ErrorAnswer)}}
     for status, codes in _failures(operation).items():
         if status not in responses:
             responses[status] = {"description": f"{_STATUS_TEXTS[status]} Codes: {', '.join(codes)}.", "content": error}

@@ -14,8 +14,8 @@ from hark.errors import InvalidInput, Refused
 from hark.http.checks import MAX_NAME_BYTES, check_name, format_time, parse_time
 from hark.http.exchange import Exchange
 from hark.http.items import MAX_SECONDS
-from hark.http.routes.requests import PathParams
-from hark.http.routes.table import BoolParam, ChoiceParam, IntParam, NameParam, Param
+from hark.http.params import BoolParam, ChoiceParam, IntParam, NameParam, Param
+from hark.http.routing import PathParams
 from hark.model import QUEUE_MODE, GroupMode, PopRequest, PopResult, StoredMessage, Subscription
 from hark.model.messages import parted
 from hark.settings import Settings
@@ -43,7 +43,7 @@ def caller(exchange: Exchange) -> str:
 
 AUTOPILOT_BATCH = 200
 MAX_PARTITIONS = 10_000
-MAX_PRIORITY = 1000
+MAXPRIORITY = 1000
 GROUP_MODES: tuple[GroupMode, ...] = ("ordered", "shared")
 
 _QUEUE = NameParam("queue", "Receive messages of this queue. Give `queue`, `namespace` or `task`.")
@@ -81,12 +81,12 @@ _LEASE_TIME = IntParam(
     "leaseTime", "Length of the lease, in seconds. The default is the queue option `leaseTime`.", 0, 1, MAX_SECONDS
 )
 _LEASE_SECONDS = IntParam("leaseSeconds", "Alias of `leaseTime`.", 0, 1, MAX_SECONDS)
-_PRIORITY = IntParam(
+PRIORITY = IntParam(
     "consumerPriority",
     "Priority among waiting consumers. Consumers with a higher number receive messages first.",
     0,
-    -MAX_PRIORITY,
-    MAX_PRIORITY,
+    -MAXPRIORITY,
+    MAXPRIORITY,
 )
 WAIT = BoolParam("wait", "Wait until a message is available, for at most `timeout` milliseconds.")
 _AUTOPILOT = BoolParam("autopilot", f"Use a `batch` of {AUTOPILOT_BATCH}, unless `batch` is given.")
@@ -120,7 +120,7 @@ def taking_params(settings: Settings, default_batch: int, *, with_queue: bool) -
         _SUBSCRIPTION_FROM,
         _LEASE_TIME,
         _LEASE_SECONDS,
-        _PRIORITY,
+        PRIORITY,
         CONSUMER,
         _CONFLATION,
     )
@@ -128,8 +128,12 @@ def taking_params(settings: Settings, default_batch: int, *, with_queue: bool) -
 
 def pop_params(settings: Settings, *, with_queue: bool) -> tuple[Param, ...]:
     """Return the parameters of a pop."""
-    taking = taking_params(settings, settings.pop.default_batch, with_queue=with_queue)
-    return (*taking, WAIT, timeout_param(settings), _AUTOPILOT)
+    return (
+        *taking_params(settings, settings.pop.default_batch, with_queue=with_queue),
+        WAIT,
+        timeout_param(settings),
+        _AUTOPILOT,
+    )
 
 
 def batch_param(settings: Settings, default: int) -> IntParam:
@@ -154,7 +158,7 @@ def parse_pop(target: QueuePath, query_string: bytes, settings: Settings) -> Pop
     default_batch = AUTOPILOT_BATCH if _AUTOPILOT.of(query) else settings.pop.default_batch
     timeout = timeout_param(settings).of(query)
     request = pop_request(query, target, default_batch, settings)
-    return Pop(request, timeout / 1000 if WAIT.of(query) else 0, priority_param(query))
+    return Pop(request, timeout / 1000 if WAIT.of(query) else 0, PRIORITY.of(query))
 
 
 def pop_request(query: Mapping[str, str], target: QueuePath, default_batch: int, settings: Settings) -> PopRequest:
@@ -184,11 +188,6 @@ def pop_request(query: Mapping[str, str], target: QueuePath, default_batch: int,
     )
 
 
-def priority_param(query: Mapping[str, str]) -> int:
-    """Return the priority of a consumer among the waiting consumers."""
-    return _PRIORITY.of(query)
-
-
 def queue_in_path(params: PathParams) -> QueuePath:
     """Return the queue and partition in the path, unchecked."""
     return cast(QueuePath, (params.get("queue"), params.get("partition")))
@@ -198,14 +197,9 @@ def queue_of(named: QueuePath, query: Mapping[str, str]) -> QueuePath:
     """Return the queue and partition in the path, checked, or else those in the parameters."""
     queue, partition = named
     if queue is None:
-        return queue_in_query(query)
+        queue, partition = _QUEUE.of(query), PARTITION.of(query)
+        return queue, partition if queue is not None else None
     return check_name(queue, "queue"), None if partition is None else check_name(partition, "partition")
-
-
-def queue_in_query(query: Mapping[str, str]) -> QueuePath:
-    """Return the queue and partition in the parameters."""
-    queue, partition = _QUEUE.of(query), PARTITION.of(query)
-    return queue, partition if queue is not None else None
 
 
 def _subscription(query: Mapping[str, str], default: str) -> Subscription:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Protocol
+from typing import Protocol, cast
 
 import msgspec
 
@@ -15,35 +15,14 @@ from hark.broker import Broker
 from hark.broker.delivery.browsers import Browser
 from hark.broker.delivery.stream import Arrival, Stream
 from hark.errors import InvalidInput
+from hark.http import pops, responses
 from hark.http.admission import check_pop, check_role, identity_of
 from hark.http.checks import parse_time, query_params, short
 from hark.http.exchange import exchange_of
-from hark.http.pops import (
-    PARTITION,
-    QueuePath,
-    browsed_messages,
-    named,
-    pop_request,
-    priority_param,
-    queue_in_path,
-    queue_in_query,
-    queue_of,
-    taking_params,
-    wire_messages,
-)
-from hark.http.responses import (
-    NOSNIFF,
-    Receive,
-    Scope,
-    Send,
-    encode,
-    error_body,
-    known_error,
-    send_failure,
-    wait_until_left,
-)
-from hark.http.routes.requests import ANOTHER_MODE, NOT_SUPPORTED
-from hark.http.routes.table import EVENTS, BoolParam, Bound, IntParam, Param, Table, bind, table
+from hark.http.params import BoolParam, IntParam, Param
+from hark.http.pops import PARTITION, PRIORITY, QueuePath, named, pop_request, queue_in_path, queue_of, taking_params
+from hark.http.responses import Receive, Scope, Send, encode, send_failure
+from hark.http.routing import ANOTHER_MODE, EVENTS, NOT_SUPPORTED, Bound, Table, bind, table
 from hark.http.wire.asgi import TRANSPORT
 from hark.model import BrowseFrom, PopRequest
 from hark.settings import Settings
@@ -182,7 +161,7 @@ async def send_events(
         (b"content-type", b"text/event-stream"),
         (b"cache-control", sse_options.cache_control),
         (b"x-accel-buffering", b"no"),
-        NOSNIFF,
+        responses.NOSNIFF,
     ]
     try:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -215,7 +194,7 @@ async def _send_each(
     except Gone:
         raise
     except Exception as error:
-        await writer.write(event(b"error", encode(error_body(known_error(error)))))
+        await writer.write(event(b"error", encode(responses.error_body(responses.known_error(error)))))
     finally:
         pings.cancel()
 
@@ -235,9 +214,11 @@ async def take(stream: Stream, writer: ClientWriter, render: Callable[[Arrival],
 
 
 async def _close_when_left(receive: Receive, source: Source) -> None:
-    await wait_until_left(receive)
+    await responses.wait_until_left(receive)
     source.close()
 
+
+# Messages --------------------------------------------------------------------------------------------------
 
 DEFAULT_PREFETCH = 10
 
@@ -247,8 +228,6 @@ class Taking(msgspec.Struct, frozen=True):
 
     request: PopRequest
     priority: int
-    prefetch: int = 0
-    """Maximum number of unacknowledged messages; 0 if the client sets it separately."""
 
 
 class Browsing(msgspec.Struct, frozen=True):
@@ -259,8 +238,6 @@ class Browsing(msgspec.Struct, frozen=True):
     start: BrowseFrom
 
 
-StreamParams = Taking | Browsing
-
 _BROWSE = BoolParam("browse", "Show messages without receiving them. Requires a queue.")
 _FROM = Param(
     "from",
@@ -269,45 +246,20 @@ _FROM = Param(
 )
 
 
-def listening_params(settings: Settings, *, with_queue: bool) -> tuple[Param, ...]:
-    """Return the parameters of a stream. `with_queue`: including the queue."""
-    partition = () if with_queue else (PARTITION,)
-    taking = taking_params(settings, DEFAULT_PREFETCH, with_queue=with_queue)
-    return (*taking, *partition, prefetch_param(settings), _BROWSE, _FROM)
-
-
-def prefetch_param(settings: Settings) -> IntParam:
-    """Return the parameter for the number of messages that a client may hold."""
-    most = settings.limits.max_batch
-    meaning = "Maximum number of unacknowledged messages that the client holds."
-    return IntParam("prefetch", meaning, DEFAULT_PREFETCH, 1, most)
-
-
-def listening(target: QueuePath, query_string: bytes, settings: Settings) -> StreamParams:
-    """Return the request of a path, which may name a queue, and of a query string."""
-    query = query_params(query_string)
-    queue, partition = queue_of(target, query)
-    if queue is not None and partition is None:
-        partition = PARTITION.of(query)
-    prefetch = prefetch_param(settings).of(query)
-    return _stream_params(query, (queue, partition), prefetch, settings)
-
-
-def subscribing(fields: Mapping[str, object], settings: Settings) -> StreamParams:
+def subscribing(fields: Mapping[str, object], settings: Settings) -> Taking | Browsing:
     """Return the request of a frame, whose fields have the names of the parameters."""
     query = {name: _text(value) for name, value in fields.items() if value is not None}
-    params = _stream_params(query, queue_in_query(query), DEFAULT_PREFETCH, settings)
-    return params if isinstance(params, Browsing) else msgspec.structs.replace(params, prefetch=0)
+    return _stream_params(query, queue_of((None, None), query), DEFAULT_PREFETCH, settings)
 
 
-def _stream_params(query: Mapping[str, str], target: QueuePath, prefetch: int, settings: Settings) -> StreamParams:
+def _stream_params(query: Mapping[str, str], target: QueuePath, batch: int, settings: Settings) -> Taking | Browsing:
     start = _FROM.text(query)
     if not _BROWSE.of(query):
         if start:
             raise InvalidInput(
                 "from: allowed only with browse=true; use subscriptionFrom to choose where a consumer group starts"
             )
-        return Taking(pop_request(query, target, prefetch, settings), priority_param(query), prefetch)
+        return Taking(pop_request(query, target, batch, settings), PRIORITY.of(query))
     queue, partition = target
     if queue is None:
         raise InvalidInput("queue is required: name the queue to browse")
@@ -315,10 +267,8 @@ def _stream_params(query: Mapping[str, str], target: QueuePath, prefetch: int, s
 
 
 def _start(text: str) -> BrowseFrom:
-    if text == "head":
-        return "head"
-    if text == "tail":
-        return "tail"
+    if text in ("head", "tail"):
+        return cast(BrowseFrom, text)
     try:
         return parse_time(text, "from")
     except InvalidInput:
@@ -341,6 +291,13 @@ class EventStreams:
     def __init__(self, broker: Broker, settings: Settings, ping_seconds: float = PING_SECONDS) -> None:
         self._broker = broker
         self._settings = settings
+        self._prefetch = IntParam(
+            "prefetch",
+            "Maximum number of unacknowledged messages that the client holds.",
+            DEFAULT_PREFETCH,
+            1,
+            settings.limits.max_batch,
+        )
         self._sse_options = SseOptions(
             opening=_PING, ping=_PING, ping_seconds=ping_seconds, stall_seconds=settings.limits.stalled_seconds
         )
@@ -354,9 +311,10 @@ class EventStreams:
         )
 
     def _listen(self, operation: operations.Operation[str]) -> Bound:
-        query = listening_params(self._settings, with_queue=operation.reach is Reach.QUERY)
-        errors = (NOT_SUPPORTED, ANOTHER_MODE)
-        return bind(operation, self.listen, query=query, media=EVENTS, errors=errors, raw=True)
+        target = operation.reach is Reach.QUERY
+        taking = taking_params(self._settings, DEFAULT_PREFETCH, with_queue=target)
+        query = (*taking, *(() if target else (PARTITION,)), self._prefetch, _BROWSE, _FROM)
+        return bind(operation, self.listen, query=query, media=EVENTS, errors=(NOT_SUPPORTED, ANOTHER_MODE), raw=True)
 
     async def listen(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream messages.
@@ -373,7 +331,12 @@ class EventStreams:
         await send_events(scope, receive, send, source, lambda writer: _write_events(source, writer), self._sse_options)
 
     async def _open(self, scope: Scope) -> Stream | Browser:
-        params = listening(queue_in_path(scope["path_params"]), scope["query_string"], self._settings)
+        query = query_params(scope["query_string"])
+        queue, partition = queue_of(queue_in_path(scope["path_params"]), query)
+        if queue is not None and partition is None:
+            partition = PARTITION.of(query)
+        prefetch = self._prefetch.of(query)
+        params = _stream_params(query, (queue, partition), prefetch, self._settings)
         delivery = self._broker.delivery
         identity = identity_of(scope)
         if isinstance(params, Browsing):
@@ -381,21 +344,17 @@ class EventStreams:
             return await delivery.browsers.open(params.queue, params.partition, params.start)
         check_role(identity, Role.READ_WRITE)
         check_pop(identity, params.request)
-        stream = delivery.open_stream(params.prefetch, mute=True)
+        stream = delivery.open_stream(prefetch, mute=True)
         stream.subscribe("", named(params.request, exchange_of(scope)), params.priority)
         return stream
 
 
 async def _write_events(source: Stream | Browser, writer: ClientWriter) -> None:
     if isinstance(source, Stream):
-        await take(source, writer, _arrived)
+        await take(source, writer, lambda one: _events(pops.wire_messages(one.consumer.request.group, one.result)))
     else:
         while messages := await source.next():
-            await writer.write(_events(browsed_messages(messages)))
-
-
-def _arrived(arrival: Arrival) -> bytes:
-    return _events(wire_messages(arrival.consumer.request.group, arrival.result))
+            await writer.write(_events(pops.browsed_messages(messages)))
 
 
 def _events(messages: Iterable[Delivered]) -> bytes:

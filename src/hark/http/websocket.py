@@ -20,29 +20,21 @@ from hark.errors import Conflict, HarkError, InvalidInput, NotFound
 from hark.http.admission import check_pop, check_role, identity_of, settle
 from hark.http.checks import check_int, check_name, decode_json, query_params, short
 from hark.http.exchange import exchange_of
-from hark.http.items import ack_answers, renew_all, settlement_of
+from hark.http.items import ack_answers, renew_all, settlement_of, too_many
+from hark.http.params import IntParam
 from hark.http.pops import browsed_messages, caller, wire_messages
 from hark.http.responses import Receive, Scope, Send, encode, error_response, known_error, refuse_websocket
-from hark.http.routes.table import IntParam, Table, bind, table
+from hark.http.routing import Table, bind, table
 from hark.http.sse import PING_SECONDS, Browsing, ClientWriter, Gone, subscribing
 from hark.http.wire.asgi import TRANSPORT
 from hark.model import QUEUE_MODE, Settlement
 from hark.settings import Settings
 
+_MAX_LABEL_BYTES = 4096
+"""Maximum size of a `ref` or `id` that an answer repeats: to repeat one of 10 MB takes the event loop 100 ms."""
 _TEXTS = {
     "type": "type: expected subscribe, unsubscribe, credit, ack, nack, renew, pause, resume, drain, ping or pong",
 }
-
-
-_MAX_LABEL_BYTES = 4096
-"""Maximum size of a `ref` or `id` that an answer repeats: to repeat one of 10 MB takes the event loop 100 ms."""
-
-
-class _Labels(msgspec.Struct):
-    """The fields by which a client recognises its frame."""
-
-    ref: msgspec.Raw | UnsetType = UNSET
-    id: msgspec.Raw | UnsetType = UNSET
 
 
 def decode_frame(text: str) -> ClientFrame:
@@ -61,10 +53,10 @@ def _is_long(label: msgspec.Raw | UnsetType) -> bool:
 def refused(text: str | None, error: HarkError) -> Error:
     """Return the error frame for a rejected frame, with its `ref` and `id` if they are short and can be read."""
     try:
-        labels = msgspec.json.decode(text or "", type=_Labels)
+        labels = msgspec.json.decode(text or "", type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        labels = _Labels()
-    ref, id = (UNSET if _is_long(label) else label for label in (labels.ref, labels.id))
+        labels = {}
+    ref, id = (UNSET if _is_long(label) else label for label in (labels.get("ref", UNSET), labels.get("id", UNSET)))
     return Error(ref=ref, id=id, error=error.text, code=error.code)
 
 
@@ -183,7 +175,9 @@ class Connection:
             case frames.Unsubscribe():
                 return self._unsubscribe(frame.id)
             case frames.Renew():
-                return await self._renew(frame)
+                check_role(self._identity, Role.READ_WRITE)
+                most = self._settings.limits.max_batch
+                return frames.Renewed(frame.ref, await renew_all(self._broker, frame.lease_ids, frame.seconds, most))
             case frames.Pause():
                 self._stream.pause()
             case frames.Resume():
@@ -235,11 +229,7 @@ class Connection:
     def _settlements(self, frame: frames.Ack | frames.Nack) -> list[Settlement]:
         items, most = frame.items, self._settings.limits.max_batch
         if len(items) > most:
-            raise InvalidInput(
-                f"items: at most {most} in one frame (setting limits.max_batch), got {len(items)}; send smaller "
-                "batches",
-                code="batch_too_large",
-            )
+            raise too_many("items", most, len(items), "frame")
         settlements = []
         for index, item in enumerate(items):
             where = f"items[{index}]."
@@ -260,11 +250,6 @@ class Connection:
         if group:
             return check_name(group, "consumerGroup")
         return self._groups.get(item.lease_id or "", QUEUE_MODE)
-
-    async def _renew(self, frame: frames.Renew) -> ServerFrame:
-        check_role(self._identity, Role.READ_WRITE)
-        most = self._settings.limits.max_batch
-        return frames.Renewed(frame.ref, await renew_all(self._broker, frame.lease_ids, frame.seconds, most))
 
 
 def _ended(name: str, error: HarkError) -> frames.Error:
@@ -299,7 +284,8 @@ class WebSockets:
         that settle or renew them, require the role read-write.
         """
         try:
-            stream = self._open(scope)
+            credit = self._credit.of(query_params(scope["query_string"]))
+            stream = self._broker.delivery.open_stream(credit)
         except Exception as error:
             await refuse_websocket(receive, send, error_response(error))
             return
@@ -311,10 +297,6 @@ class WebSockets:
             return  # The client disconnected during the handshake.
         finally:
             stream.close()
-
-    def _open(self, scope: Scope) -> Stream:
-        credit = self._credit.of(query_params(scope["query_string"]))
-        return self._broker.delivery.open_stream(credit)
 
     async def _talk(self, stream: Stream, scope: Scope, receive: Receive, send: Send) -> None:
         async def put(data: bytes) -> None:

@@ -95,7 +95,7 @@ class NewMessage(msgspec.Struct, gc=False):
     undelivered_keys: tuple[Key, ...] = ()
     """Keys of the key-value store that receive the payload if it cannot be delivered (`keysIfUndelivered`)."""
     trace_context: str | None = None
-    """The W3C trace context of the producer (see `http/headers.py`)."""
+    """The W3C trace context of the producer (see `http/responses.py`)."""
     labels: tuple[str, str] | None = None
     """Namespace and task of the queue if this push makes it; None: as the name of the queue says (rule 2)."""
 

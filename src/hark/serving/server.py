@@ -28,7 +28,7 @@ from hark.errors import InvalidSetting
 from hark.http.app import App
 from hark.http.audit import log_access
 from hark.http.exchange import RequestIds
-from hark.http.responses import Receive, Scope, Send
+from hark.http.responses import Event, Receive, Scope, Send
 from hark.http.wire.server import Server
 from hark.logs import log_to
 from hark.model import NewMessage, Transaction
@@ -290,6 +290,9 @@ async def _close_in_time(broker: Broker, seconds: float) -> None:
 _VERBS = ("push", "settle", "transact")
 """Verbs whose calls belong to requests. A pop serves many waiting consumers."""
 _MOST_LINKS = 32
+_CONTEXT_HEADERS = (b"traceparent", b"tracestate")
+_UPGRADED = 101
+_FIRST_ERROR = 500
 _CLOSE_SECONDS = 2.0
 """Time limit at shutdown for a collector that does not respond."""
 
@@ -324,9 +327,7 @@ class Tracing:
 
     def app(self, app: App) -> Callable[[Scope, Receive, Send], Awaitable[object]]:
         """The application, with a span around each request."""
-        from hark.http.tracing import Traced
-
-        return Traced(app, self._tracer)
+        return _traced_app(app, self._tracer)
 
     def engine(self, engine: Engine) -> Engine:
         """The engine, with a span around each batch that requests begin."""
@@ -337,6 +338,36 @@ class Tracing:
         sending = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
         sending.start()
         sending.join(_CLOSE_SECONDS)
+
+
+def _traced_app(app: App, tracer: Tracer) -> Callable[[Scope, Receive, Send], Awaitable[object]]:
+    """Return an application with a span around each request. The span of the client is the parent."""
+    from opentelemetry.context import Context
+    from opentelemetry.trace import SpanKind, Status, StatusCode
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    w3c = TraceContextTextMapPropagator()
+
+    async def traced(scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = app.admitted(scope)
+        method, route = exchange.method, exchange.route
+        attributes = {"http.request.method": method, "http.route": route}
+        given = ((name, value) for name, value in scope["headers"] if name in _CONTEXT_HEADERS)
+        # The parent is in the headers: never the current context of the process.
+        parent = w3c.extract({name.decode(): value.decode("latin-1") for name, value in given}, Context())
+        with tracer.start_as_current_span(f"{method} {route}", parent, SpanKind.SERVER, attributes) as span:
+
+            def noting(event: Event) -> Coroutine[Any, Any, None]:
+                status = event.get("status", _UPGRADED if event["type"] == "websocket.accept" else None)
+                if status is not None:
+                    span.set_attribute("http.response.status_code", status)
+                    if status >= _FIRST_ERROR:
+                        span.set_status(Status(StatusCode.ERROR))
+                return send(event)
+
+            await app(scope, receive, noting)
+
+    return traced
 
 
 class _TracedEngine:

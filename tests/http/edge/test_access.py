@@ -15,7 +15,7 @@ import pytest
 from hark.access.identity import Identity
 from hark.api.operations import WEBSOCKET, Reach, Role
 from hark.http.app import App
-from hark.http.routes.table import Operation
+from hark.http.routing import Operation
 from hark.settings import Auth, Settings
 from tests.http.edge.app_client import WHO, AppClient, Json, serving
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from hark.api.types.base import Answer, Body, Pagination, Success, decode_value
+from hark.api.types import Answer, Body, Pagination, Success, decode_value
 
 T = TypeVar("T")
 
@@ -16,7 +16,6 @@ class ListedDeadLetter(Answer):
     """A dead letter: a message that could not be delivered to a consumer group."""
 
     id: str
-    """Id of the message."""
     dead_letter_id: str
     """Id of the dead letter. A message can be a dead letter in several groups."""
     transaction_id: str
@@ -26,15 +25,12 @@ class ListedDeadLetter(Answer):
     partition: str
     consumer_group: str
     error: str = msgspec.field(name="errorMessage")
-    """The error of the last attempt."""
     retry_count: int
     attempts: int
-    """Number of delivery attempts."""
     payload: msgspec.Raw = msgspec.field(name="data")
     producer_sub: str | None
     created_at: datetime
     failed_at: datetime
-    """Time of the last failure."""
     payload_error: str | None = None
     """Error code and text if the server cannot read the payload, which is null then."""
 
@@ -61,7 +57,6 @@ class RequeuedDeadLetter(Success):
 
     dead_letter_id: str
     message_id: str
-    """Id of the new message."""
     queue: str
     partition: str
     consumer_group: str

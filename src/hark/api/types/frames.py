@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from hark.api.types.delivery import AckAnswer, AckBody, Delivered
-from hark.api.types.leases import RenewalAnswer
+from hark.api.types.messages import RenewalAnswer
 
 NO_REF = msgspec.Raw(b"null")
 
@@ -62,12 +62,8 @@ class Ack(_Frame):
     consumer_group: str | None = None
 
 
-class Nack(_Frame):
+class Nack(Ack):
     """Reject, retry or dead-letter messages."""
-
-    items: list[AckBody]
-    ref: msgspec.Raw = NO_REF
-    consumer_group: str | None = None
 
 
 class Renew(_Frame):

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from hark.api.types.base import Answer, Body, Pagination, Success
+from hark.api.types import Answer, Body, Pagination, Success
 from hark.model import GroupMode, Limits
 
 
@@ -18,17 +18,12 @@ class ListedGroup(Answer):
     topics: tuple[str, ...]
     queue: str = msgspec.field(name="queueName")
     members: int
-    """Number of active leases."""
     in_flight: int
-    """Number of messages in flight."""
     partitions_with_lag: int
-    """Number of partitions with a backlog."""
     total_lag: int
-    """Number of messages in the backlog."""
     scheduled: int
     """Number of messages that are delayed or wait for a retry."""
     max_time_lag: int
-    """Seconds that the oldest message has waited."""
     state: Literal["Stable", "Lagging", "Dead"]
     """`Lagging`: a message has waited more than 300 seconds. `Dead`: messages wait, no lease is active, and no
     consumer has popped for a day. Otherwise `Stable`."""
@@ -64,16 +59,13 @@ class ShownPosition(Answer):
     partition: str
     partition_id: str
     worker_id: str | None
-    """The id of an active lease, or None."""
     last_consumed_at: datetime | None
     total_consumed: int
     """The cursor. For a shared group: the offset where the group started."""
     offset_lag: int
-    """Number of messages behind."""
     scheduled: int
     """Number of messages that are delayed or wait for a retry."""
     time_lag_seconds: int
-    """Seconds that the oldest message has waited."""
     lease_active: bool
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from hark.api.types.base import Answer
+from hark.api.types import Answer
 
 
 class Ok(Answer):

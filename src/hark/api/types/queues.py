@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from hark.api.types.base import Answer, Pagination, Success
+from hark.api.types import Answer, Pagination, Success
 from hark.model import Counts, QueueOptions
 
 
@@ -19,7 +19,6 @@ class ConfiguredQueue(Answer):
     task: str
     options: QueueOptions
     ignored_options: tuple[str, ...]
-    """Names of unknown options."""
 
 
 class QueueHead(Answer):
@@ -90,7 +89,6 @@ class ShownQueue(QueueHead):
     partitions: tuple[ShownPartition, ...]
     totals: Counts
     expired: int
-    """Number of messages that expired before they were delivered."""
     discarded: int
     """Number of messages dropped after the last attempt, because the queue keeps no dead letters."""
     options: QueueOptions

@@ -14,7 +14,7 @@ from datetime import datetime
 import msgspec
 
 from hark.api import operations
-from hark.api.types.leases import ExtendedLease, RenewalAnswer
+from hark.api.types.messages import ExtendedLease, RenewalAnswer
 from hark.client.builder import RENEWED_LEASE_SECONDS
 from hark.client.calling import Caller, CallPolicy, Transport, client_closed
 from hark.client.io_thread import IoThread

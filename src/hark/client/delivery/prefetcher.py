@@ -15,7 +15,7 @@ import msgspec
 
 from hark.api import operations
 from hark.api.types.delivery import Delivered, PopReply
-from hark.api.types.leases import ExtendBody
+from hark.api.types.messages import ExtendBody
 from hark.client.admin import Traces
 from hark.client.arguments import an_integer
 from hark.client.builder import MAX_LEASE_SECONDS, Choices, PopParams

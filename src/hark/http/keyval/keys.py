@@ -3,69 +3,34 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from functools import cache
-from typing import Any, Literal, cast
+from collections.abc import Sequence
+from typing import Literal, cast
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
 
-from hark.api import operations
-from hark.api.types.keys import Committed, Deleted, EntryPage, KeyCount, Written
+from hark.api import operations, types
 from hark.errors import Conflict, EngineFailure, InvalidInput, NotFound, Refused
-from hark.http.admission import identity_of, stamp
-from hark.http.checks import (
-    MAX_NUMBER,
-    array_of,
-    check_int,
-    check_name,
-    check_nesting,
-    decode_json,
-    decode_unbounded,
-    elements,
-    in_turns,
-    raw_default,
-    short,
-)
-from hark.http.exchange import exchange_of
-from hark.http.headers import carry
-from hark.http.items import MAX_TTL_MS
-from hark.http.keyval.paths import (
-    DEFAULT_LIMIT,
-    LIMIT,
-    MAX_LIMIT,
-    PREFIX,
-    QUEUE,
-    STRINGS,
-    KeyParam,
-    cursor_of,
-    key_at,
-    key_of,
-    keys_in_path,
-    keys_of,
-    queue_param,
-    timed,
-    version_of,
-    versionstamp,
-    wire_entry,
-    wire_missing,
-)
-from hark.http.keyval.queue import ABSENT, EnqueueOptions, Valued, new_message
-from hark.http.routes.requests import (
+from hark.http import checks
+from hark.http.admission import stamp
+from hark.http.checks import MAX_NUMBER, check_int, decode_json, in_turns, raw_default, short
+from hark.http.items import MAX_TTL_MS, too_many
+from hark.http.keyval import paths
+from hark.http.keyval.paths import LIMIT, PREFIX, QUEUE, STRINGS, KeyParam, key_of, timed, versionstamp, wire_entry
+from hark.http.keyval.queue import ABSENT, EnqueueOptions, new_message
+from hark.http.params import BoolParam, IntParam, Param, Query
+from hark.http.responses import carry
+from hark.http.routing import (
+    LARGE_BODY,
     MAINTENANCE,
     NOT_SUPPORTED,
     QUEUE_FULL,
     TOO_MANY,
-    broker_of,
+    Call,
+    Failure,
+    bind,
     check_page,
-    query_of,
-    read_body,
-    read_json,
-    reply,
-    settings_of,
+    table,
 )
-from hark.http.routes.table import LARGE_BODY, BoolParam, Failure, IntParam, Param, Query, Table, bind, table
 from hark.model import Key, KeyCheck, KeyEntry, KeyMutation, KeyRange, KeyWrite, NewMessage
 
 _KINDS = ("set", "delete", "sum", "min", "max", "append", "prepend")
@@ -97,39 +62,34 @@ class AtomicBody(msgspec.Struct):
     checks: list[CheckBody] | None = None
 
 
-def payloads_in(body: bytes) -> Iterator[msgspec.Raw]:
-    """Return the values of a commit, which are not decoded, for `decode_in_turns`."""
-    for mutation in elements(decode_unbounded(body, _valued(), "body").mutations):
-        yield mutation.value
+VALUES = checks.raw_parts("value", "mutations")
+"""Returns the values of a commit, which are not decoded, for `decode_in_turns`."""
 
 
-@cache
-def _valued() -> Any:
-    return msgspec.defstruct("Valued", [("mutations", array_of(Valued))])
-
-
-async def commit(request: Request) -> Response:
+async def commit(call: Call) -> types.keys.Committed:
     """Commit checks and mutations atomically.
 
     Applies all mutations in one commit if all checks hold. If a check fails, nothing is applied and the response is 200
     with `ok` false. A mutation of the type `enqueue` adds a message to a work queue.
     """
-    broker = broker_of(request)
-    body = await read_json(request, AtomicBody, "body", payloads=payloads_in)
-    queue = queue_param(query_of(request))
-    write = await parse_key_write(body, settings_of(request).limits.max_batch, queue=queue)
-    stamp(identity_of(request), write.messages)
-    carry(exchange_of(request), write.messages)
+    body = await call.json(AtomicBody, "body", payloads=VALUES)
+    queue = paths.queue_param(call.query)
+    write = await parse_key_write(body, call.settings.limits.max_batch, queue=queue)
+    stamp(call.identity, write.messages)
+    carry(call.exchange, write.messages)
     if write.messages:
-        await broker.work_queues.admit(write.messages)
+        await call.broker.work_queues.admit(write.messages)
     try:
-        written = await broker.keyvalue.write_keys(write)
+        written = await call.broker.keyvalue.write_keys(write)
     except Conflict as error:
-        raise Conflict(_as_numbered(error.text, body.mutations), code=error.code) from None
+        # The store does not count messages: the text gets the position of the mutation in the request.
+        indexes = [index for index, item in enumerate(body.mutations) if item.type != "enqueue"]
+        text = _MUTATION.sub(lambda match: f"mutations[{indexes[int(match[1])]}]", error.text, count=1)
+        raise Conflict(text, code=error.code) from None
     if not written.success or written.version is None:
-        return reply(Committed(ok=False))
+        return types.keys.Committed(ok=False)
     ids = tuple(outcome.message_id for outcome in written.messages)
-    return reply(Committed(ok=True, versionstamp=versionstamp(written.version), ids=ids or None))
+    return types.keys.Committed(ok=True, versionstamp=versionstamp(written.version), ids=ids or None)
 
 
 async def parse_key_write(body: AtomicBody, most: int, *, where: str = "", queue: str | None = None) -> KeyWrite:
@@ -140,11 +100,7 @@ async def parse_key_write(body: AtomicBody, most: int, *, where: str = "", queue
     checks = body.checks or ()
     for field, number in (("checks", len(checks)), ("mutations", len(body.mutations))):
         if number > most:
-            raise InvalidInput(
-                f"{where}{field}: at most {most} in one request (setting limits.max_batch), got {number}; "
-                "send smaller batches",
-                code="batch_too_large",
-            )
+            raise too_many(f"{where}{field}", most, number)
     mutations: list[KeyMutation] = []
     messages: list[NewMessage] = []
     async for index, item in in_turns(enumerate(body.mutations)):
@@ -164,7 +120,7 @@ def _check(check: CheckBody, where: str) -> KeyCheck:
     stamp = check.versionstamp
     if stamp is msgspec.UNSET:
         raise InvalidInput(f"{where}.versionstamp: is required; send null if the key must not exist")
-    version = None if stamp is None else version_of(stamp, f"{where}.versionstamp")
+    version = None if stamp is None else paths.version_of(stamp, f"{where}.versionstamp")
     return KeyCheck(key_of(check.key, f"{where}.key"), version)
 
 
@@ -211,27 +167,11 @@ def _number(value: bytes, field: str) -> bytes:
 def _message(item: MutationBody, queue: str | None, where: str) -> NewMessage:
     if queue is None:
         raise InvalidInput(f"{where}.type: enqueue is not allowed in a transaction; use an operation of type push")
-    name = queue if item.queue is None else check_name(item.queue, f"{where}.queue")
+    name = queue if item.queue is None else checks.check_name(item.queue, f"{where}.queue")
     return new_message(name, item.value, item.options, f"{where}.")
 
 
-def _as_numbered(text: str, mutations: Sequence[MutationBody]) -> str:
-    """Return an error text with the position of the mutation in the request: the store does not count messages."""
-    indexes = [index for index, item in enumerate(mutations) if item.type != "enqueue"]
-    return _MUTATION.sub(lambda match: f"mutations[{indexes[int(match[1])]}]", text, count=1)
-
-
-ATOMIC_TABLE: Table = table(
-    bind(
-        operations.KEYVAL_COMMIT,
-        timed("atomic_commit", commit),
-        query=(QUEUE,),
-        body=AtomicBody,
-        body_bytes=LARGE_BODY,
-        errors=(TOO_MANY, Failure(409, "value_mismatch"), MAINTENANCE, QUEUE_FULL),
-    ),
-)
-
+# Keys ------------------------------------------------------------------------------------------------------
 
 _NO_FILTER = msgspec.Raw(b"null")
 _START = KeyParam("start", "Return only this key and the keys after it.")
@@ -248,32 +188,34 @@ _RANGE = (PREFIX, _START, _END, LIMIT, _REVERSE)
 # One key ---------------------------------------------------------------------------------------------------
 
 
-async def get_key(request: Request) -> Response:
+async def get_key(call: Call) -> types.keys.WireEntry:
     """Get the entry of a key.
 
     A path part that looks like a number can be a number or text. The server tries the number first.
     """
-    for entry in await broker_of(request).keyvalue.read_keys(_keys_in_path(request)):
+    for entry in await call.broker.keyvalue.read_keys(_keys_in_path(call)):
         if entry is not None:
             if entry.unreadable is not None:  # Not null: a client could store what it makes of that.
                 code, _, text = entry.unreadable.partition(": ")
                 raise EngineFailure(text, code=code)
-            return reply(wire_entry(entry))
+            return wire_entry(entry)
     raise NotFound("Key not found", code="key_not_found")
 
 
-async def put_key(request: Request) -> Response:
+async def put_key(call: Call) -> types.keys.Written:
     """Set the value of a key. The value is the JSON body, which is stored byte for byte."""
-    query = query_of(request)
-    key = _keys_in_path(request)[0]
-    ttl_ms = _EXPIRES_IN.of(query) or None
-    body = await read_body(request)
+    key = _keys_in_path(call)[0]
+    ttl_ms = _EXPIRES_IN.of(call.query) or None
+    body = await call.body()
     # As deep as an atomic write can have it, so that an import can write it again.
-    check_nesting(b"[[[" + body + b"]]]")
-    value = check_value(body, "value")
+    checks.check_nesting(b"[[[" + body + b"]]]")
+    value = body.strip(b" \t\r\n")
+    if not value:
+        raise InvalidInput("value: is required; send a JSON value, for example null")
+    decode_json(value, msgspec.Raw, "value")
     mutation = KeyMutation(kind="set", key=key, value=value, ttl_ms=ttl_ms)
-    written = await broker_of(request).keyvalue.write_keys(KeyWrite(mutations=[mutation]))
-    return reply(Written(ok=True, versionstamp=versionstamp(written.version or 0)))
+    written = await call.broker.keyvalue.write_keys(KeyWrite(mutations=[mutation]))
+    return types.keys.Written(ok=True, versionstamp=versionstamp(written.version or 0))
 
 
 class DeleteBody(msgspec.Struct):
@@ -283,66 +225,61 @@ class DeleteBody(msgspec.Struct):
     where: msgspec.Raw = raw_default(_NO_FILTER)
 
 
-async def delete_key(request: Request) -> Response:
+async def delete_key(call: Call) -> types.keys.Deleted:
     """Delete a key.
 
     Deletes the key and all keys below it, or with `exact` only the key itself. Returns the number of deleted entries.
     """
-    keys = _keys_in_path(request)
+    keys = _keys_in_path(call)
     # The body counts whatever its content type: to ignore `exact` or `where` would delete too much.
-    body = decode_json(await read_body(request) or b"{}", DeleteBody, "body")
+    body = await call.optional_json(DeleteBody, "body")
     _refuse_filter(body.where)
-    exact = _EXACT.of(query_of(request)) if body.exact is None else body.exact
+    exact = _EXACT.of(call.query) if body.exact is None else body.exact
     deleted = 0
     for key in keys:
-        deleted = await _delete(request, [key], exact)
+        deleted = await _delete(call, [key], exact)
         if deleted:
             break
-    return reply(Deleted(deleted_count=deleted))
+    return types.keys.Deleted(deleted_count=deleted)
 
 
-async def _delete(request: Request, keys: Sequence[Key], exact: bool) -> int:
+async def _delete(call: Call, keys: Sequence[Key], exact: bool) -> int:
     mutations = [KeyMutation(kind="delete" if exact else "delete_tree", key=key) for key in keys]
-    return (await broker_of(request).keyvalue.write_keys(KeyWrite(mutations=mutations))).deleted
+    return (await call.broker.keyvalue.write_keys(KeyWrite(mutations=mutations))).deleted
 
 
-def _keys_in_path(request: Request) -> list[Key]:
-    return keys_in_path(cast(list[str], request.path_params["key"]), query_of(request))
+def _keys_in_path(call: Call) -> list[Key]:
+    return paths.keys_in_path(cast(list[str], call.exchange.params["key"]), call.query)
 
 
 # Ranges ----------------------------------------------------------------------------------------------------
 
 
-async def list_keys(request: Request) -> Response:
+async def list_keys(call: Call) -> list[types.keys.WireEntry]:
     """List entries. Returns the entries below a prefix, or all entries, in the order of their keys."""
-    entries = await broker_of(request).keyvalue.list_keys(_range(query_of(request)))
-    return _entries(entries)
+    return _entries(await call.broker.keyvalue.list_keys(_range(call.query)))
 
 
-async def paginate_keys(request: Request) -> Response:
+def _entries(entries: Sequence[KeyEntry]) -> list[types.keys.WireEntry]:
+    check_page(entry.value for entry in entries)
+    return [wire_entry(entry) for entry in entries]
+
+
+async def paginate_keys(call: Call) -> types.keys.EntryPage:
     """List entries in pages. Returns a page of entries and the cursor of the next page."""
-    query = query_of(request)
-    wanted = _range(query)
-    if cursor := _CURSOR.text(query):
-        wanted = msgspec.structs.replace(wanted, after=key_at(cursor, _CURSOR.name))
+    wanted = _range(call.query)
+    if cursor := _CURSOR.text(call.query):
+        wanted = msgspec.structs.replace(wanted, after=paths.key_at(cursor, _CURSOR.name))
     # One more entry than wanted shows whether there is another page.
-    more = msgspec.structs.replace(wanted, limit=wanted.limit + 1)
-    entries = await broker_of(request).keyvalue.list_keys(more)
+    entries = await call.broker.keyvalue.list_keys(msgspec.structs.replace(wanted, limit=wanted.limit + 1))
     page, has_more = entries[: wanted.limit], len(entries) > wanted.limit
-    check_page(entry.value for entry in page)
-    return reply(
-        EntryPage(
-            entries=tuple(wire_entry(entry) for entry in page),
-            cursor=cursor_of(page[-1].key) if has_more else None,
-            has_more=has_more,
-        )
-    )
+    cursor = paths.cursor_of(page[-1].key) if has_more else None
+    return types.keys.EntryPage(entries=tuple(_entries(page)), cursor=cursor, has_more=has_more)
 
 
-async def count_keys(request: Request) -> Response:
+async def count_keys(call: Call) -> types.keys.KeyCount:
     """Count entries. Returns the number of entries below a prefix, or of all entries."""
-    prefix = PREFIX.of(query_of(request)) or ()
-    return reply(KeyCount(count=await broker_of(request).keyvalue.count_keys(prefix)))
+    return types.keys.KeyCount(await call.broker.keyvalue.count_keys(PREFIX.of(call.query) or ()))
 
 
 def _range(query: Query) -> KeyRange:
@@ -366,24 +303,19 @@ class ListBody(msgspec.Struct):
     where: msgspec.Raw = raw_default(_NO_FILTER)
 
 
-async def list_exactly(request: Request) -> Response:
+async def list_exactly(call: Call) -> list[types.keys.WireEntry]:
     """List entries of a range. Like GET /keyval/api/keys, with keys as JSON arrays of exact types."""
-    body = await read_json(request, ListBody, "body")
+    body = await call.json(ListBody, "body")
     _refuse_filter(body.where)
-    limit = DEFAULT_LIMIT if body.limit is None else check_int(min(body.limit, MAX_LIMIT), "limit", 1, MAX_LIMIT)
+    most = paths.MAX_LIMIT
     wanted = KeyRange(
+        limit=paths.DEFAULT_LIMIT if body.limit is None else check_int(min(body.limit, most), "limit", 1, most),
         prefix=() if body.prefix is None else key_of(body.prefix, "prefix"),
         start=None if body.start is None else key_of(body.start, "start"),
         end=None if body.end is None else key_of(body.end, "end"),
-        limit=limit,
         reverse=bool(body.reverse),
     )
-    return _entries(await broker_of(request).keyvalue.list_keys(wanted))
-
-
-def _entries(entries: Sequence[KeyEntry]) -> Response:
-    check_page(entry.value for entry in entries)
-    return reply([wire_entry(entry) for entry in entries])
+    return _entries(await call.broker.keyvalue.list_keys(wanted))
 
 
 # Several keys ----------------------------------------------------------------------------------------------
@@ -397,39 +329,28 @@ class KeysBody(msgspec.Struct):
     where: msgspec.Raw = raw_default(_NO_FILTER)
 
 
-async def get_batch(request: Request) -> Response:
+async def get_batch(call: Call) -> list[types.keys.WireEntry]:
     """Get the entries of several keys.
 
     Returns one entry for each key, in the order of the request. A missing key has null as its value and versionstamp.
     """
-    keys = keys_of((await read_json(request, KeysBody, "body")).keys)
-    entries = await broker_of(request).keyvalue.read_keys(keys)
+    keys = paths.keys_of((await call.json(KeysBody, "body")).keys)
+    entries = await call.broker.keyvalue.read_keys(keys)
     check_page(entry.value for entry in entries if entry is not None)
-    return reply(
-        [wire_missing(key) if entry is None else wire_entry(entry) for key, entry in zip(keys, entries, strict=True)]
-    )
+    return [
+        paths.wire_missing(key) if entry is None else wire_entry(entry)
+        for key, entry in zip(keys, entries, strict=True)
+    ]
 
 
-async def delete_batch(request: Request) -> Response:
+async def delete_batch(call: Call) -> types.keys.Deleted:
     """Delete several keys.
 
     Deletes the keys and all keys below them, or with `exact` only the keys themselves, in one commit.
     """
-    body = await read_json(request, KeysBody, "body")
+    body = await call.json(KeysBody, "body")
     _refuse_filter(body.where)
-    return reply(Deleted(deleted_count=await _delete(request, keys_of(body.keys), bool(body.exact))))
-
-
-# Checks ----------------------------------------------------------------------------------------------------
-
-
-def check_value(given: bytes, field: str) -> bytes:
-    """Return a checked value: valid JSON, stored byte for byte."""
-    value = given.strip(b" \t\r\n")
-    if not value:
-        raise InvalidInput(f"{field}: is required; send a JSON value, for example null")
-    decode_json(value, msgspec.Raw, field)
-    return value
+    return types.keys.Deleted(await _delete(call, paths.keys_of(body.keys), bool(body.exact)))
 
 
 def _refuse_filter(where: msgspec.Raw) -> None:
@@ -441,7 +362,15 @@ def _refuse_filter(where: msgspec.Raw) -> None:
 
 _NO_KEY = Failure(404, "key_not_found")
 
-TABLE: Table = table(
+TABLE = table(
+    bind(
+        operations.KEYVAL_COMMIT,
+        timed("atomic_commit", commit),
+        query=(QUEUE,),
+        body=AtomicBody,
+        body_bytes=LARGE_BODY,
+        errors=(TOO_MANY, Failure(409, "value_mismatch"), MAINTENANCE, QUEUE_FULL),
+    ),
     bind(operations.KEYVAL_LIST_KEYS, timed("list", list_keys), query=_RANGE),
     bind(operations.KEYVAL_COUNT_KEYS, timed("count", count_keys), query=(PREFIX,)),
     bind(operations.KEYVAL_PAGINATE_KEYS, timed("paginate", paginate_keys), query=(*_RANGE, _CURSOR)),

@@ -5,12 +5,11 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
+from typing import TypeVar
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
 
 from hark.api.types.keys import WireEntry
 from hark.broker.tallies import Operation
@@ -19,13 +18,16 @@ from hark.broker.work_queues import DEFAULT_QUEUE
 from hark.clock import MILLISECOND
 from hark.errors import InvalidInput
 from hark.http.checks import MAX_NUMBER, Floats, short
-from hark.http.routes.requests import broker_of
-from hark.http.routes.table import BoolParam, Endpoint, NameParam, Param, Query, Schema, paging
+from hark.http.params import BoolParam, NameParam, Param, Query, Schema, paging
+from hark.http.routing import Call, Endpoint
 from hark.keys import MAX_KEYS, MAX_PART_LENGTH, MAX_PARTS, InvalidKey, check_key, check_keys, decode_key, encode_key
-from hark.model import Key, KeyEntry, KeyPart
+from hark.model import Key, KeyEntry
+
+T = TypeVar("T")
 
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1000
+_INTEGER = re.compile(r"-?[0-9]{1,16}", re.ASCII)
 _PARAM_DIGITS = re.compile(r"[0-9]{1,4000}", re.ASCII)
 
 
@@ -33,11 +35,9 @@ class LimitParam(Param, frozen=True):
     """The length of a list. A higher value than the maximum counts as the maximum."""
 
     def schema(self) -> Schema:
-        """Return the JSON schema of the parameter."""
         return {"type": "integer", "minimum": 1, "default": DEFAULT_LIMIT}
 
     def described(self) -> str:
-        """Return the description for the OpenAPI document, with the default."""
         return f"{self.meaning} The default is {DEFAULT_LIMIT}."
 
     def of(self, query: Query) -> int:
@@ -64,14 +64,11 @@ def timed(operation: Operation, endpoint: Endpoint) -> Endpoint:
     """Return an endpoint whose calls count as an operation."""
 
     @wraps(endpoint)
-    async def measuring(request: Request) -> Response:
-        with broker_of(request).operations.measure(operation):
-            return await endpoint(request)
+    async def measuring(call: Call) -> object:
+        with call.broker.operations.measure(operation):
+            return await endpoint(call)
 
     return measuring
-
-
-_INTEGER = re.compile(r"-?[0-9]{1,16}", re.ASCII)
 
 
 # Paths -----------------------------------------------------------------------------------------------------
@@ -85,13 +82,13 @@ def keys_in_path(segments: Sequence[str], query: Mapping[str, str]) -> list[Key]
     """
     strings = STRINGS.of(query) if STRINGS.name in query else None
     if not strings and len(segments) == 1 and segments[0].startswith("["):
-        return [_json_key(segments[0], "the key in the path")]
+        return [key_of(_json(segments[0], "the key in the path"), "the key in the path")]
     parts = _parts(segments)
     if not parts:
         raise InvalidInput("Key path cannot be empty")
-    forms = [] if strings else [_key(_number_or_text(part) for part in parts)]
+    forms = [] if strings else [_checked(check_key, _typed(parts))]
     if strings or (strings is None and any(_is_number(part) for part in parts)):
-        forms.append(_key(parts))
+        forms.append(_checked(check_key, tuple(parts)))
     return forms
 
 
@@ -105,15 +102,8 @@ def _parts(segments: Iterable[str]) -> list[str]:
     return parts
 
 
-def _key(parts: Iterable[KeyPart]) -> Key:
-    try:
-        return check_key(tuple(parts))
-    except InvalidKey as error:
-        raise InvalidInput(str(error)) from None
-
-
-def _number_or_text(part: str) -> KeyPart:
-    return int(part) if _is_number(part) else part
+def _typed(parts: Iterable[str]) -> Key:
+    return tuple(int(part) if _is_number(part) else part for part in parts)
 
 
 def _is_number(part: str) -> bool:
@@ -138,11 +128,9 @@ class _StringsParam(BoolParam, frozen=True):
     """A boolean whose absence means neither true nor false."""
 
     def schema(self) -> Schema:
-        """Return the JSON schema of the parameter, without a default."""
         return {name: value for name, value in BoolParam.schema(self).items() if name != "default"}
 
     def described(self) -> str:
-        """Return the description for the OpenAPI document, without a default."""
         return self.meaning
 
 
@@ -156,9 +144,9 @@ STRINGS = _StringsParam(
 def key_of_text(text: str, field: str) -> Key | None:
     """Return a key from a path or a JSON array; None for an empty path."""
     if text.startswith("["):
-        return _json_key(text, field)
+        return key_of(_json(text, field), field)
     parts = _parts(text.split("/"))
-    return _key(_number_or_text(part) for part in parts) if parts else None
+    return _checked(check_key, _typed(parts)) if parts else None
 
 
 class KeysParam(Param, frozen=True):
@@ -190,22 +178,19 @@ KEYS = KeysParam(
 
 def key_of(value: object, field: str) -> Key:
     """Return a checked key from JSON. `field` names it in errors."""
-    try:
-        return check_key(value)
-    except InvalidKey as error:
-        raise InvalidInput(f"{field}: {error}") from None
+    return _checked(check_key, value, f"{field}: ")
 
 
 def keys_of(value: object) -> Sequence[Key]:
     """Return several checked keys from JSON."""
+    return _checked(check_keys, value)
+
+
+def _checked(check: Callable[[object], T], value: object, where: str = "") -> T:
     try:
-        return check_keys(value)
+        return check(value)
     except InvalidKey as error:
-        raise InvalidInput(str(error)) from None
-
-
-def _json_key(text: str, field: str) -> Key:
-    return key_of(_json(text, field), field)
+        raise InvalidInput(f"{where}{error}") from None
 
 
 def _json(text: str, field: str) -> object:
@@ -218,7 +203,6 @@ def _json(text: str, field: str) -> object:
     return value
 
 
-NO_VALUE = msgspec.Raw(b"null")
 _DIGITS = 20
 _MOST = 2**63 - 1
 _VERSION = re.compile(r"[0-9]{1,20}", re.ASCII)
@@ -235,7 +219,7 @@ def wire_entry(entry: KeyEntry) -> WireEntry:
 
 def wire_missing(key: Key) -> WireEntry:
     """Return a missing key in the form of the HTTP API."""
-    return WireEntry(key, NO_VALUE, None)
+    return WireEntry(key, msgspec.Raw(b"null"), None)
 
 
 def wire_changes(changes: Iterable[Change]) -> tuple[WireEntry, ...]:

@@ -1,60 +1,47 @@
-"""Work queues, which call the broker without a web framework: enqueue, poll, ack, nack, cancel."""
+"""Work queues: enqueue, poll, ack, nack, cancel; their statistics, settings, dead letters and metrics."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Iterator
-from typing import Literal, TypeVar
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import nullcontext
+from functools import wraps
+from typing import Literal
 
 import msgspec
+from prometheus_client.metrics_core import Metric
+from starlette.responses import Response
 
-from hark.api import operations
-from hark.api.types.keys import Cancelled, Enqueued, Settled, WireMessage
+from hark.api import operations, types
 from hark.broker import Broker
+from hark.broker.broker import first
 from hark.broker.tallies import Operation
-from hark.errors import Conflict, InvalidInput
-from hark.http.admission import identity_of, permitted_labels, reached, stamp
-from hark.http.checks import (
-    Number,
-    check_int,
-    check_text,
-    decode_json,
-    decode_unbounded,
-    parse_moment,
-    query_params,
-    raw_default,
-    short,
-)
+from hark.clock import MILLISECOND
+from hark.errors import Conflict, InvalidInput, NotFound
+from hark.http import checks, items, responses
+from hark.http.admission import identity_of, permitted_labels, reached, reached_letter, stamp
+from hark.http.checks import Number, check_int, decode_json, query_params, raw_default, short
 from hark.http.exchange import exchange_of
-from hark.http.headers import carry
-from hark.http.items import (
-    MAX_BACKOFF_STEPS,
-    MAX_DELAY_MS,
-    MAX_ERROR_CHARACTERS,
-    MAX_PRIORITY,
-    MAX_TTL_MS,
-    check_context,
-    undelivered_keys,
-)
-from hark.http.keyval.paths import QUEUE, queue_param
+from hark.http.items import MAX_ERROR_CHARACTERS
+from hark.http.keyval.paths import LIMIT, OFFSET, QUEUE, queue_param
+from hark.http.params import NameParam
 from hark.http.pops import CONSUMER, WAIT, caller, timeout_param
-from hark.http.responses import (
-    NO_STORE,
-    Receive,
-    Scope,
-    Send,
-    decode_in_turns,
-    encode,
-    read_whole,
-    send_failure,
-    send_if_there,
-    send_json,
-    wait_until_left,
+from hark.http.responses import Receive, Scope, Send, answer_of, encode
+from hark.http.routing import (
+    ANOTHER_MODE,
+    LARGE_BODY,
+    MAINTENANCE,
+    QUEUE_FULL,
+    Call,
+    Failure,
+    Table,
+    bind,
+    check_page,
+    table,
 )
-from hark.http.routes.requests import ANOTHER_MODE, MAINTENANCE, QUEUE_FULL
-from hark.http.routes.table import LARGE_BODY, Failure, Table, bind, table
-from hark.model import NewMessage, PopResult
+from hark.model import QUEUE_MODE, DeadLetter, DeadLetterFilter, NewMessage, PopResult
 from hark.model.messages import parted
+from hark.prometheus import CONTENT_TYPE, counter, gauge, histogram, one, text
 from hark.settings import Settings
 
 ABSENT = msgspec.Raw(b"null")
@@ -67,7 +54,7 @@ class EnqueueOptions(msgspec.Struct, gc=False, rename="camel"):
     delay: Number | None = None
     deliver_at: str | int | None = None
     backoff_schedule: list[Number] | None = None
-    keys_if_undelivered: msgspec.Raw = raw_default(ABSENT)
+    keys_if_undelivered: msgspec.Raw = raw_default(items.NO_KEYS)
     priority: int | None = None
     ttl: Number | None = None
     traceparent: str | None = None
@@ -81,15 +68,7 @@ class EnqueueBody(msgspec.Struct, gc=False):
     options: EnqueueOptions | None = None
 
 
-def payload_in(body: bytes) -> Iterator[msgspec.Raw]:
-    """Return the payload of a body, for `decode_in_turns`."""
-    yield decode_unbounded(body, Valued, "body").value
-
-
-class Valued(msgspec.Struct, gc=False):
-    """The part of a body, or of an item, that is not decoded."""
-
-    value: msgspec.Raw = raw_default(ABSENT)
+_PAYLOAD = checks.raw_parts("value")
 
 
 def new_message(queue: str, value: msgspec.Raw, options: EnqueueOptions | None, where: str = "") -> NewMessage:
@@ -98,45 +77,21 @@ def new_message(queue: str, value: msgspec.Raw, options: EnqueueOptions | None, 
         raise InvalidInput(f"{where}value: is required; send null to enqueue null")
     message = NewMessage(queue, payload=bytes(value))
     if options is not None:
-        _apply(message, options, f"{where}options")
+        items.apply_options(message, options, f"{where}options", check_milliseconds)
     return message
 
 
-def _apply(message: NewMessage, options: EnqueueOptions, where: str) -> None:
-    if options.delay is not None:
-        message.delay_ms = check_milliseconds(options.delay, f"{where}.delay")
-    if options.deliver_at is not None:
-        if options.delay is not None:
-            raise InvalidInput(f"{where}.deliverAt: give either delay or deliverAt, not both")
-        message.deliver_at = parse_moment(options.deliver_at, f"{where}.deliverAt")
-    if options.backoff_schedule is not None:
-        message.backoff_ms = _backoff(options.backoff_schedule, f"{where}.backoffSchedule")
-    if options.priority is not None:
-        message.priority = check_int(options.priority, f"{where}.priority", 0, MAX_PRIORITY)
-    if options.ttl is not None:
-        message.ttl_ms = check_milliseconds(options.ttl, f"{where}.ttl", 1, MAX_TTL_MS)
-    message.undelivered_keys = undelivered_keys(options.keys_if_undelivered, f"{where}.keysIfUndelivered")
-    if options.traceparent or options.tracestate:
-        message.trace_context = check_context(options.traceparent or "", options.tracestate or "", where)
-
-
-def check_milliseconds(value: object, field: str, low: int = 0, high: int = MAX_DELAY_MS) -> int:
+def check_milliseconds(value: object, field: str, low: int = 0, high: int = items.MAX_DELAY_MS) -> int:
     """Return a duration in whole milliseconds, rounded up."""
     if isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high:
         return math.ceil(value)
     raise InvalidInput(f"{field}: expected a number of milliseconds from {low} to {high}, got {short(value)}")
 
 
-def _backoff(schedule: list[Number], field: str) -> tuple[int, ...]:
-    if len(schedule) > MAX_BACKOFF_STEPS:
-        raise InvalidInput(f"{field}: at most {MAX_BACKOFF_STEPS} entries, got {len(schedule)}")
-    return tuple(check_milliseconds(delay, f"{field}[{step}]") for step, delay in enumerate(schedule))
-
-
-def wire_messages(result: PopResult) -> list[WireMessage]:
+def wire_messages(result: PopResult) -> list[types.keys.WireMessage]:
     """Return delivered messages in the form of the HTTP API."""
     return [
-        WireMessage(
+        types.keys.WireMessage(
             message.id,
             message.payload,
             message.attempt,
@@ -147,8 +102,6 @@ def wire_messages(result: PopResult) -> list[WireMessage]:
         for message in result.messages
     ]
 
-
-T = TypeVar("T")
 
 _LOST = (Failure(409, "lease_lost"), Failure(409, "message_not_found"))
 _ID_TEXT = "id must be a non-empty string"
@@ -175,11 +128,33 @@ class CancelBody(msgspec.Struct, gc=False):
     id: str = ""
 
 
+Work = Callable[["QueueRoutes", Scope, Receive], Awaitable[object]]
+
+
+def _answered(operation: Operation | None) -> Callable[[Work], Callable[..., Awaitable[None]]]:
+    """Return a decorator that makes a raw endpoint of a method, whose calls count as an operation."""
+
+    def decorate(work: Work) -> Callable[..., Awaitable[None]]:
+        @wraps(work)
+        async def endpoint(self: QueueRoutes, scope: Scope, receive: Receive, send: Send) -> None:
+            try:
+                with self.broker.operations.measure(operation) if operation else nullcontext():
+                    answer = encode(await work(self, scope, receive))
+            except Exception as error:
+                await responses.send_failure(send, error)
+            else:
+                await responses.send_response(send, (200, responses.JSON_HEADERS, answer))
+
+        return endpoint
+
+    return decorate
+
+
 class QueueRoutes:
     """The routes of work queues, bound to a broker."""
 
     def __init__(self, broker: Broker, settings: Settings) -> None:
-        self._broker = broker
+        self.broker = broker
         self._settings = settings
         self._timeout = timeout_param(settings)
 
@@ -207,32 +182,52 @@ class QueueRoutes:
             bind(operations.KEYVAL_CANCEL, self.cancel, query=(QUEUE,), body=CancelBody, raw=True),
         )
 
-    async def enqueue(self, scope: Scope, receive: Receive, send: Send) -> None:
+    @_answered("queue_enqueue")
+    async def enqueue(self, scope: Scope, receive: Receive) -> types.keys.Enqueued:
         """Enqueue a message. Stores a message in a work queue, which is created if it does not exist."""
-        await _answer(send, self._timed("queue_enqueue", self._enqueue(scope, receive)))
+        queue = _queue(scope)
+        body = await responses.decode_in_turns(await self._body(scope, receive), EnqueueBody, "body", payloads=_PAYLOAD)
+        message = new_message(queue, body.value, body.options)
+        stamp(identity_of(scope), [message])
+        responses.carry(exchange_of(scope), [message])
+        return types.keys.Enqueued(ok=True, id=await self.broker.work_queues.enqueue(message))
 
-    async def ack(self, scope: Scope, receive: Receive, send: Send) -> None:
+    @_answered("queue_ack")
+    async def ack(self, scope: Scope, receive: Receive) -> types.keys.Settled:
         """Acknowledge a message of a work queue.
 
         Removes the message. Send the receipt of the delivery: then an acknowledgement after the lease expired returns
         409. Without a receipt the request settles the current delivery, and returns `found` false if there is none.
         """
-        await _answer(send, self._timed("queue_ack", self._ack(scope, receive)))
+        _queue(scope)
+        body = decode_json(await self._body(scope, receive), WorkAckBody, "body", _TEXTS)
+        return await self._settle(scope, body, "completed")
 
-    async def nack(self, scope: Scope, receive: Receive, send: Send) -> None:
+    @_answered("queue_nack")
+    async def nack(self, scope: Scope, receive: Receive) -> types.keys.Settled:
         """Reject a message of a work queue.
 
         The message is redelivered after a delay from its backoff schedule. After its last attempt it becomes a dead
         letter. The receipt has the same meaning as in an acknowledgement.
         """
-        await _answer(send, self._timed("queue_nack", self._nack(scope, receive)))
+        _queue(scope)
+        body = decode_json(await self._body(scope, receive), NackBody, "body", _TEXTS)
+        error = body.error[:MAX_ERROR_CHARACTERS] if body.error else None
+        delay = None if body.delay is None else check_milliseconds(body.delay, "delay")
+        return await self._settle(scope, body, "failed", error, delay)
 
-    async def cancel(self, scope: Scope, receive: Receive, send: Send) -> None:
+    @_answered(None)
+    async def cancel(self, scope: Scope, receive: Receive) -> types.keys.Cancelled:
         """Cancel a message of a work queue.
 
         Removes the message if no consumer has received it. Otherwise `cancelled` is false and `reason` says why.
         """
-        await _answer(send, self._cancel(scope, receive))
+        _queue(scope)
+        body = decode_json(await self._body(scope, receive), CancelBody, "body", _TEXTS)
+        message_id = await reached(identity_of(scope), self.broker, _check_id(body.id))
+        [outcome] = await self.broker.engine.cancel([message_id])
+        cancelled = outcome == "cancelled"
+        return types.keys.Cancelled(ok=True, cancelled=cancelled, reason=None if cancelled else outcome)
 
     async def poll(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Receive a message of a work queue.
@@ -248,35 +243,16 @@ class QueueRoutes:
             await receive()  # The (empty) body. From now on `receive` reports only that the client disconnected.
             consumer = CONSUMER.of(query) or caller(exchange_of(scope))
             labels = permitted_labels(identity_of(scope), queue)
-            polling = self._broker.work_queues.poll(queue, seconds, lambda: wait_until_left(receive), consumer, labels)
-            result = await self._timed("queue_dequeue", polling)
-            message = wire_messages(result)[0] if result.messages else None
-            answer = encode({"message": message})
+            with self.broker.operations.measure("queue_dequeue"):
+                result = await self.broker.work_queues.poll(
+                    queue, seconds, lambda: responses.wait_until_left(receive), consumer, labels
+                )
+            answer = encode({"message": wire_messages(result)[0] if result.messages else None})
         except Exception as error:
-            await send_failure(send, error)
+            await responses.send_failure(send, error)
         else:
-            if not await send_if_there(send, receive, 200, answer, NO_STORE):
-                self._broker.give_back(result)
-
-    async def _enqueue(self, scope: Scope, receive: Receive) -> object:
-        queue = _queue(scope)
-        body = await decode_in_turns(await self._body(scope, receive), EnqueueBody, "body", payloads=payload_in)
-        message = new_message(queue, body.value, body.options)
-        stamp(identity_of(scope), [message])
-        carry(exchange_of(scope), [message])
-        return Enqueued(ok=True, id=await self._broker.work_queues.enqueue(message))
-
-    async def _ack(self, scope: Scope, receive: Receive) -> object:
-        _queue(scope)
-        body = decode_json(await self._body(scope, receive), WorkAckBody, "body", _TEXTS)
-        return await self._settle(scope, body, "completed")
-
-    async def _nack(self, scope: Scope, receive: Receive) -> object:
-        _queue(scope)
-        body = decode_json(await self._body(scope, receive), NackBody, "body", _TEXTS)
-        error = body.error[:MAX_ERROR_CHARACTERS] if body.error else None
-        delay = None if body.delay is None else check_milliseconds(body.delay, "delay")
-        return await self._settle(scope, body, "failed", error, delay)
+            if not await responses.send_if_there(send, receive, 200, answer, responses.NO_STORE):
+                self.broker.give_back(result)
 
     async def _settle(
         self,
@@ -285,41 +261,20 @@ class QueueRoutes:
         status: Literal["completed", "failed"],
         error: str | None = None,
         delay: int | None = None,
-    ) -> object:
-        message_id = await reached(identity_of(scope), self._broker, _check_id(body.id))
+    ) -> types.keys.Settled:
+        message_id = await reached(identity_of(scope), self.broker, _check_id(body.id))
         receipt = body.receipt
-        if receipt is not None and not check_text(receipt, "receipt"):
+        if receipt is not None and not checks.check_text(receipt, "receipt"):
             raise InvalidInput("receipt: must not be empty; leave it out to settle the current delivery")
-        outcome = await self._broker.work_queues.settle(message_id, receipt, status, error, delay)
+        outcome = await self.broker.work_queues.settle(message_id, receipt, status, error, delay)
         if outcome.success:
-            return Settled(ok=True)
+            return types.keys.Settled(ok=True)
         if receipt is None:
-            return Settled(ok=True, found=False)
+            return types.keys.Settled(ok=True, found=False)
         raise Conflict(f"receipt: {outcome.error}", code=outcome.code)
 
-    async def _cancel(self, scope: Scope, receive: Receive) -> object:
-        _queue(scope)
-        body = decode_json(await self._body(scope, receive), CancelBody, "body", _TEXTS)
-        message_id = await reached(identity_of(scope), self._broker, _check_id(body.id))
-        [outcome] = await self._broker.engine.cancel([message_id])
-        cancelled = outcome == "cancelled"
-        return Cancelled(ok=True, cancelled=cancelled, reason=None if cancelled else outcome)
-
-    async def _timed(self, operation: Operation, work: Awaitable[T]) -> T:
-        with self._broker.operations.measure(operation):
-            return await work
-
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
-        return await read_whole(scope, receive, self._settings)
-
-
-async def _answer(send: Send, work: Awaitable[object]) -> None:
-    try:
-        answer = encode(await work)
-    except Exception as error:
-        await send_failure(send, error)
-    else:
-        await send_json(send, 200, answer)
+        return await responses.read_whole(scope, receive, self._settings)
 
 
 def _queue(scope: Scope) -> str:
@@ -330,3 +285,179 @@ def _check_id(id: str) -> str:
     if not id:
         raise InvalidInput(_ID_TEXT)
     return id
+
+
+# Administration --------------------------------------------------------------------------------------------
+
+MAX_LOCK_MS = 10 * 365 * 86_400_000
+
+
+async def show_stats(call: Call) -> types.keys.WorkStats:
+    """Get statistics of a work queue. Returns the number of messages by state."""
+    stats = await call.broker.work_queues.stats(queue_param(call.query))
+    return answer_of(types.keys.WorkStats, stats, total=stats.total)
+
+
+async def show_settings(call: Call) -> types.keys.WorkSettings:
+    """Get the settings of a work queue. Returns the length of the lease on a message of the queue."""
+    queue = queue_param(call.query)
+    return _shown_settings(call, queue, await call.broker.work_queues.lock_duration(queue))
+
+
+async def change_settings(call: Call) -> types.keys.WorkSettings:
+    """Change the settings of a work queue. Sets the length of new leases on messages of the queue."""
+    queue = queue_param(call.query)
+    body = await call.json(types.keys.SettingsBody, "body")
+    own = check_int(body.lock_duration or 0, "lockDuration", 0, MAX_LOCK_MS)
+    await call.broker.work_queues.set_lock_duration(queue, own, permitted_labels(call.identity, queue))
+    return _shown_settings(call, queue, own)
+
+
+def _shown_settings(call: Call, queue: str, own: int) -> types.keys.WorkSettings:
+    """Return the settings in effect, and whether they are the default of the server."""
+    return types.keys.WorkSettings(queue, own or call.settings.queue.lock_duration, inherited=not own)
+
+
+_OF_QUEUE = NameParam("queue", "Work queue of the dead letter. Optional, because the id identifies the dead letter.")
+
+
+async def list_dead_letters(call: Call) -> list[types.keys.WorkDeadLetter]:
+    """List dead letters of a work queue. Returns a page of dead letters, the newest failure first."""
+    query = call.query
+    where = DeadLetterFilter(queue=queue_param(query), group=QUEUE_MODE, limit=LIMIT.of(query), offset=OFFSET.of(query))
+    page = await call.broker.dead_letters(where)
+    check_page(letter.payload for letter in page.items)
+    return [_entry(letter) for letter in page.items]
+
+
+async def get_dead_letter(call: Call) -> types.keys.WorkDeadLetter:
+    """Get a dead letter of a work queue. Accepts the id of the dead letter or the id of the message."""
+    page = await call.broker.dead_letters(await _one(call))
+    if not page.items:
+        raise _not_found()
+    return _entry(page.items[0])
+
+
+async def requeue(call: Call) -> types.keys.Requeued:
+    """Requeue a dead letter of a work queue.
+
+    Puts the message back at the front of its queue with a new id. It keeps its options, and its attempts start at zero.
+    """
+    page = await call.engine.dead_letters(await _one(call))
+    if not page.items:
+        raise _not_found()
+    try:
+        message_id = first(await call.engine.requeue([page.items[0].id]))
+    except NotFound:
+        raise _not_found() from None  # Another request removed it meanwhile.
+    return types.keys.Requeued(ok=True, new_id=message_id, id=message_id)
+
+
+async def delete_dead_letter(call: Call) -> types.keys.Ok:
+    """Delete a dead letter of a work queue. Succeeds also if the dead letter does not exist."""
+    await call.engine.delete_dead_letters(await _one(call))
+    return types.keys.Ok(ok=True)
+
+
+async def purge_dead_letters(call: Call) -> types.keys.Deleted:
+    """Delete all dead letters of a work queue. Returns the number of deleted dead letters."""
+    where = DeadLetterFilter(queue=queue_param(call.query), group=QUEUE_MODE)
+    return types.keys.Deleted(await call.engine.delete_dead_letters(where))
+
+
+async def _one(call: Call) -> DeadLetterFilter:
+    """Return a filter for the id in the path, and for the queue if the request names one."""
+    where = DeadLetterFilter(queue=_OF_QUEUE.of(call.query), group=QUEUE_MODE, ids=(call.id("id"),), limit=1)
+    return await reached_letter(call.identity, call.broker, where)
+
+
+def _not_found() -> NotFound:
+    return NotFound("Message not found in DLQ", code="dead_letter_not_found")
+
+
+def _entry(letter: DeadLetter) -> types.keys.WorkDeadLetter:
+    return types.keys.WorkDeadLetter(
+        id=letter.id,
+        original_id=letter.message_id,
+        value=letter.payload,
+        attempts=letter.attempts,
+        error_message=letter.error,
+        original_created_at=letter.created_at // MILLISECOND,
+        failed_at=letter.failed_at // MILLISECOND,
+        payload_error=letter.unreadable,
+    )
+
+
+# Metrics ---------------------------------------------------------------------------------------------------
+
+_STATES = {
+    "pending": "Pending messages",
+    "processing": "Messages in flight",
+    "dlq": "Dead letters",
+    "total": "Pending messages, messages in flight and dead letters",
+}
+
+
+async def metrics(call: Call) -> types.keys.KeyvalMetrics:
+    """Get metrics of the key-value API as JSON.
+
+    Returns counts and latencies of operations, the state of a work queue and the size of the key-value store.
+    """
+    tallies = call.broker.operations.tallies()
+    storage = await call.broker.keyvalue.key_stats()
+    return types.keys.KeyvalMetrics(
+        operations=types.keys.OperationsNumbers(
+            operations={
+                name: types.keys.OperationNumbers(
+                    tally.count, tally.errors, round(tally.milliseconds.sum / tally.count, 3)
+                )
+                for name, tally in tallies.items()
+            },
+            totals={
+                "operations": sum(tally.count for tally in tallies.values()),
+                "errors": sum(tally.errors for tally in tallies.values()),
+            },
+        ),
+        queue=await show_stats(call),
+        storage=types.keys.Storage(entries=storage.entries, size_bytes=storage.bytes),
+    )
+
+
+async def prometheus(call: Call) -> Response:
+    """Get metrics of the key-value API for Prometheus. Returns the Prometheus text format."""
+    storage = await call.broker.keyvalue.key_stats()
+    families = list(_operation_metrics(call.broker))
+    for state, number in msgspec.structs.asdict(await show_stats(call)).items():
+        families.append(gauge(f"keyval_queue_{state}", f"{_STATES[state]} of the work queue.", one(number)))
+    families.append(gauge("keyval_entries_total", "Entries in the key-value store.", one(storage.entries)))
+    families.append(gauge("keyval_storage_bytes", "Size of all keys and values, in bytes.", one(storage.bytes)))
+    return Response(text(families), headers={"content-type": CONTENT_TYPE})
+
+
+def _operation_metrics(broker: Broker) -> Iterator[Metric]:
+    tallies = [({"operation": name}, tally) for name, tally in broker.operations.tallies().items()]
+    counts = [(labels, tally.count) for labels, tally in tallies]
+    yield counter("keyval_operations_total", "Operations, by name.", counts)
+    errors = [(labels, tally.errors) for labels, tally in tallies]
+    yield counter("keyval_errors_total", "Operations that failed because of the server, by name.", errors)
+    yield histogram(
+        "keyval_operation_duration_ms",
+        "Duration of operations in milliseconds, by name.",
+        [(labels, tally.milliseconds) for labels, tally in tallies],
+    )
+
+
+_NOT_THERE = (Failure(404, "dead_letter_not_found"),)
+
+TABLE = table(
+    bind(operations.KEYVAL_SHOW_STATS, show_stats, query=(QUEUE,)),
+    bind(operations.KEYVAL_SHOW_SETTINGS, show_settings, query=(QUEUE,)),
+    bind(operations.KEYVAL_CHANGE_SETTINGS, change_settings, query=(QUEUE,), body=types.keys.SettingsBody),
+    bind(operations.KEYVAL_LIST_DEAD_LETTERS, list_dead_letters, query=(QUEUE, LIMIT, OFFSET)),
+    bind(operations.KEYVAL_PURGE_DEAD_LETTERS, purge_dead_letters, query=(QUEUE,)),
+    bind(operations.KEYVAL_GET_DEAD_LETTER, get_dead_letter, query=(_OF_QUEUE,), errors=_NOT_THERE),
+    bind(operations.KEYVAL_DELETE_DEAD_LETTER, delete_dead_letter, query=(_OF_QUEUE,)),
+    bind(operations.KEYVAL_REQUEUE, requeue, query=(_OF_QUEUE,), errors=_NOT_THERE),
+    bind(operations.KEYVAL_METRICS, metrics, query=(QUEUE,)),
+    bind(operations.KEYVAL_PROMETHEUS, prometheus, query=(QUEUE,), media="text/plain"),
+)

@@ -3,44 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from hark.api import operations
-from hark.api.types.keys import PolledKeys, PolledPrefix
+from hark.api import operations, types
 from hark.broker import Broker
 from hark.broker.delivery.stream import Arrival, Stream
 from hark.broker.watch import Change, Shown, Watcher
 from hark.errors import InvalidInput
+from hark.http import responses
 from hark.http.admission import identity_of, permitted_labels
 from hark.http.checks import query_params
 from hark.http.exchange import exchange_of
-from hark.http.keyval.paths import (
-    KEYS,
-    LIMIT,
-    PREFIX,
-    QUEUE,
-    KeysParam,
-    known_of_text,
-    known_text,
-    queue_param,
-    version_of,
-    versionstamp,
-    wire_changes,
-)
+from hark.http.keyval import paths
+from hark.http.keyval.paths import KEYS, LIMIT, PREFIX, QUEUE, KeysParam, queue_param, versionstamp, wire_changes
 from hark.http.keyval.queue import wire_messages
+from hark.http.params import BoolParam, IntParam, Param, Query
 from hark.http.pops import CONSUMER, named, timeout_param
-from hark.http.responses import (
-    UNCACHED_JSON,
-    Receive,
-    Scope,
-    Send,
-    encode,
-    send_failure,
-    send_response,
-    wait_until_left,
-)
-from hark.http.routes.requests import ANOTHER_MODE
-from hark.http.routes.table import EVENTS, BoolParam, IntParam, Param, Table, bind, table
+from hark.http.responses import UNCACHED_JSON, Receive, Scope, Send, encode, send_failure, send_response
+from hark.http.routing import ANOTHER_MODE, EVENTS, Table, bind, table
 from hark.http.sse import ClientWriter, SseOptions, event, send_events, take
 from hark.keys import encode_key
 from hark.model import Key
@@ -52,17 +32,7 @@ _IDLE_SECONDS = 0.1
 """Time after which an idle client receives the first ping."""
 
 
-def sse_options_of(settings: Settings) -> SseOptions:
-    """Return the event options of listeners and watchers."""
-    return SseOptions(
-        opening=_OPENING,
-        ping=event(b"ping", b""),
-        ping_seconds=settings.queue.ping_interval_ms / 1000,
-        first_ping_seconds=_IDLE_SECONDS,
-        stall_seconds=settings.limits.stalled_seconds,
-        cache_control=b"no-cache, no-store",
-    )
-
+MAX_PREFETCH = 10_000
 
 _PREFIXES = KeysParam("prefixes", "Alias of `prefix`, for compatibility. One prefix only.")
 _INITIAL = BoolParam("initial", "Send the current entries first.", True)
@@ -72,38 +42,43 @@ _VERSIONSTAMPS = Param(
 _WAIT = BoolParam("wait", "Wait until an entry changes, for at most `timeout` milliseconds.")
 
 
-class KeyWatches:
-    """The routes that watch keys, bound to a broker."""
+class KeyvalStreams:
+    """The routes that watch keys or listen to a work queue, bound to a broker."""
 
     def __init__(self, broker: Broker, settings: Settings) -> None:
         self._broker = broker
         self._timeout = timeout_param(settings)
-        self._sse_options = sse_options_of(settings)
+        self._prefetch = IntParam(
+            "prefetch",
+            "Maximum number of unacknowledged messages that the client holds.",
+            settings.queue.prefetch,
+            1,
+            MAX_PREFETCH,
+        )
+        self._sse_options = SseOptions(
+            opening=_OPENING,
+            ping=event(b"ping", b""),
+            ping_seconds=settings.queue.ping_interval_ms / 1000,
+            first_ping_seconds=_IDLE_SECONDS,
+            stall_seconds=settings.limits.stalled_seconds,
+            cache_control=b"no-cache, no-store",
+        )
 
     def table(self) -> Table:
         """Return the table of these routes."""
+        prefix = (PREFIX, _PREFIXES, LIMIT)
+        wait = (_VERSIONSTAMPS, _WAIT, self._timeout)
+        listen = (QUEUE, self._prefetch, CONSUMER)
+        modes = (ANOTHER_MODE,)
         return table(
+            bind(operations.KEYVAL_LISTEN, self.listen, query=listen, media=EVENTS, errors=modes, raw=True),
             bind(operations.KEYVAL_WATCH_KEYS, self.watch_keys, query=(KEYS, _INITIAL), media=EVENTS, raw=True),
-            bind(
-                operations.KEYVAL_POLL_KEYS,
-                self.poll_keys,
-                query=(KEYS, _VERSIONSTAMPS, _WAIT, self._timeout),
-                raw=True,
-            ),
-            bind(
-                operations.KEYVAL_WATCH_PREFIX,
-                self.watch_prefix,
-                query=(PREFIX, _PREFIXES, LIMIT, _INITIAL),
-                media=EVENTS,
-                raw=True,
-            ),
-            bind(
-                operations.KEYVAL_POLL_PREFIX,
-                self.poll_prefix,
-                query=(PREFIX, _PREFIXES, LIMIT, _VERSIONSTAMPS, _WAIT, self._timeout),
-                raw=True,
-            ),
+            bind(operations.KEYVAL_POLL_KEYS, self.poll_keys, query=(KEYS, *wait), raw=True),
+            bind(operations.KEYVAL_WATCH_PREFIX, self.watch_prefix, query=(*prefix, _INITIAL), media=EVENTS, raw=True),
+            bind(operations.KEYVAL_POLL_PREFIX, self.poll_prefix, query=(*prefix, *wait), raw=True),
         )
+
+    # Keys --------------------------------------------------------------------------------------------------
 
     async def watch_keys(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Watch keys.
@@ -111,15 +86,11 @@ class KeyWatches:
         Sends a server-sent event `change` with the changed entries whenever one of the keys changes. A deleted key has
         null as its value and versionstamp.
         """
-        try:
-            query = query_params(scope["query_string"])
-            watcher = await self._broker.keyvalue.watchers.watch_keys(KEYS.of(query), initial=_INITIAL.of(query))
-        except Exception as error:
-            await send_failure(send, error)
-        else:
-            await send_events(
-                scope, receive, send, watcher, lambda writer: _write_changes(watcher, writer), self._sse_options
-            )
+
+        def opened(query: Query) -> Awaitable[Watcher]:
+            return self._broker.keyvalue.watchers.watch_keys(KEYS.of(query), initial=_INITIAL.of(query))
+
+        await self._watch(scope, receive, send, opened)
 
     async def watch_prefix(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Watch a prefix.
@@ -127,11 +98,18 @@ class KeyWatches:
         Sends a server-sent event `change` with the changed entries whenever a key below the prefix changes. A deleted
         key has null as its value and versionstamp.
         """
+
+        def opened(query: Query) -> Awaitable[Watcher]:
+            prefix, limit = _prefix_param(query), LIMIT.of(query)
+            return self._broker.keyvalue.watchers.watch_prefix(prefix, limit, initial=_INITIAL.of(query))
+
+        await self._watch(scope, receive, send, opened)
+
+    async def _watch(
+        self, scope: Scope, receive: Receive, send: Send, opened: Callable[[Query], Awaitable[Watcher]]
+    ) -> None:
         try:
-            query = query_params(scope["query_string"])
-            watcher = await self._broker.keyvalue.watchers.watch_prefix(
-                _prefix_param(query), LIMIT.of(query), initial=_INITIAL.of(query)
-            )
+            watcher = await opened(query_params(scope["query_string"]))
         except Exception as error:
             await send_failure(send, error)
         else:
@@ -148,14 +126,12 @@ class KeyWatches:
         try:
             query = query_params(scope["query_string"])
             keys = KEYS.of(query)
-            shown = _known_param(query, keys)
-            wait_seconds = self._wait_param(query)
+            shown, wait_seconds = _known_param(query, keys), self._wait_param(query)
             watcher = await self._broker.keyvalue.watchers.watch_keys(keys, shown)
             changes = await self._first_changes(watcher, wait_seconds, receive)
             known = [watcher.shown.get(encode_key(key)) for key in keys]
             stamps = tuple("" if one is None else versionstamp(one.version) for one in known)
-            polled: PolledKeys = PolledKeys(entries=wire_changes(changes), versionstamps=stamps)
-            answer = encode(polled)
+            answer = encode(types.keys.PolledKeys(entries=wire_changes(changes), versionstamps=stamps))
         except Exception as error:
             await send_failure(send, error)
         else:
@@ -170,12 +146,12 @@ class KeyWatches:
         try:
             query = query_params(scope["query_string"])
             prefix = _prefix_param(query)
-            shown = known_of_text(_VERSIONSTAMPS.text(query) or "", prefix, _VERSIONSTAMPS.name)
+            shown = paths.known_of_text(_VERSIONSTAMPS.text(query) or "", prefix, _VERSIONSTAMPS.name)
             wait_seconds, limit = self._wait_param(query), LIMIT.of(query)
             watcher = await self._broker.keyvalue.watchers.watch_prefix(prefix, limit, shown)
             changes = await self._first_changes(watcher, wait_seconds, receive)
-            polled: PolledPrefix = PolledPrefix(entries=wire_changes(changes), versionstamps=known_text(watcher.shown))
-            answer = encode(polled)
+            stamps = paths.known_text(watcher.shown)
+            answer = encode(types.keys.PolledPrefix(entries=wire_changes(changes), versionstamps=stamps))
         except Exception as error:
             await send_failure(send, error)
         else:
@@ -192,71 +168,7 @@ class KeyWatches:
         timeout = self._timeout.of(query)
         return timeout / 1000 if _WAIT.of(query) else 0
 
-
-async def _write_changes(watcher: Watcher, writer: ClientWriter) -> None:
-    while changes := await watcher.next():
-        await writer.write(event(b"change", encode(wire_changes(changes))))
-
-
-async def _close_when_left(receive: Receive, watcher: Watcher) -> None:
-    await wait_until_left(receive)
-    watcher.close()
-
-
-def _prefix_param(query: Mapping[str, str]) -> Key:
-    """Return the prefix to watch; some clients send it as `prefixes`."""
-    if prefix := PREFIX.of(query):
-        return prefix
-    if not query.get(_PREFIXES.name):
-        raise InvalidInput("Missing 'prefix' query parameter")
-    prefixes = _PREFIXES.of(query)
-    if len(prefixes) > 1:
-        raise InvalidInput(f"prefixes: expected one prefix, got {len(prefixes)}; open a separate watch for each prefix")
-    return prefixes[0]
-
-
-def _known_param(query: Mapping[str, str], keys: Sequence[Key]) -> dict[bytes, Shown]:
-    """Return the versions that the client knows, in the order of its keys. Empty: the key did not exist."""
-    text = _VERSIONSTAMPS.text(query)
-    stamps = text.split(",") if text else []
-    if len(stamps) > len(keys):
-        raise InvalidInput(f"versionstamps: expected at most one for each of the {len(keys)} keys, got {len(stamps)}")
-    return {
-        encode_key(key): Shown(key, version_of(stamp, f"versionstamps[{index}]"))
-        for index, (key, stamp) in enumerate(zip(keys, stamps, strict=False))
-        if stamp
-    }
-
-
-MAX_PREFETCH = 10_000
-
-
-class QueueListeners:
-    """The route, bound to a broker."""
-
-    def __init__(self, broker: Broker, settings: Settings) -> None:
-        self._broker = broker
-        self._prefetch = IntParam(
-            "prefetch",
-            "Maximum number of unacknowledged messages that the client holds.",
-            settings.queue.prefetch,
-            1,
-            MAX_PREFETCH,
-        )
-        self._sse_options = sse_options_of(settings)
-
-    def table(self) -> Table:
-        """Return the table of this route."""
-        return table(
-            bind(
-                operations.KEYVAL_LISTEN,
-                self.listen,
-                query=(QUEUE, self._prefetch, CONSUMER),
-                media=EVENTS,
-                errors=(ANOTHER_MODE,),
-                raw=True,
-            ),
-        )
+    # Work queues -------------------------------------------------------------------------------------------
 
     async def listen(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream messages of a work queue.
@@ -288,3 +200,38 @@ class QueueListeners:
         with self._broker.operations.measure("queue_dequeue"):
             messages = wire_messages(arrival.result)
             return b"".join(event(b"message", encode(message), message.id.encode()) for message in messages)
+
+
+async def _write_changes(watcher: Watcher, writer: ClientWriter) -> None:
+    while changes := await watcher.next():
+        await writer.write(event(b"change", encode(wire_changes(changes))))
+
+
+async def _close_when_left(receive: Receive, watcher: Watcher) -> None:
+    await responses.wait_until_left(receive)
+    watcher.close()
+
+
+def _prefix_param(query: Mapping[str, str]) -> Key:
+    """Return the prefix to watch; some clients send it as `prefixes`."""
+    if prefix := PREFIX.of(query):
+        return prefix
+    if not query.get(_PREFIXES.name):
+        raise InvalidInput("Missing 'prefix' query parameter")
+    prefixes = _PREFIXES.of(query)
+    if len(prefixes) > 1:
+        raise InvalidInput(f"prefixes: expected one prefix, got {len(prefixes)}; open a separate watch for each prefix")
+    return prefixes[0]
+
+
+def _known_param(query: Mapping[str, str], keys: Sequence[Key]) -> dict[bytes, Shown]:
+    """Return the versions that the client knows, in the order of its keys. Empty: the key did not exist."""
+    text = _VERSIONSTAMPS.text(query)
+    stamps = text.split(",") if text else []
+    if len(stamps) > len(keys):
+        raise InvalidInput(f"versionstamps: expected at most one for each of the {len(keys)} keys, got {len(stamps)}")
+    return {
+        encode_key(key): Shown(key, paths.version_of(stamp, f"versionstamps[{index}]"))
+        for index, (key, stamp) in enumerate(zip(keys, stamps, strict=False))
+        if stamp
+    }

@@ -3,73 +3,20 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
 
-from hark.api import operations
-from hark.api.types.base import Pagination
-from hark.api.types.dead_letters import (
-    DeadLetterPage,
-    DeadLetterResult,
-    DeletedDeadLetter,
-    DeletedDeadLetters,
-    FilterBody,
-    IdsBody,
-    ImportedDeadLetters,
-    ListedDeadLetter,
-    PurgedDeadLetters,
-    RequeueBody,
-    RequeuedDeadLetter,
-    RequeuedDeadLetters,
-)
+from hark.api import operations, types
 from hark.broker.broker import first
 from hark.broker.work_queues import find_each, find_oldest
 from hark.errors import Conflict, HarkError, InvalidInput, NotFound
-from hark.http.admission import check_filter, identity_of, reached_letter, stamp
-from hark.http.checks import (
-    array_of,
-    check_int,
-    check_name,
-    check_text,
-    decode_unbounded,
-    elements,
-    parse_moment,
-    raw_default,
-    short,
-    time_of,
-)
-from hark.http.exchange import exchange_of
-from hark.http.items import MAX_ERROR_CHARACTERS, NO_KEYS, NO_PAYLOAD, PushItem, to_new_message
-from hark.http.routes.requests import (
-    MAINTENANCE,
-    NO_QUEUE,
-    TOO_MANY,
-    broker_of,
-    check_page,
-    query_of,
-    read_json,
-    reply,
-    settings_of,
-    text_in_path,
-)
-from hark.http.routes.table import (
-    LARGE_BODY,
-    MAX_PAGE,
-    BoolParam,
-    Failure,
-    IdParam,
-    NameParam,
-    Table,
-    TimeParam,
-    bind,
-    paging,
-    table,
-)
+from hark.http.admission import check_filter, reached_letter, stamp
+from hark.http.checks import check_int, check_name, check_text, parse_time, raw_default, raw_parts, short
+from hark.http.items import MAX_ERROR_CHARACTERS, NO_KEYS, PushItem, to_new_message, too_many
+from hark.http.params import MAX_PAGE, BoolParam, NameParam, Query, TimeParam, paging
+from hark.http.responses import answer_of
+from hark.http.routing import LARGE_BODY, MAINTENANCE, NO_QUEUE, TOO_MANY, Call, Failure, bind, check_page, table
 from hark.ids import has_location
 from hark.model import DeadLetter, DeadLetterFilter, NewDeadLetter
 
@@ -80,119 +27,108 @@ _GROUP = NameParam("consumerGroup", "Match only dead letters of this consumer gr
 _PARTITION = NameParam("partition", "Match only dead letters of partitions with this name.")
 _FROM = TimeParam("from", "Match only dead letters that failed at or after this time.")
 _TO = TimeParam("to", "Match only dead letters that failed at or before this time.")
-_ID = IdParam("id", "Match only the dead letter with this id, or the dead letters of the message with this id.")
-_SEARCH = IdParam(
+_ID = NameParam("id", "Match only the dead letter with this id, or the dead letters of the message with this id.")
+_SEARCH = NameParam(
     "search", "Match only dead letters whose error contains this text, without regard to the case of ASCII letters."
 )
 _PAYLOADS = BoolParam("payloads", "Include the payloads. Without them `data` is null.", True)
 _FILTER = (_QUEUE, _GROUP, _PARTITION, _FROM, _TO, _ID, _SEARCH)
 
 
-async def list_dead_letters(request: Request) -> Response:
+async def list_dead_letters(call: Call) -> types.dead_letters.DeadLetterPage:
     """List dead letters. Returns a page of matching dead letters, the newest failure first."""
-    query = query_of(request)
-    limit, offset = _PAGE.of(query)
-    where = msgspec.structs.replace(_filter(query), payloads=_PAYLOADS.of(query), limit=limit, offset=offset)
-    page = await broker_of(request).dead_letters(where)
-    check_page(letter.payload for letter in page.items)
-    return reply(
-        DeadLetterPage(
-            items=tuple(_letter(letter) for letter in page.items),
-            pagination=Pagination(limit=limit, offset=offset),
-            total=page.total,
-        )
+    page = _PAGE.of(call.query)
+    where = msgspec.structs.replace(
+        _filter(call.query), payloads=_PAYLOADS.of(call.query), limit=page.limit, offset=page.offset
     )
+    found = await call.broker.dead_letters(where)
+    check_page(letter.payload for letter in found.items)
+    letters = tuple(_letter(letter) for letter in found.items)
+    return types.dead_letters.DeadLetterPage(items=letters, pagination=page, total=found.total)
 
 
-async def requeue(request: Request) -> Response:
+async def requeue(call: Call) -> types.dead_letters.RequeuedDeadLetter:
     """Requeue a dead letter.
 
     Puts the message back at the front of its partition, for the consumer group in which it failed.
     """
-    letter = await _find(request)
-    message_id = first(await broker_of(request).engine.requeue([letter.id]))
-    return reply(
-        RequeuedDeadLetter(
-            success=True,
-            dead_letter_id=letter.id,
-            message_id=message_id,
-            queue=letter.queue,
-            partition=letter.partition,
-            consumer_group=letter.group,
-        )
+    letter = await _find(call)
+    message_id = first(await call.engine.requeue([letter.id]))
+    return answer_of(
+        types.dead_letters.RequeuedDeadLetter,
+        letter,
+        success=True,
+        dead_letter_id=letter.id,
+        message_id=message_id,
+        consumer_group=letter.group,
     )
 
 
-async def delete_dead_letter(request: Request) -> Response:
+async def delete_dead_letter(call: Call) -> types.dead_letters.DeletedDeadLetter:
     """Delete a dead letter. Accepts the id of the dead letter, or the id of its message."""
-    letter = await _find(request)
-    deleted = await broker_of(request).engine.delete_dead_letters(DeadLetterFilter(ids=(letter.id,)))
+    letter = await _find(call)
+    deleted = await call.engine.delete_dead_letters(DeadLetterFilter(ids=(letter.id,)))
     if not deleted:
-        raise NotFound("Dead letter not found", code="dead_letter_not_found")
-    return reply(DeletedDeadLetter(success=True, dead_letter_id=letter.id, deleted=deleted))
+        raise _not_found()
+    return types.dead_letters.DeletedDeadLetter(success=True, dead_letter_id=letter.id, deleted=deleted)
 
 
-async def purge_dead_letters(request: Request) -> Response:
+async def purge_dead_letters(call: Call) -> types.dead_letters.PurgedDeadLetters:
     """Delete the dead letters of a queue.
 
     Deletes all matching dead letters. The parameter `queue` is required.
     """
-    where = _filter(query_of(request))
+    where = _filter(call.query)
     if where.queue is None:
         raise InvalidInput("queue is required")
-    deleted = await broker_of(request).engine.delete_dead_letters(where)
-    return reply(PurgedDeadLetters(success=True, queue=where.queue, deleted=deleted))
+    deleted = await call.engine.delete_dead_letters(where)
+    return types.dead_letters.PurgedDeadLetters(success=True, queue=where.queue, deleted=deleted)
 
 
 # Many at a time --------------------------------------------------------------------------------------------
 
 
-async def requeue_many(request: Request) -> Response:
+async def requeue_many(call: Call) -> types.dead_letters.RequeuedDeadLetters:
     """Requeue several dead letters.
 
     Requeues the dead letters with the given ids, or the oldest dead letters that match the filter. The response has
     one result for each dead letter.
     """
-    body = await read_json(request, RequeueBody, "body")
-    engine = broker_of(request).engine
+    body = await call.json(types.dead_letters.RequeueBody, "body")
     found: Sequence[DeadLetter | HarkError]
     if body.ids is not None and body.filter is None and body.limit is None:
         ids, remaining = _check_ids(body.ids), 0
-        found = await find_each(engine, ids, identity_of(request).may_use)
+        found = await find_each(call.engine, ids, call.identity.may_use)
     elif body.filter is not None and body.ids is None:
-        where = _filter(_as_query(body.filter))
-        check_filter(identity_of(request), where.queue)
+        given = msgspec.to_builtins(body.filter)
+        where = _filter({name: value for name, value in given.items() if value is not None})
+        check_filter(call.identity, where.queue)
         most = MAX_PAGE if body.limit is None else check_int(body.limit, "limit", 1, MAX_PAGE)
-        letters, remaining = await find_oldest(engine, where, most)
+        letters, remaining = await find_oldest(call.engine, where, most)
         found, ids = letters, [letter.id for letter in letters]
     else:
         raise InvalidInput("expected either ids, or a filter with an optional limit")
-    chosen = [one.id for one in found if isinstance(one, DeadLetter)]
-    _note_letters(request, found)
-    outcomes = iter(await engine.requeue(chosen))
+    outcomes = iter(await call.engine.requeue(_note_letters(call, found)))
     results = tuple(
         _result(name, one if isinstance(one, HarkError) else next(outcomes))
         for name, one in zip(ids, found, strict=True)
     )
     requeued = sum(1 for result in results if result.success)
-    return reply(RequeuedDeadLetters(requeued=requeued, remaining=remaining, results=results))
+    return types.dead_letters.RequeuedDeadLetters(requeued=requeued, remaining=remaining, results=results)
 
 
-async def delete_many(request: Request) -> Response:
+async def delete_many(call: Call) -> types.dead_letters.DeletedDeadLetters:
     """Delete several dead letters.
 
     Deletes the dead letters with the given ids in one commit. The response has one result for each id.
     """
-    ids = _check_ids((await read_json(request, IdsBody, "body")).ids)
-    engine = broker_of(request).engine
-    found = await find_each(engine, ids, identity_of(request).may_use)
-    own = [one.id for one in found if isinstance(one, DeadLetter)]
-    _note_letters(request, found)
-    deleted = await engine.delete_dead_letters(DeadLetterFilter(ids=own))
+    ids = _check_ids((await call.json(types.dead_letters.IdsBody, "body")).ids)
+    found = await find_each(call.engine, ids, call.identity.may_use)
+    deleted = await call.engine.delete_dead_letters(DeadLetterFilter(ids=_note_letters(call, found)))
     results = tuple(
         _result(name, one if isinstance(one, HarkError) else None) for name, one in zip(ids, found, strict=True)
     )
-    return reply(DeletedDeadLetters(deleted=deleted, results=results))
+    return types.dead_letters.DeletedDeadLetters(deleted=deleted, results=results)
 
 
 # Dead letters of other stores -----------------------------------------------------------------------------------
@@ -224,41 +160,24 @@ class ImportBody(msgspec.Struct, forbid_unknown_fields=True):
     items: list[DeadLetterItem]
 
 
-class _Carrier(msgspec.Struct, gc=False):
-    payload: msgspec.Raw = raw_default(NO_PAYLOAD)
-
-
-@cache
-def _carriers() -> Any:
-    return msgspec.defstruct("Carriers", [("items", array_of(_Carrier))])
-
-
-def _payloads(body: bytes) -> Iterator[msgspec.Raw]:
-    for item in elements(decode_unbounded(body, _carriers(), "body").items):
-        yield item.payload
-
-
-async def import_dead_letters(request: Request) -> Response:
+async def import_dead_letters(call: Call) -> types.dead_letters.ImportedDeadLetters:
     """Import dead letters.
 
     Stores dead letters of another store in the queue that the parameter `queue` names. It must exist. A dead letter
     whose id, or whose message in the same consumer group, is a dead letter already is a duplicate and changes nothing.
     """
-    queue = _QUEUE.of(query_of(request))
-    items = (await read_json(request, ImportBody, "body", payloads=_payloads)).items
+    queue = _QUEUE.of(call.query)
+    items = (await call.json(ImportBody, "body", payloads=raw_parts("payload", "items"))).items
     if queue is None:
         raise InvalidInput("queue is required")
-    most = settings_of(request).limits.max_batch
+    most = call.settings.limits.max_batch
     if len(items) > most:
-        raise InvalidInput(
-            f"items: at most {most} in one request (setting limits.max_batch), got {len(items)}; send smaller batches",
-            code="batch_too_large",
-        )
+        raise too_many("items", most, len(items))
     letters = [_imported(item, queue, index) for index, item in enumerate(items)]
-    stamp(identity_of(request), [letter.message for letter in letters])
-    exchange_of(request).note_target(queues=[queue], number=len(letters))
-    stored = sum(await broker_of(request).import_dead_letters(letters))
-    return reply(ImportedDeadLetters(imported=stored, duplicates=len(letters) - stored))
+    stamp(call.identity, [letter.message for letter in letters])
+    call.exchange.note_target(queues=[queue], number=len(letters))
+    stored = sum(await call.broker.import_dead_letters(letters))
+    return types.dead_letters.ImportedDeadLetters(imported=stored, duplicates=len(letters) - stored)
 
 
 def _imported(item: DeadLetterItem, queue: str, index: int) -> NewDeadLetter:
@@ -281,8 +200,8 @@ def _imported(item: DeadLetterItem, queue: str, index: int) -> NewDeadLetter:
         group=check_name(item.consumer_group, f"{where}.consumerGroup"),
         attempts=check_int(item.attempts, f"{where}.attempts", 0, _MOST_ATTEMPTS),
         error=item.error[:MAX_ERROR_CHARACTERS],
-        created_at=parse_moment(item.created_at, f"{where}.createdAt"),
-        failed_at=parse_moment(item.failed_at, f"{where}.failedAt"),
+        created_at=parse_time(item.created_at, f"{where}.createdAt"),
+        failed_at=parse_time(item.failed_at, f"{where}.failedAt"),
     )
 
 
@@ -296,10 +215,11 @@ def _check_uuid(text: str, field: str) -> str:
     raise InvalidInput(f"{field}: expected the deadLetterId of an export, a UUID, got {short(text)}")
 
 
-def _note_letters(request: Request, found: Sequence[DeadLetter | HarkError]) -> None:
-    """Note the queues and the number of dead letters for the audit log."""
-    queues = [one.queue for one in found if isinstance(one, DeadLetter)]
-    exchange_of(request).note_target(queues=sorted(set(queues)), number=len(queues))
+def _note_letters(call: Call, found: Sequence[DeadLetter | HarkError]) -> list[str]:
+    """Note the queues and the number of dead letters for the audit log, and return the ids of the dead letters."""
+    letters = [one for one in found if isinstance(one, DeadLetter)]
+    call.exchange.note_target(queues=sorted({one.queue for one in letters}), number=len(letters))
+    return [one.id for one in letters]
 
 
 def _check_ids(ids: list[str]) -> list[str]:
@@ -310,20 +230,13 @@ def _check_ids(ids: list[str]) -> list[str]:
     return [check_text(one, f"ids[{index}]") for index, one in enumerate(ids)]
 
 
-def _as_query(body: FilterBody) -> dict[str, str]:
-    given: dict[str, str | None] = msgspec.to_builtins(body)
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def _result(name: str, outcome: str | HarkError | None) -> DeadLetterResult:
+def _result(name: str, outcome: str | HarkError | None) -> types.dead_letters.DeadLetterResult:
     if isinstance(outcome, HarkError):
-        return DeadLetterResult(id=name, success=False, error=outcome.text, code=outcome.code)
-    if outcome is None:
-        return DeadLetterResult(id=name, success=True)
-    return DeadLetterResult(id=name, success=True, message_id=outcome)
+        return types.dead_letters.DeadLetterResult(id=name, success=False, error=outcome.text, code=outcome.code)
+    return types.dead_letters.DeadLetterResult(id=name, success=True, message_id=outcome)
 
 
-def _filter(query: Mapping[str, str]) -> DeadLetterFilter:
+def _filter(query: Query) -> DeadLetterFilter:
     return DeadLetterFilter(
         queue=_QUEUE.of(query),
         group=_GROUP.of(query),
@@ -335,51 +248,45 @@ def _filter(query: Mapping[str, str]) -> DeadLetterFilter:
     )
 
 
-async def _find(request: Request) -> DeadLetter:
+async def _find(call: Call) -> DeadLetter:
     """Return the dead letter with the id in the path, or the only one of the message with this id."""
-    group = _GROUP.of(query_of(request))
-    where = DeadLetterFilter(ids=(text_in_path(request, "id"),), group=group, payloads=False, limit=2)
-    where = await reached_letter(identity_of(request), broker_of(request), where)
-    found = (await broker_of(request).engine.dead_letters(where)).items
+    where = DeadLetterFilter(ids=(call.id("id"),), group=_GROUP.of(call.query), payloads=False, limit=2)
+    where = await reached_letter(call.identity, call.broker, where)
+    found = (await call.engine.dead_letters(where)).items
     if not found:
-        raise NotFound("Dead letter not found", code="dead_letter_not_found")
+        raise _not_found()
     if len(found) > 1:
         raise Conflict(
-            "the message is a dead letter in several consumer groups; name one with the parameter "
-            "consumerGroup, or use "
-            "the deadLetterId instead of the message id",
+            "the message is a dead letter in several consumer groups; name one with the parameter consumerGroup, or "
+            "use the deadLetterId instead of the message id",
             code="ambiguous",
         )
     return found[0]
 
 
-def _letter(letter: DeadLetter) -> ListedDeadLetter:
-    return ListedDeadLetter(
+def _not_found() -> NotFound:
+    return NotFound("Dead letter not found", code="dead_letter_not_found")
+
+
+def _letter(letter: DeadLetter) -> types.dead_letters.ListedDeadLetter:
+    return answer_of(
+        types.dead_letters.ListedDeadLetter,
+        letter,
         id=letter.message_id,
         dead_letter_id=letter.id,
-        transaction_id=letter.transaction_id,
-        partition_id=letter.partition_id,
-        trace_id=letter.trace_id,
-        queue=letter.queue,
-        partition=letter.partition,
         consumer_group=letter.group,
-        error=letter.error,
         retry_count=max(0, letter.attempts - 1),
-        attempts=letter.attempts,
-        payload=letter.payload,
         payload_error=letter.unreadable,
         producer_sub=letter.producer,
-        created_at=time_of(letter.created_at),
-        failed_at=time_of(letter.failed_at),
     )
 
 
 _NOT_THE_ONE = (Failure(404, "dead_letter_not_found"), Failure(409, "ambiguous"))
 
-TABLE: Table = table(
+TABLE = table(
     bind(operations.LIST_DEAD_LETTERS, list_dead_letters, query=(*_PAGE, *_FILTER, _PAYLOADS)),
     bind(operations.PURGE_DEAD_LETTERS, purge_dead_letters, query=_FILTER),
-    bind(operations.REQUEUE_MANY, requeue_many, body=RequeueBody, errors=(TOO_MANY,)),
+    bind(operations.REQUEUE_MANY, requeue_many, body=types.dead_letters.RequeueBody, errors=(TOO_MANY,)),
     bind(
         operations.IMPORT_DEAD_LETTERS,
         import_dead_letters,
@@ -388,7 +295,7 @@ TABLE: Table = table(
         body_bytes=LARGE_BODY,
         errors=(NO_QUEUE, TOO_MANY, MAINTENANCE),
     ),
-    bind(operations.DELETE_MANY, delete_many, body=IdsBody, errors=(TOO_MANY,)),
+    bind(operations.DELETE_MANY, delete_many, body=types.dead_letters.IdsBody, errors=(TOO_MANY,)),
     bind(operations.DELETE_DEAD_LETTER, delete_dead_letter, query=(_GROUP,), errors=_NOT_THE_ONE),
     bind(operations.REQUEUE, requeue, query=(_GROUP,), errors=_NOT_THE_ONE),
 )

@@ -1,58 +1,25 @@
-"""Administration of messages: list, get, cancel, delete, explain; leases."""
+"""Administration of messages: list, get, cancel, delete, explain; leases; trace events about messages."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, cast, get_args
+from typing import Literal, TypeVar, cast, get_args
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
 
-from hark.access.identity import Identity
-from hark.api import operations
-from hark.api.types.base import Pagination, extended
-from hark.api.types.leases import ActiveLease, ExplainedMessage, ExtendedLeases, ExtendManyBody, GroupReason, LeasePage
-from hark.api.types.messages import (
-    BusStatus,
-    DeletedMessage,
-    ListedMessage,
-    MessageGroup,
-    MessagePage,
-    MessageQueue,
-    Mode,
-    RemovedMessage,
-    ShownMessage,
-)
+from hark.api import operations, types
 from hark.clock import SECOND
-from hark.errors import Conflict, NotFound
-from hark.http.admission import identity_of, reached, shown_lease
-from hark.http.checks import exact_time_of, time_of
+from hark.errors import Conflict, InvalidInput, NotFound
+from hark.http.admission import reached, shown_lease
+from hark.http.checks import check_name, check_text, exact_time_of, raw_default, raw_parts, time_of
 from hark.http.items import renew_all
-from hark.http.routes.requests import (
-    NO_MESSAGE,
-    TOO_MANY,
-    broker_of,
-    now,
-    query_of,
-    read_json,
-    reply,
-    settings_of,
-    text_in_path,
-)
-from hark.http.routes.table import MAX_LIST, ChoiceParam, Failure, NameParam, Table, TimeParam, bind, paging, table
-from hark.model import (
-    NULL_PAYLOAD,
-    QUEUE_MODE,
-    Explanation,
-    GroupView,
-    LeaseFilter,
-    LeasePart,
-    MessageFilter,
-    MessageState,
-    MessageView,
-    QueueOptions,
-)
+from hark.http.params import MAX_LIST, ChoiceParam, NameParam, TimeParam, paging
+from hark.http.responses import answer_of
+from hark.http.routing import LARGE_BODY, NO_MESSAGE, TOO_MANY, Call, Failure, bind, check_page, table
+from hark.model import GroupView, LeaseFilter, MessageFilter, MessageView, NewTrace, QueueOptions, Trace
+from hark.model.messages import NULL_PAYLOAD, QUEUE_MODE, MessageState
+
+Event = TypeVar("Event", bound=types.messages.TraceEvent)
 
 _GROUP = NameParam("consumerGroup", "Explain only for this consumer group. The default is all groups of the queue.")
 _LEASES_PAGE = paging()
@@ -61,102 +28,66 @@ _LEASES_PARTITION = NameParam("partition", "Return only leases on messages of pa
 _HOLDER = NameParam("consumerGroup", "Return only leases of this consumer group.")
 
 
-async def explain_message(request: Request) -> Response:
+async def explain_message(call: Call) -> types.messages.ExplainedMessage:
     """Explain the state of a message.
 
     Returns for each consumer group why the message has not been delivered or settled, as a sentence and as data.
     """
-    broker = broker_of(request)
-    message_id = await reached(identity_of(request), broker, text_in_path(request, "id"))
-    explained = await broker.explain(message_id, _GROUP.of(query_of(request)))
+    message_id = await reached(call.identity, call.broker, call.id("id"))
+    explained = await call.broker.explain(message_id, _GROUP.of(call.query))
     message = explained.message
-    return reply(
-        ExplainedMessage(
-            message_id=message.id,
-            queue=message.queue,
-            partition=message.partition,
-            partition_id=message.partition_id,
-            offset=message.offset,
-            transaction_id=message.transaction_id,
-            created_at=None if message.created_at is None else exact_time_of(message.created_at),
-            reasons=tuple(_reason(one) for one in explained.explanations),
-        )
-    )
-
-
-def _reason(explanation: Explanation) -> GroupReason:
     # As the broker says it: a field of the data can be null, and absent fields stay absent.
-    return cast(
-        GroupReason,
-        {
-            "consumerGroup": explanation.group,
-            "reason": explanation.reason,
-            "text": explanation.text,
-            **explanation.data,
-        },
+    reasons = (
+        {"consumerGroup": one.group, "reason": one.reason, "text": one.text, **one.data}
+        for one in explained.explanations
+    )
+    return answer_of(
+        types.messages.ExplainedMessage,
+        message,
+        message_id=message.id,
+        created_at=None if message.created_at is None else exact_time_of(message.created_at),
+        reasons=tuple(reasons),
     )
 
 
-async def list_leases(request: Request) -> Response:
+async def list_leases(call: Call) -> types.messages.LeasePage:
     """List leases. Returns the current leases, the oldest first. A lease has one entry for each of its partitions."""
-    query = query_of(request)
-    limit, offset = _LEASES_PAGE.of(query)
+    query = call.query
+    page = _LEASES_PAGE.of(query)
     where = LeaseFilter(
         queue=_LEASES_QUEUE.of(query),
         partition=_LEASES_PARTITION.of(query),
         group=_HOLDER.of(query),
-        limit=limit,
-        offset=offset,
+        limit=page.limit,
+        offset=page.offset,
     )
-    page = await broker_of(request).engine.leases(where)
-    identity = identity_of(request)
-    return reply(
-        LeasePage(
-            items=tuple(_lease(identity, one) for one in page.items),
-            total=page.total,
-            pagination=Pagination(limit=limit, offset=offset),
+    found = await call.engine.leases(where)
+    leases = (
+        answer_of(
+            types.messages.ActiveLease,
+            leased,
+            lease_id=shown_lease(call.identity, leased.lease_id),
+            consumer_group=leased.group,
+            consumer=leased.consumer or None,
         )
+        for leased in found.items
     )
+    return types.messages.LeasePage(items=tuple(leases), total=found.total, pagination=page)
 
 
-def _lease(identity: Identity, leased: LeasePart) -> ActiveLease:
-    return ActiveLease(
-        lease_id=shown_lease(identity, leased.lease_id),
-        queue=leased.queue,
-        partition=leased.partition,
-        partition_id=leased.partition_id,
-        consumer_group=leased.group,
-        mode=leased.mode,
-        consumer=leased.consumer or None,
-        since=time_of(leased.since),
-        until=time_of(leased.until),
-        messages=leased.messages,
-        first_message_id=leased.first_message_id,
-    )
-
-
-# Renewals ----------------------------------------------------------------------------------------------------
-
-
-async def extend_many(request: Request) -> Response:
+async def extend_many(call: Call) -> types.messages.ExtendedLeases:
     """Renew several leases.
 
     Extends each lease until `seconds` from now, unless it already lasts longer. The results have the order of the
     leases.
     """
-    body = await read_json(request, ExtendManyBody, "extend")
-    most = settings_of(request).limits.max_batch
-    return reply(ExtendedLeases(results=await renew_all(broker_of(request), body.lease_ids, body.seconds, most)))
+    body = await call.json(types.messages.ExtendManyBody, "extend")
+    most = call.settings.limits.max_batch
+    return types.messages.ExtendedLeases(await renew_all(call.broker, body.lease_ids, body.seconds, most))
 
 
-LEASES_TABLE: Table = table(
-    bind(operations.EXPLAIN_MESSAGE, explain_message, query=(_GROUP,), errors=(NO_MESSAGE,)),
-    bind(operations.LIST_LEASES, list_leases, query=(*_LEASES_PAGE, _LEASES_QUEUE, _LEASES_PARTITION, _HOLDER)),
-    bind(operations.EXTEND_MANY, extend_many, body=ExtendManyBody, errors=(TOO_MANY,)),
-)
+# Messages --------------------------------------------------------------------------------------------------
 
-
-_NULL = msgspec.Raw(NULL_PAYLOAD)
 _MINUTE = 60 * SECOND
 _HOUR = 60 * _MINUTE
 
@@ -173,10 +104,10 @@ _TO = TimeParam(
 )
 
 
-async def list_messages(request: Request) -> Response:
+async def list_messages(call: Call) -> types.messages.MessagePage:
     """List messages. Returns messages without payloads, the newest first; by default those of the last hour."""
-    query = query_of(request)
-    limit, offset = _PAGE.of(query)
+    query = call.query
+    page = _PAGE.of(query)
     queue, short, namespace = _QUEUE.of(query), _NS.of(query), _NAMESPACE.of(query)
     since, until = _FROM.of(query), _TO.of(query)
     if until is not None and until % _MINUTE == 0:
@@ -187,92 +118,71 @@ async def list_messages(request: Request) -> Response:
         namespace=short or namespace,
         task=_TASK.of(query),
         state=cast(MessageState | None, _STATUS.of(query)),
-        since=now(request) - _HOUR if since is None else since,
+        since=call.now() - _HOUR if since is None else since,
         until=until,
-        limit=limit,
-        offset=offset,
+        limit=page.limit,
+        offset=page.offset,
     )
-    engine = broker_of(request).engine
-    views = await broker_of(request).messages(where)
-    groups = await engine.group_names(queue)
-    return reply(MessagePage(messages=tuple(_view(view) for view in views), mode=_mode(set(groups))))
+    views = await call.broker.messages(where)
+    groups = await call.engine.group_names(queue)
+    return types.messages.MessagePage(messages=tuple(map(_view, views)), mode=_mode(set(groups)))
 
 
-async def show_message(request: Request) -> Response:
+async def show_message(call: Call) -> types.messages.ShownMessage:
     """Get a message. Returns the message with its payload and its state in each consumer group."""
-    broker = broker_of(request)
-    partition_id = await reached(identity_of(request), broker, text_in_path(request, "partition_id"))
-    view = await broker.message(partition_id, text_in_path(request, "transaction_id"))
+    partition_id = await reached(call.identity, call.broker, call.id("partition_id"))
+    view = await call.broker.message(partition_id, call.id("transaction_id"))
     if view is None:
-        raise NotFound("Message not found", code="message_not_found")
-    infos = await broker.engine.queue_infos([view.queue])
-    options = infos[0].options if infos else QueueOptions()
+        raise _not_found()
+    infos = await call.engine.queue_infos([view.queue])
     main = _main_group(view.groups)
     done = [group.group for group in view.groups if group.state == "completed"]
-    return reply(
-        extended(
-            ShownMessage,
-            _view(view),
-            payload=_NULL if view.payload is None else view.payload,
-            payload_error=view.unreadable,
-            is_encrypted=view.sealed,
-            error=next((group.error for group in view.groups if group.error), None),
-            retry_count=0 if main is None else main.attempts - (main.state == "dead_letter"),
-            queue_config=MessageQueue(
-                lease_time=options.lease_time,
-                retry_limit=options.retry_limit,
-                retry_delay=options.retry_delay,
-                ttl=options.ttl,
-                priority=options.priority,
-            ),
-            mode=extended(
-                Mode,
-                _mode({group.group for group in view.groups}),
-                consumed_by_groups=tuple(name for name in done if name != QUEUE_MODE),
-            ),
-            groups=tuple(_group(group) for group in view.groups),
-        )
+    return answer_of(
+        types.messages.ShownMessage,
+        _view(view),
+        payload=msgspec.Raw(NULL_PAYLOAD) if view.payload is None else view.payload,
+        payload_error=view.unreadable,
+        is_encrypted=view.sealed,
+        error=next((group.error for group in view.groups if group.error), None),
+        retry_count=0 if main is None else main.attempts - (main.state == "dead_letter"),
+        queue_config=answer_of(types.messages.MessageQueue, infos[0].options if infos else QueueOptions()),
+        mode=answer_of(
+            types.messages.Mode,
+            _mode({group.group for group in view.groups}),
+            consumed_by_groups=tuple(name for name in done if name != QUEUE_MODE),
+        ),
+        groups=tuple(map(_group, view.groups)),
     )
 
 
-async def delete_message(request: Request) -> Response:
+async def delete_message(call: Call) -> types.messages.DeletedMessage:
     """Delete a message by partition and transaction id.
 
     Deletes the message for all consumer groups, leased or not. An unknown message returns 200 with `success` false.
     """
-    partition_id = text_in_path(request, "partition_id")
-    transaction_id = text_in_path(request, "transaction_id")
-    engine = broker_of(request).engine
-    view = await engine.message(await reached(identity_of(request), broker_of(request), partition_id), transaction_id)
-    removed = view is not None and (await engine.delete_messages([view.id]))[0]
-    return reply(
-        DeletedMessage(
-            success=removed,
-            partition_id=partition_id,
-            transaction_id=transaction_id,
-            message="Message deleted" if removed else "Message not found",
-        )
-    )
+    partition_id, transaction_id = call.id("partition_id"), call.id("transaction_id")
+    view = await call.engine.message(await reached(call.identity, call.broker, partition_id), transaction_id)
+    removed = view is not None and (await call.engine.delete_messages([view.id]))[0]
+    text = "Message deleted" if removed else "Message not found"
+    return types.messages.DeletedMessage(removed, partition_id, transaction_id, text)
 
 
-async def delete_message_by_id(request: Request) -> Response:
+async def delete_message_by_id(call: Call) -> types.messages.RemovedMessage:
     """Delete a message. Deletes the message for all consumer groups, leased or not."""
-    message_id = text_in_path(request, "id")
-    broker = broker_of(request)
-    [removed] = await broker.engine.delete_messages([await reached(identity_of(request), broker, message_id)])
+    message_id = call.id("id")
+    [removed] = await call.engine.delete_messages([await reached(call.identity, call.broker, message_id)])
     if not removed:
-        raise NotFound("Message not found", code="message_not_found")
-    return reply(RemovedMessage(success=True, id=message_id))
+        raise _not_found()
+    return types.messages.RemovedMessage(success=True, id=message_id)
 
 
-async def cancel_message(request: Request) -> Response:
+async def cancel_message(call: Call) -> types.messages.RemovedMessage:
     """Cancel a message.
 
     Removes the message if no consumer has received it. Otherwise the request returns 409.
     """
-    message_id = text_in_path(request, "id")
-    broker = broker_of(request)
-    [outcome] = await broker.engine.cancel([await reached(identity_of(request), broker, message_id)])
+    message_id = call.id("id")
+    [outcome] = await call.engine.cancel([await reached(call.identity, call.broker, message_id)])
     match outcome:
         case "not_found":
             raise NotFound("Message not found; it was removed, or this is not its message id", code="message_not_found")
@@ -285,17 +195,21 @@ async def cancel_message(request: Request) -> Response:
             raise Conflict(
                 "the message cannot be cancelled: a consumer group has already settled it", code="message_settled"
             )
-    return reply(RemovedMessage(success=True, id=message_id, cancelled=True))
+    return types.messages.RemovedMessage(success=True, id=message_id, cancelled=True)
 
 
-def _mode(groups: set[str]) -> Mode:
+def _not_found() -> NotFound:
+    return NotFound("Message not found", code="message_not_found")
+
+
+def _mode(groups: set[str]) -> types.messages.Mode:
     queue_mode, others = QUEUE_MODE in groups, len(groups - {QUEUE_MODE})
     kind: Literal["queue", "bus", "hybrid", "none"] = "none"
     if queue_mode:
         kind = "hybrid" if others else "queue"
     elif others:
         kind = "bus"
-    return Mode(has_queue_mode=queue_mode, bus_groups_count=others, type=kind)
+    return types.messages.Mode(has_queue_mode=queue_mode, bus_groups_count=others, type=kind)
 
 
 def _main_group(groups: Sequence[GroupView]) -> GroupView | None:
@@ -306,58 +220,149 @@ def _main_group(groups: Sequence[GroupView]) -> GroupView | None:
     return max(groups, key=lambda group: group.attempts, default=None)
 
 
-def _view(view: MessageView) -> ListedMessage:
+def _view(view: MessageView) -> types.messages.ListedMessage:
     default = next((group for group in view.groups if group.group == QUEUE_MODE), None)
     others = [group for group in view.groups if group.group != QUEUE_MODE]
     leases = [group.lease_expires_at for group in view.groups if group.lease_expires_at is not None]
-    return ListedMessage(
-        id=view.id,
-        transaction_id=view.transaction_id,
-        partition_id=view.partition_id,
+    consumed = sum(1 for group in others if group.state == "completed")
+    return answer_of(
+        types.messages.ListedMessage,
+        view,
         queue_path=f"{view.queue}/{view.partition}",
-        queue=view.queue,
-        partition=view.partition,
-        namespace=view.namespace,
-        task=view.task,
-        offset=view.offset,
         status=view.state,
         queue_status=None if default is None else default.state,
-        bus_status=BusStatus(
-            consumed_by=sum(1 for group in others if group.state == "completed"), total_groups=len(others)
-        ),
-        trace_id=view.trace_id,
+        bus_status=types.messages.BusStatus(consumed_by=consumed, total_groups=len(others)),
         producer_sub=view.producer,
-        priority=view.priority,
-        queue_priority=view.queue_priority,
         created_at=exact_time_of(view.created_at),
-        deliver_at=time_of(view.deliver_at),
-        reason=view.reason,
-        due_at=time_of(view.due_at),
         lease_expires_at=time_of(max(leases)) if leases else None,
     )
 
 
-def _group(group: GroupView) -> MessageGroup:
-    expires = group.lease_expires_at
-    return MessageGroup(
-        name=group.group,
-        consumed=group.state == "completed",
-        lease_expires_at=time_of(expires),
-        status=group.state,
-        reason=group.reason,
-        due_at=time_of(group.due_at),
-        attempts=group.attempts,
-        error=group.error,
-    )
+def _group(group: GroupView) -> types.messages.MessageGroup:
+    consumed = group.state == "completed"
+    return answer_of(types.messages.MessageGroup, group, name=group.group, consumed=consumed, status=group.state)
 
 
 _FILTER = (*_PAGE, _QUEUE, _PARTITION, _NS, _NAMESPACE, _TASK, _STATUS, _FROM, _TO)
 _TOO_LATE = (Failure(409, "message_leased"), Failure(409, "message_settled"))
 
-TABLE: Table = table(
+# Trace events ----------------------------------------------------------------------------------------------
+
+MAX_NAMES = 100
+_OF_MESSAGE = paging(1000)
+_BY_NAME = paging(100)
+_NAMES = paging(50)
+_NO_DATA = msgspec.Raw(b"null")
+
+
+class TraceBody(msgspec.Struct, rename="camel"):
+    """A trace event to record. Null means absent."""
+
+    transaction_id: str | None = None
+    partition_id: str | None = None
+    data: msgspec.Raw = raw_default(_NO_DATA)
+    consumer_group: str | None = None
+    event_type: str | None = None
+    trace_names: str | list[str] | None = None
+
+
+async def record(call: Call) -> types.messages.RecordedTrace:
+    """Record a trace event. Stores an event about a message, with optional names to find it by."""
+    body = await call.json(TraceBody, "trace", payloads=raw_parts("data", what="trace"))
+    if not body.transaction_id or not body.partition_id:
+        raise InvalidInput("transactionId and partitionId are required")
+    data = bytes(body.data)
+    if data == b"null":
+        raise InvalidInput("data is required")
+    partition_id = check_text(body.partition_id, "partitionId")
+    trace = NewTrace(
+        partition_id=await reached(call.identity, call.broker, partition_id),
+        transaction_id=check_text(body.transaction_id, "transactionId"),
+        data=data,
+        group=check_name(body.consumer_group or QUEUE_MODE, "consumerGroup"),
+        event=check_name(body.event_type or "info", "eventType"),
+        names=_names(body.trace_names),
+    )
+    call.status = 201
+    return types.messages.RecordedTrace(success=True, trace_id=await call.broker.trace(trace))
+
+
+async def list_of_message(call: Call) -> types.messages.TracesOfMessage:
+    """List the trace events of a message. Returns a page of events, the oldest first."""
+    page = _OF_MESSAGE.of(call.query)
+    partition_id = await reached(call.identity, call.broker, call.id("partition_id"))
+    traces, _ = await call.broker.traces(partition_id, call.id("transaction_id"), limit=page.limit, offset=page.offset)
+    check_page(trace.data for trace in traces)
+    return types.messages.TracesOfMessage(tuple(_event(types.messages.TraceEvent, trace) for trace in traces))
+
+
+async def list_by_name(call: Call) -> types.messages.NamedTraces:
+    """List the trace events of a name. Returns a page of events of all messages, the newest first."""
+    page = _BY_NAME.of(call.query)
+    traces, total = await call.broker.traces(name=call.name("name"), limit=page.limit, offset=page.offset)
+    check_page(value for trace in traces for value in (trace.data, trace.payload))
+    events = (
+        _event(
+            types.messages.NamedTrace,
+            trace,
+            queue_name=trace.queue,
+            partition_name=trace.partition,
+            message_payload=_NO_DATA if trace.payload is None else trace.payload,
+            payload_error=trace.unreadable,
+        )
+        for trace in traces
+    )
+    return types.messages.NamedTraces(items=tuple(events), total=total, pagination=page)
+
+
+async def list_names(call: Call) -> types.messages.TraceNames:
+    """List trace names. Returns the names of recorded trace events, with counts."""
+    page = _NAMES.of(call.query)
+    names, total = await call.engine.trace_names(page.limit, page.offset)
+    items = (
+        answer_of(
+            types.messages.TraceName,
+            item,
+            trace_name=item.name,
+            trace_count=item.traces,
+            message_count=item.messages,
+        )
+        for item in names
+    )
+    return types.messages.TraceNames(items=tuple(items), total=total, pagination=page)
+
+
+def _names(given: str | list[str] | None) -> tuple[str, ...]:
+    names = [given] if isinstance(given, str) else given or []
+    if len(names) > MAX_NAMES:
+        raise InvalidInput(f"traceNames: at most {MAX_NAMES} names, got {len(names)}")
+    checked = (check_name(name, f"traceNames[{index}]") for index, name in enumerate(names))
+    return tuple(dict.fromkeys(checked))
+
+
+def _event(shape: type[Event], trace: Trace, **others: object) -> Event:
+    names = {"event_type": trace.event, "consumer_group": trace.group, "trace_names": trace.names}
+    return answer_of(shape, trace, payload=trace.data, worker_id=None, **names, **others)
+
+
+TABLE = table(
+    bind(operations.EXPLAIN_MESSAGE, explain_message, query=(_GROUP,), errors=(NO_MESSAGE,)),
+    bind(operations.LIST_LEASES, list_leases, query=(*_LEASES_PAGE, _LEASES_QUEUE, _LEASES_PARTITION, _HOLDER)),
+    bind(operations.EXTEND_MANY, extend_many, body=types.messages.ExtendManyBody, errors=(TOO_MANY,)),
     bind(operations.LIST_MESSAGES, list_messages, query=_FILTER),
     bind(operations.DELETE_MESSAGE_BY_ID, delete_message_by_id, errors=(NO_MESSAGE,)),
     bind(operations.CANCEL_MESSAGE, cancel_message, errors=(NO_MESSAGE, *_TOO_LATE)),
     bind(operations.SHOW_MESSAGE, show_message, errors=(NO_MESSAGE,)),
     bind(operations.DELETE_MESSAGE, delete_message),
+    bind(
+        operations.RECORD,
+        record,
+        body=TraceBody,
+        body_bytes=LARGE_BODY,
+        answer={201: types.messages.RecordedTrace},
+        errors=(NO_MESSAGE,),
+    ),
+    bind(operations.LIST_NAMES, list_names, query=_NAMES),
+    bind(operations.LIST_BY_NAME, list_by_name, query=_BY_NAME),
+    bind(operations.LIST_OF_MESSAGE, list_of_message, query=_OF_MESSAGE),
 )

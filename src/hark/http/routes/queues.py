@@ -7,50 +7,20 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Annotated
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import StreamingResponse
 
 from hark.access.identity import Identity
-from hark.api import operations
+from hark.api import operations, types
 from hark.api.options import LIMITS, OPTIONS, Limits, Option, QueueOptions
-from hark.api.types.base import Pagination, extended
-from hark.api.types.queues import (
-    ConfiguredQueue,
-    DeletedQueue,
-    Depth,
-    GroupPosition,
-    ListedCounts,
-    ListedQueue,
-    PartitionDepth,
-    Paused,
-    Purged,
-    QueueHead,
-    QueuePage,
-    ShownPartition,
-    ShownQueue,
-)
 from hark.broker.observer import list_queues as list_queues_of
 from hark.clock import SECOND
 from hark.errors import InvalidInput, NotFound
-from hark.http.admission import identity_of, permitted_labels, shown_lease
+from hark.http.admission import permitted_labels, shown_lease
 from hark.http.checks import MAX_NUMBER, check_int, check_name, check_text, decode_json, short, time_of
-from hark.http.exchange import exchange_of
-from hark.http.responses import known_error
-from hark.http.routes.requests import NO_QUEUE, broker_of, name_in_path, now, query_of, read_json, reply
-from hark.http.routes.table import (
-    LINES,
-    MAX_LIST,
-    MAX_PAGE,
-    BoolParam,
-    ChoiceParam,
-    NameParam,
-    Param,
-    Table,
-    bind,
-    paging,
-    table,
-)
-from hark.model import Counts, GroupStats, PartitionStats, PositionStats, QueueFilter, QueueSpec, QueueStats
+from hark.http.params import MAX_LIST, MAX_PAGE, BoolParam, ChoiceParam, NameParam, Param, paging
+from hark.http.responses import answer_of, known_error
+from hark.http.routing import LINES, NO_QUEUE, Call, bind, table
+from hark.model import Counts, GroupStats, PositionStats, QueueFilter, QueueSpec, QueueStats
 from hark.model.export import ErrorLine
 
 log = logging.getLogger(__name__)
@@ -74,14 +44,8 @@ def read_options(given: Mapping[str, msgspec.Raw], queue: str) -> tuple[QueueOpt
     """Return the checked options, and the names of unknown options. Null means the default."""
     if len(given) > _MAX_OPTIONS:
         raise InvalidInput(f"options: at most {_MAX_OPTIONS}, got {len(given)}")
-    values: dict[str, int | float | bool] = {}
-    ignored: list[str] = []
-    for name, raw in given.items():
-        if name not in OPTIONS:
-            ignored.append(name)
-        elif (value := bytes(raw)) != b"null":
-            values[name] = _read_option(OPTIONS[name], value, f"options.{name}")
-    _check_burst(values, "options.rateBurst")
+    ignored = [name for name in given if name not in OPTIONS]
+    values = _read(given, OPTIONS, "options.")
     if ignored:
         names = ", ".join([*map(short, ignored[:_LOGGED]), *(["..."] if len(ignored) > _LOGGED else [])])
         log.warning("queue %s: ignored unknown options %s; check their spelling", short(queue), names)
@@ -90,19 +54,21 @@ def read_options(given: Mapping[str, msgspec.Raw], queue: str) -> tuple[QueueOpt
 
 def read_limits(given: Mapping[str, msgspec.Raw]) -> Limits:
     """Return the checked limits of a group. Unknown names are rejected: to ignore them would remove a limit."""
-    values: dict[str, int | float | bool] = {}
-    for name, raw in given.items():
+    for name in given:
         if name not in LIMITS:
             raise InvalidInput(f"{short(name)}: unknown limit; expected {', '.join(LIMITS)}")
-        if (value := bytes(raw)) != b"null":
-            values[name] = _read_option(LIMITS[name], value, name)
-    _check_burst(values, "rateBurst")
-    return msgspec.convert(values, Limits)
+    return msgspec.convert(_read(given, LIMITS, ""), Limits)
 
 
-def _check_burst(values: Mapping[str, int | float | bool], where: str) -> None:
+def _read(given: Mapping[str, msgspec.Raw], known: Mapping[str, Option], where: str) -> dict[str, int | float | bool]:
+    values = {
+        name: _read_option(known[name], bytes(raw), f"{where}{name}")
+        for name, raw in given.items()
+        if name in known and bytes(raw) != b"null"
+    }
     if values.get("rateBurst") and not values.get("rateLimit"):
-        raise InvalidInput(f"{where}: allowed only together with rateLimit; set both")
+        raise InvalidInput(f"{where}rateBurst: allowed only together with rateLimit; set both")
+    return values
 
 
 def _read_option(option: Option, value: bytes, where: str) -> int | float | bool:
@@ -118,13 +84,13 @@ def _read_option(option: Option, value: bytes, where: str) -> int | float | bool
     return number
 
 
-async def export_queue(request: Request) -> Response:
+async def export_queue(call: Call) -> StreamingResponse:
     """Export a queue.
 
     Returns the options, consumer groups, messages and dead letters of a queue as lines of JSON, for the command
     `hark import`. The last line has the type `end`; without it the export is incomplete.
     """
-    lines = broker_of(request).export_queue(name_in_path(request, "queue"))
+    lines = call.broker.export_queue(call.name("queue"))
     # An export that cannot start returns an ordinary error.
     first = await anext(lines)
     return StreamingResponse(_streamed(first, lines), media_type=LINES)
@@ -139,9 +105,6 @@ async def _streamed(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[b
         # The status is sent already. The file lacks its last line, and this line gives the reason.
         known = known_error(error)
         yield msgspec.json.encode(ErrorLine(error=known.text, code=known.code)) + b"\n"
-
-
-EXPORT_TABLE: Table = table(bind(operations.EXPORT_QUEUE, export_queue, media=LINES, errors=(NO_QUEUE,)))
 
 
 _PAGE = paging(MAX_LIST, MAX_LIST)
@@ -169,42 +132,36 @@ class ConfigureBody(msgspec.Struct):
     options: OptionsBody | None = None
 
 
-async def configure(request: Request) -> Response:
+async def configure(call: Call) -> types.queues.ConfiguredQueue:
     """Create or configure a queue.
 
     Creates the queue if it does not exist. Replaces its namespace, its task and all its options; an option that is
     absent gets its default. Unknown options are ignored and listed in `ignoredOptions`. With a token that is restricted
     to queues, the queue gets no namespace and no task unless its patterns cover the namespace whole (`NS.*`).
     """
-    body = await read_json(request, ConfigureBody, "configure")
+    body = await call.json(ConfigureBody, "configure")
     if not body.queue:
         raise InvalidInput("queue is required")
-    identity = identity_of(request)
-    identity.check_queue(body.queue)
+    call.identity.check_queue(body.queue)
     options, ignored = read_options(body.options or {}, body.queue)
     given = check_text(body.namespace or "", "namespace"), check_text(body.task or "", "task")
-    namespace, task = permitted_labels(identity, body.queue, given) or given
+    namespace, task = permitted_labels(call.identity, body.queue, given) or given
     spec = QueueSpec(name=check_name(body.queue, "queue"), namespace=namespace, task=task, options=options)
-    exchange_of(request).note_target(queue=spec.name)
-    info = await broker_of(request).configure(spec)
-    return reply(
-        ConfiguredQueue(
-            configured=True,
-            queue_id=info.id,
-            partition_id=info.partition_id,
-            queue=info.name,
-            namespace=info.namespace,
-            task=info.task,
-            options=info.options,
-            ignored_options=tuple(ignored),
-        )
+    call.exchange.note_target(queue=spec.name)
+    info = await call.broker.configure(spec)
+    return answer_of(
+        types.queues.ConfiguredQueue,
+        info,
+        configured=True,
+        queue_id=info.id,
+        queue=info.name,
+        ignored_options=tuple(ignored),
     )
 
 
-async def list_queues(request: Request) -> Response:
+async def list_queues(call: Call) -> types.queues.QueuePage:
     """List queues. Returns queues with their message counts; by default the newest queue first."""
-    query = query_of(request)
-    limit, offset = _PAGE.of(query)
+    query = call.query
     sort = _SORT.of(query)
     where = QueueFilter(
         search=_SEARCH.text(query),
@@ -212,140 +169,139 @@ async def list_queues(request: Request) -> Response:
         task=TASK.of(query),
         paused=_PAUSED.of(query) or None,
         sort="name" if sort == "name" else "newest",
-        limit=limit,
-        offset=offset,
     )
-    identity = identity_of(request)
-    page = await list_queues_of(
-        broker_of(request).observed.counts,
-        where,
+    return await queue_page(call, where, _PAGE.of(query), by_backlog=sort == "backlog")
+
+
+async def queue_page(
+    call: Call, where: QueueFilter, page: types.Pagination, *, by_backlog: bool = False
+) -> types.queues.QueuePage:
+    """Return a page of the queues that the caller may use."""
+    observed, identity = call.broker.observed, call.identity
+    found = await list_queues_of(
+        observed.counts,
+        msgspec.structs.replace(where, limit=page.limit, offset=page.offset),
         visible=identity.may_use if identity.restricted else None,
-        backlogs=broker_of(request).observed.backlogs if sort == "backlog" else None,
+        backlogs=observed.backlogs if by_backlog else None,
     )
-    return reply(
-        QueuePage(
-            queues=tuple(listed_queue(stats) for stats in page.items),
-            total=page.total,
-            pagination=Pagination(limit=limit, offset=offset),
-        )
-    )
+    queues = tuple(_listed_queue(stats) for stats in found.items)
+    return types.queues.QueuePage(queues=queues, total=found.total, pagination=page)
 
 
-async def show_queue(request: Request) -> Response:
+async def show_queue(call: Call) -> types.queues.ShownQueue:
     """Get a queue. Returns the queue with its options, its message counts and a page of its partitions."""
-    name = name_in_path(request, "queue")
-    query = query_of(request)
-    limit, offset = _PARTITIONS.of(query)
-    engine = broker_of(request).engine
-    stats = await stats_of(request, name)
-    found = await engine.partition_stats(name, _SEARCH.text(query), limit, offset)
-    positions = await positions_of(request, name, [one.name for one in found]) if _POSITIONS.of(query) else {}
-    return reply(
-        extended(
-            ShownQueue,
-            head_of(stats),
-            partition_count=stats.partitions,
-            partitions=tuple(_partition(one, positions.get(one.name)) for one in found),
-            totals=stats.counts,
-            expired=stats.expired,
-            discarded=stats.discarded,
-            options=stats.info.options,
+    name = call.name("queue")
+    query = call.query
+    page = _PARTITIONS.of(query)
+    stats = await stats_of(call, name)
+    found = await call.engine.partition_stats(name, _SEARCH.text(query), page.limit, page.offset)
+    positions = await positions_of(call, name, [one.name for one in found]) if _POSITIONS.of(query) else {}
+    partitions = (
+        answer_of(
+            types.queues.ShownPartition,
+            one,
+            stats=one.counts,
+            oldest_message=time_of(one.oldest),
+            newest_message=time_of(one.newest),
+            positions=positions.get(one.name),
         )
+        for one in found
+    )
+    return answer_of(
+        types.queues.ShownQueue,
+        stats.info,
+        partition_count=stats.partitions,
+        partitions=tuple(partitions),
+        totals=stats.counts,
+        expired=stats.expired,
+        discarded=stats.discarded,
     )
 
 
-async def show_depth(request: Request) -> Response:
+async def show_depth(call: Call) -> types.queues.Depth:
     """Get the backlog of a queue.
 
     Returns the number of unsettled messages of a consumer group, in total and by partition.
     """
-    name = name_in_path(request, "queue")
-    query = query_of(request)
-    group, limit = _GROUP.of(query), _PAGE.limit.of(query)
-    engine = broker_of(request).engine
-    stats = await stats_of(request, name)
-    if group is not None and (known := await broker_of(request).observed.counts.group_stats(group, name)):
+    name = call.name("queue")
+    group, limit = _GROUP.of(call.query), _PAGE.limit.of(call.query)
+    stats = await stats_of(call, name)
+    if group is not None and (known := await call.broker.observed.counts.group_stats(group, name)):
         pending, scheduled, partitions = known[0].lag, known[0].scheduled, known[0].partitions_with_lag
-        positions = await engine.position_stats(group, name, limit=limit)
+        positions = await call.engine.position_stats(group, name, limit=limit)
         depths = [(position.partition, position.lag) for position in positions]
     else:
         # An unknown group would start at the first message, unless its first pop chooses another position.
-        seen = [
+        depths = [
             (item.name, item.counts.total if group else item.counts.pending + item.counts.processing)
-            for item in await engine.partition_stats(name, limit=limit)
+            for item in await call.engine.partition_stats(name, limit=limit)
         ]
-        depths = seen
         pending = stats.counts.total if group else stats.counts.pending + stats.counts.processing
         scheduled = 0 if group else stats.counts.scheduled
-        partitions = sum(1 for _, depth in seen if depth)
-    return reply(
-        Depth(
-            queue=name,
-            group=group,
-            pending=pending,
-            scheduled=scheduled,
-            partitions_pending=partitions,
-            conflation=False,
-            effective_pending=pending,
-            partitions=tuple(
-                PartitionDepth(partition=partition, pending=depth) for partition, depth in depths if depth
-            ),
-        )
+        partitions = sum(1 for _, depth in depths if depth)
+    return types.queues.Depth(
+        queue=name,
+        group=group,
+        pending=pending,
+        scheduled=scheduled,
+        partitions_pending=partitions,
+        conflation=False,
+        effective_pending=pending,
+        partitions=tuple(types.queues.PartitionDepth(partition, depth) for partition, depth in depths if depth),
     )
 
 
-async def delete_queue(request: Request) -> Response:
+async def delete_queue(call: Call) -> types.queues.DeletedQueue:
     """Delete a queue.
 
     Deletes the queue with its messages, consumer groups and dead letters. Succeeds also if the queue does not exist.
     """
-    name = name_in_path(request, "queue")
-    [existed] = await broker_of(request).delete_queues([name])
-    return reply(DeletedQueue(deleted=True, queue=name, existed=existed))
+    name = call.name("queue")
+    [existed] = await call.broker.delete_queues([name])
+    return types.queues.DeletedQueue(deleted=True, queue=name, existed=existed)
 
 
-async def pause_queue(request: Request) -> Response:
+async def pause_queue(call: Call) -> types.queues.Paused:
     """Pause a queue. The queue accepts messages, and delivers none until it is resumed."""
-    return await _set_paused(request, True)
+    return await _set_paused(call, True)
 
 
-async def resume_queue(request: Request) -> Response:
+async def resume_queue(call: Call) -> types.queues.Paused:
     """Resume a queue. Deliveries of the queue continue."""
-    return await _set_paused(request, False)
+    return await _set_paused(call, False)
 
 
-async def _set_paused(request: Request, paused: bool) -> Response:
-    name = name_in_path(request, "queue")
-    if not await broker_of(request).engine.pause(name, None, paused):
+async def _set_paused(call: Call, paused: bool) -> types.queues.Paused:
+    name = call.name("queue")
+    if not await call.engine.pause(name, None, paused):
         raise NotFound("Queue not found", code="queue_not_found")
-    return reply(Paused(success=True, queue=name, paused=paused))
+    return types.queues.Paused(success=True, queue=name, paused=paused)
 
 
-async def purge_queue(request: Request) -> Response:
+async def purge_queue(call: Call) -> types.queues.Purged:
     """Purge a queue. Deletes all messages of the queue, including leased messages. Dead letters remain."""
-    name = name_in_path(request, "queue")
-    engine = broker_of(request).engine
-    if not await engine.queue_infos([name]):
+    name = call.name("queue")
+    if not await call.engine.queue_infos([name]):
         raise NotFound("Queue not found", code="queue_not_found")
-    return reply(Purged(success=True, queue=name, purged=await engine.purge(name)))
+    return types.queues.Purged(success=True, queue=name, purged=await call.engine.purge(name))
 
 
-async def queues_of(request: Request) -> list[str] | None:
+async def queues_of(call: Call) -> list[str] | None:
     """Return the names of the queues that a restricted token permits; None: all queues."""
-    identity = identity_of(request)
+    identity = call.identity
     if not identity.restricted:
         return None
-    return [info.name for info in await broker_of(request).engine.queue_infos() if identity.may_use(info.name)]
+    return [info.name for info in await call.engine.queue_infos() if identity.may_use(info.name)]
 
 
-async def groups_of(request: Request, queue: str | None = None) -> list[GroupStats]:
+async def groups_of(call: Call, queue: str | None = None) -> list[GroupStats]:
     """Return the consumer groups of the queues that the caller may use, or of one of them."""
-    return await broker_of(request).observed.counts.group_stats(queue=queue, queues=await queues_of(request))
+    return await call.broker.observed.counts.group_stats(queue=queue, queues=await queues_of(call))
 
 
-async def stats_of(request: Request, name: str) -> QueueStats:
+async def stats_of(call: Call, name: str) -> QueueStats:
     """Return the counts of a queue; raises `NotFound` if it does not exist."""
-    found = (await broker_of(request).observed.counts.queue_stats(QueueFilter(names=[name]))).items
+    found = (await call.broker.observed.counts.queue_stats(QueueFilter(names=[name]))).items
     if not found:
         raise NotFound("Queue not found", code="queue_not_found")
     return found[0]
@@ -357,60 +313,28 @@ def total_of(counts: Sequence[Counts]) -> Counts:
     return Counts(**{name: sum(getattr(one, name) for one in counts) for name in names})
 
 
-def listed_queue(stats: QueueStats) -> ListedQueue:
-    """Return a queue for a list."""
-    counts = stats.counts
-    return extended(
-        ListedQueue,
-        head_of(stats),
-        partitions=stats.partitions,
-        messages=ListedCounts(counts.total, counts.pending, counts.scheduled, counts.processing),
-    )
+def _listed_queue(stats: QueueStats) -> types.queues.ListedQueue:
+    messages = answer_of(types.queues.ListedCounts, stats.counts)
+    return answer_of(types.queues.ListedQueue, stats.info, partitions=stats.partitions, messages=messages)
 
 
-def head_of(stats: QueueStats) -> QueueHead:
-    """Return the id, the name and the labels of a queue."""
-    info = stats.info
-    return QueueHead(
-        id=info.id,
-        name=info.name,
-        namespace=info.namespace,
-        task=info.task,
-        created_at=time_of(info.created_at),
-        paused=info.paused,
-    )
-
-
-def _partition(partition: PartitionStats, positions: tuple[GroupPosition, ...] | None) -> ShownPartition:
-    return ShownPartition(
-        id=partition.id,
-        name=partition.name,
-        created_at=time_of(partition.created_at),
-        stats=partition.counts,
-        oldest_message=time_of(partition.oldest),
-        newest_message=time_of(partition.newest),
-        positions=positions,
-    )
-
-
-async def positions_of(request: Request, queue: str, partitions: Sequence[str]) -> dict[str, tuple[GroupPosition, ...]]:
+async def positions_of(
+    call: Call, queue: str, partitions: Sequence[str]
+) -> dict[str, tuple[types.queues.GroupPosition, ...]]:
     """Return the positions of all groups in partitions of a queue, by partition."""
-    positions: dict[str, list[GroupPosition]] = {name: [] for name in partitions}
-    moment = now(request)
-    for position in await broker_of(request).engine.position_stats(
-        queue=queue, limit=MAX_NUMBER, partitions=list(positions)
-    ):
-        positions[position.partition].append(_group_position(position, moment, identity_of(request)))
+    positions: dict[str, list[types.queues.GroupPosition]] = {name: [] for name in partitions}
+    moment = call.now()
+    for position in await call.engine.position_stats(queue=queue, limit=MAX_NUMBER, partitions=list(positions)):
+        positions[position.partition].append(_group_position(position, moment, call.identity))
     return {name: tuple(found) for name, found in positions.items()}
 
 
-def _group_position(position: PositionStats, moment: int, identity: Identity) -> GroupPosition:
+def _group_position(position: PositionStats, moment: int, identity: Identity) -> types.queues.GroupPosition:
     waited = 0 if position.oldest_waiting is None else max(0, moment - position.oldest_waiting)
-    return GroupPosition(
+    return answer_of(
+        types.queues.GroupPosition,
+        position,
         consumer_group=position.group,
-        cursor=position.cursor,
-        lag=position.lag,
-        scheduled=position.scheduled,
         time_lag_seconds=waited // SECOND,
         lease_id=shown_lease(identity, position.lease_id),
         lease_until=time_of(position.lease_expires_at),
@@ -419,7 +343,7 @@ def _group_position(position: PositionStats, moment: int, identity: Identity) ->
 
 _LIST = (*_PAGE, _SEARCH, NAMESPACE, TASK, _PAUSED, _SORT)
 
-TABLE: Table = table(
+TABLE = table(
     bind(operations.CONFIGURE, configure, body=ConfigureBody),
     bind(operations.LIST_QUEUES, list_queues, query=_LIST),
     bind(operations.SHOW_QUEUE, show_queue, query=(*_PARTITIONS, _SEARCH, _POSITIONS), errors=(NO_QUEUE,)),
@@ -428,4 +352,5 @@ TABLE: Table = table(
     bind(operations.PAUSE_QUEUE, pause_queue, errors=(NO_QUEUE,)),
     bind(operations.RESUME_QUEUE, resume_queue, errors=(NO_QUEUE,)),
     bind(operations.PURGE_QUEUE, purge_queue, errors=(NO_QUEUE,)),
+    bind(operations.EXPORT_QUEUE, export_queue, media=LINES, errors=(NO_QUEUE,)),
 )

@@ -1,76 +1,247 @@
-"""Status routes in the form of the Queen API, and the waiting consumers of this server process."""
+"""Overview of the server: totals, namespaces, tasks, the last hour, live samples, waiting consumers; status routes."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean, median
+from typing import TypeVar
 
-from starlette.requests import Request
-from starlette.responses import Response
+import msgspec
 
 from hark.access.identity import Identity
-from hark.api import operations
-from hark.api.types.base import Pagination, extended
-from hark.api.types.groups import Consumers, StreamSubscription, WaitingBrowser, WaitingPop, WaitingStream
-from hark.api.types.queues import QueuePage
-from hark.api.types.status import (
-    Analytics,
-    Buffers,
-    ByVerb,
-    DataPoint,
-    PartitionCursor,
-    Status,
-    StatusDeadLetters,
-    StatusErrors,
-    StatusLeases,
-    StatusMessage,
-    StatusMessages,
-    StatusOfQueue,
-    StatusPartition,
-    StatusQueue,
-    StatusQueueHead,
-    StatusTotals,
-    ThroughputPoint,
-    TimeRange,
-)
+from hark.api import operations, types
 from hark.broker import Broker
 from hark.broker.delivery.browsers import Browser
 from hark.broker.delivery.delivery import Intention
 from hark.broker.delivery.stream import Stream, StreamConsumer
-from hark.broker.observer import HISTORY_SECONDS, INTERVAL_SECONDS, Point, list_queues
+from hark.broker.observer import HISTORY_SECONDS, INTERVAL_SECONDS, Point, Sample, Watcher
 from hark.clock import SECOND
 from hark.http.admission import identity_of
 from hark.http.checks import format_time_ms, time_of
-from hark.http.routes.queues import NAMESPACE, TASK, head_of, listed_queue, stats_of, total_of
-from hark.http.routes.requests import NO_QUEUE, broker_of, name_in_path, now, query_of, reply
-from hark.http.routes.table import ChoiceParam, NameParam, Table, TimeParam, bind, paging, table
-from hark.model import MessageFilter, PartitionStats, QueueFilter, QueueStats
+from hark.http.params import MAX_LIST, ChoiceParam, IntParam, NameParam, TimeParam, paging
+from hark.http.responses import Receive, Scope, Send, answer_of, encode, send_failure
+from hark.http.routes.queues import NAMESPACE, TASK, groups_of, queue_page, queues_of, stats_of, total_of
+from hark.http.routing import EVENTS, NO_QUEUE, Call, Table, bind, table
+from hark.http.sse import PING_SECONDS, ClientWriter, SseOptions, event, send_events
+from hark.model import MessageFilter, QueueFilter, QueueStats
+from hark.settings import Settings
+
+# Overview --------------------------------------------------------------------------------------------------
+
+_LABELS_PAGE = paging(MAX_LIST, MAX_LIST)
+
+
+async def list_namespaces(call: Call) -> types.queues.Namespaces:
+    """List namespaces. Returns the namespaces of all queues, with totals."""
+    found = await _by_label(call, lambda stats: stats.info.namespace)
+    return types.queues.Namespaces(tuple(types.queues.Namespace(name, *_together(queues)) for name, queues in found))
+
+
+async def list_tasks(call: Call) -> types.queues.Tasks:
+    """List tasks. Returns the tasks of all queues, with totals."""
+    found = await _by_label(call, lambda stats: stats.info.task)
+    return types.queues.Tasks(tuple(types.queues.Task(name, *_together(queues)) for name, queues in found))
+
+
+async def _by_label(call: Call, label: Callable[[QueueStats], str]) -> list[tuple[str, list[QueueStats]]]:
+    page = _LABELS_PAGE.of(call.query)
+    queues: dict[str, list[QueueStats]] = {}
+    for stats in await _queues(call):
+        if label(stats):
+            queues.setdefault(label(stats), []).append(stats)
+    return sorted(queues.items())[page.offset : page.offset + page.limit]
+
+
+async def _queues(call: Call) -> Sequence[QueueStats]:
+    """Return the queues that the caller may use."""
+    names = await queues_of(call)
+    return (await call.broker.observed.counts.queue_stats(QueueFilter(names=names))).items
+
+
+def _together(queues: Sequence[QueueStats]) -> tuple[int, int, types.queues.LabelCounts]:
+    """Return the number of queues, of their partitions and of their messages."""
+    total = total_of([stats.counts for stats in queues])
+    return len(queues), sum(stats.partitions for stats in queues), answer_of(types.queues.LabelCounts, total)
+
+
+async def show_overview(call: Call) -> types.queues.Overview:
+    """Get an overview. Returns totals over all queues, and the lag of the consumer groups."""
+    queues, groups = await asyncio.gather(_queues(call), groups_of(call))
+    moment = call.now()
+    waiting = [
+        max(0.0, (moment - group.oldest_waiting) / SECOND) for group in groups if group.oldest_waiting is not None
+    ]
+    return types.queues.Overview(
+        queues=len(queues),
+        partitions=sum(stats.partitions for stats in queues),
+        namespaces=len({stats.info.namespace for stats in queues} - {""}),
+        tasks=len({stats.info.task for stats in queues} - {""}),
+        messages=total_of([stats.counts for stats in queues]),
+        lag=types.queues.Lag(time=_spread(waiting), offset=_spread([group.lag for group in groups])),
+        throughput=_throughput_now(call),
+        timestamp=time_of(moment),
+        stats_age=call.broker.observed.counts.age([stats.info.name for stats in queues], moment),
+    )
+
+
+def _throughput_now(call: Call) -> types.queues.Throughput:
+    """Return the throughput of this server process in the last second; not for restricted tokens."""
+    sample = call.broker.observed.latest
+    if sample is None or call.identity.restricted:
+        return types.queues.Throughput()
+    return types.queues.Throughput(round(sample.point.rates.pushed, 2), round(sample.point.rates.settled, 2))
+
+
+async def refresh_stats(call: Call) -> types.queues.Refreshed:
+    """Refresh statistics. The next survey of large queues begins sooner; all other statistics are always current."""
+    call.broker.observed.attend()
+    return types.queues.Refreshed(skipped=True, reason="statistics are kept current without it")
+
+
+def _spread(values: Sequence[float]) -> types.queues.Spread:
+    if not values:
+        return types.queues.Spread(avg=0, median=0, min=0, max=0)
+    return types.queues.Spread(avg=fmean(values), median=median(values), min=min(values), max=max(values))
+
+
+# The last hour, and live samples ---------------------------------------------------------------------------
+
+_SECONDS = IntParam("seconds", "Length of the period, in seconds.", HISTORY_SECONDS, INTERVAL_SECONDS, HISTORY_SECONDS)
+_PING = event(b"ping", b"{}")
+
+
+async def show_history(call: Call) -> types.server.History:
+    """Get the history of the last hour.
+
+    Returns one sample for every ten seconds: the throughput of this server process, and the depths of the store.
+    """
+    points = call.broker.observed.history(_SECONDS.of(call.query))
+    return types.server.History(INTERVAL_SECONDS, tuple(_history_sample(point) for point in points))
+
+
+def _history_sample(point: Point) -> types.server.HistorySample:
+    rates, latency, depths, oldest = point.rates, point.latency, point.depths, point.oldest_waiting_seconds
+    return types.server.HistorySample(
+        at=time_of(point.at),
+        **_per_second(rates),
+        backlog=None if depths is None else depths.backlog,
+        scheduled=None if depths is None else depths.scheduled,
+        in_flight=None if depths is None else depths.in_flight,
+        oldest_waiting_seconds=None if oldest is None else round(oldest, 1),
+        latency_ms=types.server.LatencyMs()
+        if latency is None
+        else types.server.LatencyMs(p50=round(latency.p50, 2), p99=round(latency.p99, 2)),
+    )
+
+
+def _per_second(rates: msgspec.Struct) -> dict[str, float]:
+    """Return rates by the names of the HTTP API."""
+    numbers = msgspec.structs.asdict(rates).items()
+    return {f"{name}_per_second": round(value, 2) for name, value in numbers if not isinstance(value, str)}
+
+
+def sample_of(sample: Sample) -> types.server.LiveSample:
+    """Return a sample in the form of the HTTP API."""
+    depths, standing = sample.point.depths, sample.standing
+    return answer_of(
+        types.server.LiveSample,
+        _history_sample(sample.point),
+        queues=None if depths is None else depths.queues,
+        partitions=None if depths is None else depths.partitions,
+        dead_letters=None if depths is None else depths.dead_letters,
+        waiting=answer_of(types.server.Waiting, standing),
+        maintenance=types.server.Stopped(push=standing.push_maintenance, pop=standing.pop_maintenance),
+        busiest=tuple(types.server.BusyQueue(one.queue, **_per_second(one)) for one in sample.busiest),
+        changed=tuple(sample.changed),
+        more=sample.more,
+    )
+
+
+def restricted_sample_of(sample: Sample, identity: Identity) -> types.server.LiveSample:
+    """Return a sample for a restricted token, without other queues and without totals."""
+    shown = sample_of(sample)
+    return types.server.LiveSample(
+        at=shown.at,
+        maintenance=shown.maintenance,
+        busiest=tuple(one for one in shown.busiest if identity.may_use(one.queue)),
+        changed=tuple(name for name in shown.changed if identity.may_use(name)),
+        more=shown.more,
+    )
+
+
+class SampleEvents:
+    """The route of live samples, bound to a broker. Each sample is encoded once for all clients."""
+
+    def __init__(self, broker: Broker, settings: Settings, ping_seconds: float = PING_SECONDS) -> None:
+        self._broker = broker
+        self._sse_options = SseOptions(
+            opening=_PING, ping=_PING, ping_seconds=ping_seconds, stall_seconds=settings.limits.stalled_seconds
+        )
+        self._sample: Sample | None = None
+        self._encoded = b""
+
+    def table(self) -> Table:
+        """Return the table of this route."""
+        return table(bind(operations.WATCH, self.watch, media=EVENTS, raw=True))
+
+    async def watch(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Stream live samples.
+
+        Sends a server-sent event `sample` every second, with rates, depths and the names of the queues that changed.
+        """
+        try:
+            watcher = self._broker.observed.watch()
+        except Exception as error:
+            await send_failure(send, error)
+            return
+        identity = identity_of(scope)
+        await send_events(
+            scope,
+            receive,
+            send,
+            watcher,
+            lambda client: self._write_samples(watcher, client, identity),
+            self._sse_options,
+        )
+
+    async def _write_samples(self, watcher: Watcher, client: ClientWriter, identity: Identity) -> None:
+        while (sample := await watcher.next()) is not None:
+            if identity.restricted:
+                await client.write(event(b"sample", encode(restricted_sample_of(sample, identity))))
+            else:
+                await client.write(self._event(sample))
+
+    def _event(self, sample: Sample) -> bytes:
+        if sample is not self._sample:
+            self._sample, self._encoded = sample, event(b"sample", encode(sample_of(sample)))
+        return self._encoded
+
+
+# Waiting consumers -----------------------------------------------------------------------------------------
 
 _Waiting = Intention | Stream | Browser
+Subscription = TypeVar("Subscription", bound=types.groups.StreamSubscription)
 
 _CONSUMERS_PAGE = paging()
 _CONSUMERS_QUEUE = NameParam("queue", "Return only consumers that wait for messages of this queue.")
 
 
-async def list_consumers(request: Request) -> Response:
+async def list_consumers(call: Call) -> types.groups.Consumers:
     """List waiting consumers.
 
     Returns the consumers that are connected to this server process: waiting pops, then streams, then queue browsers,
     each kind in the order of arrival.
     """
-    query = query_of(request)
-    limit, offset = _CONSUMERS_PAGE.of(query)
-    queue = _CONSUMERS_QUEUE.of(query)
-    delivery = broker_of(request).delivery
-    may_see = _may_see(identity_of(request))
-    all_processes: list[_Waiting] = [*delivery.intentions, *delivery.streams, *delivery.browsers]
-    found = [one for one in all_processes if _is_shown(one, queue, may_see)]
-    return reply(
-        Consumers(
-            items=tuple(_described(one, may_see) for one in found[offset : offset + limit]),
-            total=len(found),
-            pagination=Pagination(limit=limit, offset=offset),
-        )
-    )
+    page = _CONSUMERS_PAGE.of(call.query)
+    queue = _CONSUMERS_QUEUE.of(call.query)
+    delivery = call.broker.delivery
+    may_see = _may_see(call.identity)
+    waiting: list[_Waiting] = [*delivery.intentions, *delivery.streams, *delivery.browsers]
+    found = [one for one in waiting if _is_shown(one, queue, may_see)]
+    shown = found[page.offset : page.offset + page.limit]
+    described = tuple(_described(one, may_see) for one in shown)
+    return types.groups.Consumers(items=described, total=len(found), pagination=page)
 
 
 MaySee = Callable[[str | None], bool]
@@ -98,25 +269,20 @@ def _queues_of(one: _Waiting) -> list[str | None]:
             return [one.queue]
 
 
-def _described(one: _Waiting, may_see: MaySee) -> WaitingPop | WaitingStream | WaitingBrowser:
+def _described(
+    one: _Waiting, may_see: MaySee
+) -> types.groups.WaitingPop | types.groups.WaitingStream | types.groups.WaitingBrowser:
     match one:
         case Intention():
-            return WaitingPop(
+            return _subscription(
+                types.groups.WaitingPop,
+                one,
                 id=f"pop-{one.number}",
-                queue=one.request.queue,
-                partition=one.request.partition,
-                namespace=one.request.namespace,
-                task=one.request.task,
-                consumer_group=one.request.group,
-                batch=one.request.batch,
-                priority=one.priority,
-                consumer=one.request.consumer or None,
                 waiting_since=time_of(one.created_at),
                 deadline=time_of(one.deadline),
-                state=one.subscription.manager.state_of(one).value,
             )
         case Stream():
-            return WaitingStream(
+            return types.groups.WaitingStream(
                 id=f"stream-{one.number}",
                 waiting_since=time_of(one.created_at),
                 credit=one.credit,
@@ -124,34 +290,29 @@ def _described(one: _Waiting, may_see: MaySee) -> WaitingPop | WaitingStream | W
                 paused=one.paused,
                 draining=one.draining,
                 subscriptions=tuple(
-                    _subscription(consumer) for consumer in one.consumers.values() if may_see(consumer.request.queue)
+                    _subscription(types.groups.StreamSubscription, consumer, id=consumer.name)
+                    for consumer in one.consumers.values()
+                    if may_see(consumer.request.queue)
                 ),
             )
         case Browser():
             start = one.start if isinstance(one.start, str) else format_time_ms(one.start)
-            return WaitingBrowser(queue=one.queue, partition=one.partition, start=start)
+            return types.groups.WaitingBrowser(queue=one.queue, partition=one.partition, start=start)
 
 
-def _subscription(consumer: StreamConsumer) -> StreamSubscription:
-    pop = consumer.request
-    return StreamSubscription(
-        id=consumer.name,
-        queue=pop.queue,
-        partition=pop.partition,
-        namespace=pop.namespace,
-        task=pop.task,
-        consumer_group=pop.group,
-        batch=pop.batch,
+def _subscription(shape: type[Subscription], consumer: Intention | StreamConsumer, **others: object) -> Subscription:
+    return answer_of(
+        shape,
+        consumer.request,
+        consumer_group=consumer.request.group,
         priority=consumer.priority,
-        consumer=pop.consumer or None,
+        consumer=consumer.request.consumer or None,
         state=consumer.subscription.manager.state_of(consumer).value,
+        **others,
     )
 
 
-CONSUMERS_TABLE: Table = table(
-    bind(operations.LIST_CONSUMERS, list_consumers, query=(*_CONSUMERS_PAGE, _CONSUMERS_QUEUE))
-)
-
+# Status routes in the form of the Queen API ----------------------------------------------------------------
 
 _MINUTE = 60 * SECOND
 _INTERVALS = {"minute": _MINUTE, "hour": 60 * _MINUTE, "day": 24 * 60 * _MINUTE}
@@ -167,53 +328,65 @@ _MESSAGES = paging(50)
 _FILTERS = (_QUEUE, NAMESPACE, TASK)
 
 
-async def show_status(request: Request) -> Response:
+async def show_status(call: Call) -> types.server.Status:
     """Get the status of the server.
 
     Returns the throughput of the last hour by minute, and the message counts of the queues.
     """
-    query = query_of(request)
-    broker = broker_of(request)
-    where = QueueFilter(
-        names=None if (name := _QUEUE.of(query)) is None else [name],
-        namespace=NAMESPACE.of(query),
-        task=TASK.of(query),
-    )
-    since, until, points = _history(request)
+    query = call.query
+    broker, tallies = call.broker, call.broker.tallies
+    name = _QUEUE.of(query)
+    where = QueueFilter(names=None if name is None else [name], namespace=NAMESPACE.of(query), task=TASK.of(query))
+    since, until, points = _history(call)
     throughput = tuple(_throughput(start, inside) for start, inside in _buckets(points, _MINUTE))
     queues = (await broker.observed.counts.queue_stats(where)).items
     counts = total_of([stats.counts for stats in queues])
-    requests, each = _by_verb(broker)
-    return reply(
-        Status(
-            time_range=TimeRange(time_of(since), time_of(until)),
-            bucket_minutes=1,
-            point_count=len(throughput),
-            throughput=throughput,
-            queues=tuple(_queue(stats) for stats in queues),
-            messages=extended(StatusMessages, counts, requests=requests, batch_efficiency=each),
-            leases=StatusLeases(
-                active=None,
-                partitions_with_leases=None,
-                total_batch_size=counts.processing,
-                total_acked=broker.tallies.total.completed,
-            ),
-            dead_letter_queue=StatusDeadLetters(total_messages=counts.dead_letter),
-            workers=(),
-            errors=StatusErrors(
-                db_errors=sum(broker.engine_calls.errors.values()),
-                ack_failed=broker.tallies.refused_settlements,
-                dlq_messages=broker.tallies.total.dead_lettered,
-            ),
-            stats_age=broker.observed.counts.age([stats.info.name for stats in queues], now(request)),
-        )
+    requests = types.server.ByVerb(tallies.push_requests, tallies.pop_requests, tallies.settle_requests)
+    each = types.server.ByVerb(
+        push=_each(tallies.total.pushed, tallies.push_requests),
+        pop=_each(tallies.total.delivered, tallies.pop_requests),
+        ack=_each(tallies.total.settled, tallies.settle_requests),
+    )
+    return types.server.Status(
+        time_range=types.server.TimeRange(time_of(since), time_of(until)),
+        bucket_minutes=1,
+        point_count=len(throughput),
+        throughput=throughput,
+        queues=tuple(
+            answer_of(
+                types.server.StatusQueue,
+                stats.info,
+                partitions=stats.partitions,
+                total_consumed=stats.counts.completed,
+            )
+            for stats in queues
+        ),
+        messages=answer_of(types.server.StatusMessages, counts, requests=requests, batch_efficiency=each),
+        leases=types.server.StatusLeases(
+            active=None,
+            partitions_with_leases=None,
+            total_batch_size=counts.processing,
+            total_acked=tallies.total.completed,
+        ),
+        dead_letter_queue=types.server.StatusDeadLetters(total_messages=counts.dead_letter),
+        workers=(),
+        errors=types.server.StatusErrors(
+            db_errors=sum(broker.engine_calls.errors.values()),
+            ack_failed=tallies.refused_settlements,
+            dlq_messages=tallies.total.dead_lettered,
+        ),
+        stats_age=broker.observed.counts.age([stats.info.name for stats in queues], call.now()),
     )
 
 
-def _history(request: Request) -> tuple[int, int, list[Point]]:
+def _each(messages: int, requests: int) -> float | None:
+    return round(messages / requests, 2) if requests else None
+
+
+def _history(call: Call) -> tuple[int, int, list[Point]]:
     """Return the period of the request and its points; no points if the request is for some queues only."""
-    query = query_of(request)
-    moment = now(request)
+    query = call.query
+    moment = call.now()
     since = _FROM.of(query)
     until = _TO.of(query)
     since = moment - HISTORY_SECONDS * SECOND if since is None else since
@@ -221,7 +394,7 @@ def _history(request: Request) -> tuple[int, int, list[Point]]:
     filters = [param.of(query) for param in _FILTERS]
     if any(value is not None for value in filters):
         return since, until, []
-    points = broker_of(request).observed.history(HISTORY_SECONDS)
+    points = call.broker.observed.history(HISTORY_SECONDS)
     return since, until, [point for point in points if since <= point.at <= until]
 
 
@@ -232,13 +405,13 @@ def _buckets(points: Sequence[Point], width: int) -> Iterable[tuple[int, list[Po
     return buckets.items()
 
 
-def _throughput(start: int, points: Sequence[Point]) -> ThroughputPoint:
-    pushed = sum(point.rates.pushed for point in points) * INTERVAL_SECONDS
-    settled = sum(point.rates.settled for point in points) * INTERVAL_SECONDS
-    delivered = sum(point.rates.delivered for point in points) * INTERVAL_SECONDS
-    dead = sum(point.rates.dead_lettered for point in points) * INTERVAL_SECONDS
+def _throughput(start: int, points: Sequence[Point]) -> types.server.ThroughputPoint:
+    pushed, settled, delivered, dead = (
+        sum(getattr(point.rates, name) for point in points) * INTERVAL_SECONDS
+        for name in ("pushed", "settled", "delivered", "dead_lettered")
+    )
     seconds = len(points) * INTERVAL_SECONDS
-    return ThroughputPoint(
+    return types.server.ThroughputPoint(
         timestamp=time_of(start),
         ingested=round(pushed),
         processed=round(settled),
@@ -250,128 +423,69 @@ def _throughput(start: int, points: Sequence[Point]) -> ThroughputPoint:
     )
 
 
-def _queue(stats: QueueStats) -> StatusQueue:
-    info = stats.info
-    return StatusQueue(
-        id=info.id,
-        name=info.name,
-        namespace=info.namespace,
-        task=info.task,
-        partitions=stats.partitions,
-        total_consumed=stats.counts.completed,
-    )
-
-
-def _by_verb(broker: Broker) -> tuple[ByVerb, ByVerb]:
-    """Return the number of requests since the start, and the messages per request."""
-    tallies, total = broker.tallies, broker.tallies.total
-    requests: ByVerb = ByVerb(push=tallies.push_requests, pop=tallies.pop_requests, ack=tallies.settle_requests)
-    each: ByVerb = ByVerb(
-        push=_each(total.pushed, tallies.push_requests),
-        pop=_each(total.delivered, tallies.pop_requests),
-        ack=_each(total.settled, tallies.settle_requests),
-    )
-    return requests, each
-
-
-def _each(messages: int, requests: int) -> float | None:
-    return round(messages / requests, 2) if requests else None
-
-
-# Queues ----------------------------------------------------------------------------------------------------
-
-
-async def list_status_queues(request: Request) -> Response:
+async def list_status_queues(call: Call) -> types.queues.QueuePage:
     """List the status of queues. Returns queues with their message counts, the newest first."""
-    query = query_of(request)
-    limit, offset = _PAGE.of(query)
-    identity = identity_of(request)
-    page = await list_queues(
-        broker_of(request).observed.counts,
-        QueueFilter(namespace=NAMESPACE.of(query), task=TASK.of(query), limit=limit, offset=offset),
-        visible=identity.may_use if identity.restricted else None,
-    )
-    return reply(
-        QueuePage(
-            queues=tuple(listed_queue(stats) for stats in page.items),
-            total=page.total,
-            pagination=Pagination(limit=limit, offset=offset),
-        )
-    )
+    where = QueueFilter(namespace=NAMESPACE.of(call.query), task=TASK.of(call.query))
+    return await queue_page(call, where, _PAGE.of(call.query))
 
 
-async def show_status_queue(request: Request) -> Response:
+async def show_status_queue(call: Call) -> types.server.StatusOfQueue:
     """Get the status of a queue. Returns the queue with its options and a page of its partitions."""
-    name = name_in_path(request, "queue")
-    limit, offset = _PAGE.of(query_of(request))
-    stats = await stats_of(request, name)
-    partitions = await broker_of(request).engine.partition_stats(name, None, limit, offset)
-    return reply(
-        StatusOfQueue(
-            queue=extended(StatusQueueHead, head_of(stats), config=stats.info.options),
-            partitions=tuple(_partition(one) for one in partitions),
-            totals=StatusTotals(partitions=stats.partitions, messages=stats.counts),
+    name = call.name("queue")
+    page = _PAGE.of(call.query)
+    stats = await stats_of(call, name)
+    partitions = (
+        answer_of(
+            types.server.StatusPartition,
+            one,
+            messages=one.counts,
+            cursor=types.server.PartitionCursor(total_consumed=one.counts.completed),
+            oldest_message=time_of(one.oldest),
+            last_activity=time_of(one.newest),
         )
+        for one in await call.engine.partition_stats(name, None, page.limit, page.offset)
+    )
+    return types.server.StatusOfQueue(
+        queue=answer_of(types.server.StatusQueueHead, stats.info, config=stats.info.options),
+        partitions=tuple(partitions),
+        totals=types.server.StatusTotals(partitions=stats.partitions, messages=stats.counts),
     )
 
 
-def _partition(partition: PartitionStats) -> StatusPartition:
-    return StatusPartition(
-        id=partition.id,
-        name=partition.name,
-        created_at=time_of(partition.created_at),
-        messages=partition.counts,
-        cursor=PartitionCursor(total_consumed=partition.counts.completed),
-        oldest_message=time_of(partition.oldest),
-        last_activity=time_of(partition.newest),
-    )
-
-
-async def list_status_messages(request: Request) -> Response:
+async def list_status_messages(call: Call) -> list[types.server.StatusMessage]:
     """List the messages of a queue. Returns messages without payloads, the newest first."""
-    limit, offset = _MESSAGES.of(query_of(request))
-    where = MessageFilter(queue=name_in_path(request, "queue"), limit=limit, offset=offset)
-    return reply(
-        [
-            StatusMessage(
-                id=view.id,
-                transaction_id=view.transaction_id,
-                partition_id=view.partition_id,
-                queue_path=f"{view.queue}/{view.partition}",
-                queue=view.queue,
-                partition=view.partition,
-                status=view.state,
-                created_at=time_of(view.created_at),
-            )
-            for view in await broker_of(request).messages(where)
-        ]
-    )
+    page = _MESSAGES.of(call.query)
+    where = MessageFilter(queue=call.name("queue"), limit=page.limit, offset=page.offset)
+    return [
+        answer_of(types.server.StatusMessage, view, queue_path=f"{view.queue}/{view.partition}", status=view.state)
+        for view in await call.broker.messages(where)
+    ]
 
 
-# Numbers over time -----------------------------------------------------------------------------------------
-
-
-async def show_analytics(request: Request) -> Response:
+async def show_analytics(call: Call) -> types.server.Analytics:
     """Get the push rate over time. Returns the number of pushed messages of the last hour, by interval."""
-    interval = _INTERVAL.of(query_of(request)) or "hour"
-    since, until, points = _history(request)
-    data = tuple(
-        DataPoint(
-            timestamp=time_of(start),
-            messages=round(sum(point.rates.pushed for point in inside) * INTERVAL_SECONDS),
-        )
+    interval = _INTERVAL.of(call.query) or "hour"
+    since, until, points = _history(call)
+    data = (
+        types.server.DataPoint(time_of(start), round(sum(point.rates.pushed for point in inside) * INTERVAL_SECONDS))
         for start, inside in _buckets(points, _INTERVALS[interval])
     )
-    return reply(Analytics(data, interval, time_of(since), time_of(until)))
+    return types.server.Analytics(tuple(data), interval, time_of(since), time_of(until))
 
 
-async def show_buffers(request: Request) -> Response:
+async def show_buffers(call: Call) -> types.server.Buffers:
     """Get the state of write buffers. Always empty, because Hark stores data before it responds."""
-    healthy = await broker_of(request).readiness.problem() is None
-    return reply(Buffers(pending=0, failed=0, db_healthy=healthy, worker=0))
+    healthy = await call.broker.readiness.problem() is None
+    return types.server.Buffers(pending=0, failed=0, db_healthy=healthy, worker=0)
 
 
-TABLE: Table = table(
+TABLE = table(
+    bind(operations.LIST_NAMESPACES, list_namespaces, query=_LABELS_PAGE),
+    bind(operations.LIST_TASKS, list_tasks, query=_LABELS_PAGE),
+    bind(operations.SHOW_OVERVIEW, show_overview),
+    bind(operations.REFRESH_STATS, refresh_stats),
+    bind(operations.SHOW_HISTORY, show_history, query=(_SECONDS,)),
+    bind(operations.LIST_CONSUMERS, list_consumers, query=(*_CONSUMERS_PAGE, _CONSUMERS_QUEUE)),
     bind(operations.SHOW_STATUS, show_status, query=(_FROM, _TO, *_FILTERS)),
     bind(operations.LIST_STATUS_QUEUES, list_status_queues, query=(NAMESPACE, TASK, *_PAGE)),
     bind(operations.SHOW_STATUS_QUEUE, show_status_queue, query=_PAGE, errors=(NO_QUEUE,)),

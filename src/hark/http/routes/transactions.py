@@ -9,43 +9,18 @@ from typing import Any
 
 import msgspec
 from msgspec import UNSET
-from starlette.requests import Request
-from starlette.responses import Response
 
-from hark.api import operations
+from hark.api import operations, types
 from hark.api.types.delivery import AckBody
-from hark.api.types.messages import OperationResult, TransactionAnswer, WrittenKeys
 from hark.errors import InvalidInput, Refused
-from hark.http import admission
-from hark.http.admission import identity_of
-from hark.http.checks import MAX_ITEMS, array_of, check_name, decode_unbounded, elements, in_turns, raw_default
-from hark.http.exchange import exchange_of
-from hark.http.headers import carry
-from hark.http.items import ITEM_TEXTS, NO_PAYLOAD, Payload, PushItem, settlement_of, to_new_message
+from hark.http import admission, checks
+from hark.http.checks import MAX_ITEMS, array_of, decode_unbounded, elements, in_turns, raw_default
+from hark.http.items import ITEM_TEXTS, NO_PAYLOAD, PushItem, settlement_of, to_new_message
 from hark.http.keyval import keys
 from hark.http.keyval.paths import versionstamp
-from hark.http.responses import decode_in_turns
-from hark.http.routes.requests import (
-    MAINTENANCE,
-    NOT_SUPPORTED,
-    QUEUE_FULL,
-    TOO_MANY,
-    broker_of,
-    read_json,
-    reply,
-    settings_of,
-)
-from hark.http.routes.table import LARGE_BODY, Table, bind, table
-from hark.model import (
-    QUEUE_MODE,
-    KeyWrite,
-    KeyWritten,
-    NewMessage,
-    PushOutcome,
-    Settlement,
-    Transaction,
-    TransactionOutcome,
-)
+from hark.http.responses import carry, decode_in_turns
+from hark.http.routing import LARGE_BODY, MAINTENANCE, NOT_SUPPORTED, QUEUE_FULL, TOO_MANY, Call, bind, table
+from hark.model import QUEUE_MODE, NewMessage, PushOutcome, Settlement, Transaction, TransactionOutcome
 
 _EMPTY_OBJECT = msgspec.Raw(b"{}")
 _NO_KEYS = msgspec.Raw(b"null")
@@ -82,7 +57,13 @@ class KeysBody(msgspec.Struct):
     kv: keys.AtomicBody | list[msgspec.Raw] | None
 
 
-class _Operation(Payload, gc=False):
+class _Item(msgspec.Struct, gc=False):
+    """The part of an item that is not decoded."""
+
+    payload: msgspec.Raw = raw_default(NO_PAYLOAD)
+
+
+class _Operation(_Item, gc=False):
     """The parts of an operation that are not decoded, or that are not decoded yet."""
 
     items: msgspec.Raw = raw_default(_NO_ITEMS)
@@ -105,62 +86,52 @@ def _payloads(body: bytes) -> Iterator[msgspec.Raw]:
 
 def _payloads_of(items: bytes) -> Iterator[msgspec.Raw]:
     few = items.count(b"{") <= MAX_ITEMS
-    shape: Any = list[Payload] | None if few else array_of(Payload)
+    shape: Any = list[_Item] | None if few else array_of(_Item)
     given = decode_unbounded(items, shape, "items")
-    for item in (given or ()) if few else elements(given):
-        yield item.payload
+    return (item.payload for item in ((given or ()) if few else elements(given)))
 
 
-async def transact(request: Request) -> Response:
+async def transact(call: Call) -> types.messages.TransactionAnswer:
     """Apply a transaction.
 
     Applies pushes, acknowledgements and writes of keys together or not at all. A refused transaction returns 200 with
     `success` false, and nothing is applied.
     """
-    body = await read_json(request, TransactionBody, "transaction", _TEXTS, _payloads)
+    body = await call.json(TransactionBody, "transaction", _TEXTS, _payloads)
     if body.timers:
         raise Refused(
             "timers: this server does not support timers, and nothing was applied; push with delay or deliverAt instead"
         )
-    most = settings_of(request).limits.max_batch
-    keys = await _keys(body.kv, most)
+    most = call.settings.limits.max_batch
+    write = None
+    # Decoded separately, for better error texts.
+    given = (await decode_in_turns(b'{"kv":%b}' % bytes(body.kv), KeysBody, "kv", payloads=_values)).kv
+    if isinstance(given, list) and given:
+        raise Refused("kv: this server does not support a list of operations; send an object with checks and mutations")
+    if isinstance(given, keys.AtomicBody):
+        write = await keys.parse_key_write(given, most, where="kv.")
     operations = await _flatten(body.operations, most)
-    if not operations and keys is None:
+    if not operations and write is None:
         raise InvalidInput("operations array cannot be empty")
     leases = tuple(lease for lease in body.required_leases or () if lease)
-    transaction = Transaction(operations, leases, keys)
-    carry(exchange_of(request), (*operations, *(keys.messages if keys is not None else ())))
-    outcome = await admission.transact(identity_of(request), broker_of(request), transaction)
-    return reply(
-        TransactionAnswer(
-            transaction_id=str(uuid.uuid4()),
-            success=outcome.success,
-            results=tuple(_results(operations, outcome)),
-            error=None if outcome.success else outcome.error,
-            code=None if outcome.success else outcome.code,
-            kv=None if keys is None else _written(outcome.keys),
-        )
+    carry(call.exchange, (*operations, *(write.messages if write is not None else ())))
+    outcome = await admission.transact(call.identity, call.broker, Transaction(operations, leases, write))
+    written = None
+    if write is not None:
+        version = None if outcome.keys is None else outcome.keys.version
+        written = types.messages.WrittenKeys(version is not None, None if version is None else versionstamp(version))
+    return types.messages.TransactionAnswer(
+        transaction_id=str(uuid.uuid4()),
+        success=outcome.success,
+        results=tuple(_results(operations, outcome)),
+        error=None if outcome.success else outcome.error,
+        code=None if outcome.success else outcome.code,
+        kv=written,
     )
 
 
-async def _keys(given: msgspec.Raw, most: int) -> KeyWrite | None:
-    """Return the checks and mutations of the key-value store."""
-    body = (await decode_in_turns(b'{"kv":%b}' % bytes(given), KeysBody, "kv", payloads=_values)).kv
-    if not body:
-        return None
-    if isinstance(body, list):
-        raise Refused("kv: this server does not support a list of operations; send an object with checks and mutations")
-    return await keys.parse_key_write(body, most, where="kv.")
-
-
 def _values(body: bytes) -> Iterator[msgspec.Raw]:
-    yield from keys.payloads_in(body[len(b'{"kv":') : -1])
-
-
-def _written(keys: KeyWritten | None) -> WrittenKeys:
-    if keys is None or keys.version is None:
-        return WrittenKeys(ok=False)
-    return WrittenKeys(ok=True, versionstamp=versionstamp(keys.version))
+    yield from keys.VALUES(body[len(b'{"kv":') : -1])
 
 
 async def _flatten(operations: Sequence[PushOperation | AckOperation], most: int) -> list[NewMessage | Settlement]:
@@ -168,7 +139,7 @@ async def _flatten(operations: Sequence[PushOperation | AckOperation], most: int
     flat: list[NewMessage | Settlement] = []
     async for index, operation in in_turns(enumerate(operations)):
         if isinstance(operation, AckOperation):
-            group = check_name(operation.consumer_group or QUEUE_MODE, f"operations[{index}].consumerGroup")
+            group = checks.check_name(operation.consumer_group or QUEUE_MODE, f"operations[{index}].consumerGroup")
             flat.append(settlement_of(operation, group, f"operations[{index}]."))
         elif operation.items is None:
             flat.append(_message(operation, index, "operations"))
@@ -191,7 +162,7 @@ def _message(item: PushItem, index: int, where: str) -> NewMessage:
 
 def _results(
     operations: Sequence[NewMessage | Settlement], transaction: TransactionOutcome
-) -> Iterator[OperationResult]:
+) -> Iterator[types.messages.OperationResult]:
     # The last result of a failed transaction is that of the failed operation.
     failed, count = transaction.failed_index, len(transaction.results)
     start = 0 if failed is None else max(0, failed + 1 - count)
@@ -199,7 +170,7 @@ def _results(
         operation = operations[index]
         if isinstance(outcome, PushOutcome):
             success = outcome.status != "failed"
-            yield OperationResult(
+            yield types.messages.OperationResult(
                 index=index,
                 type="push",
                 success=success,
@@ -213,7 +184,7 @@ def _results(
                 code=UNSET if success else outcome.code,
             )
         else:
-            yield OperationResult(
+            yield types.messages.OperationResult(
                 index=index,
                 type="ack",
                 success=outcome.success,
@@ -228,7 +199,7 @@ def _results(
             )
 
 
-TABLE: Table = table(
+TABLE = table(
     bind(
         operations.TRANSACT,
         transact,
