@@ -73,11 +73,11 @@ def test_partitions_are_paged_and_shown_with_the_positions_of_groups(api: Api, q
     leased = api.pop_one(queue, "p", consumerGroup="h")
     shown = read(api.get(f"/resources/queues/{queue}", positions=True, search="p"))
     [partition] = shown["partitions"]
-    of_g, of_h = partition["places"]
+    of_g, of_h = partition["positions"]
     assert (of_g["consumerGroup"], of_g["cursor"], of_g["lag"], of_g["leaseId"]) == ("g", 2, 1, None)
     assert (of_h["consumerGroup"], of_h["cursor"], of_h["lag"]) == ("h", 0, 3)
     assert (of_h["leaseId"], of_h["leaseUntil"] > leased["createdAt"]) == (leased["leaseId"], True)
-    assert "places" not in read(api.get(f"/resources/queues/{queue}"))["partitions"][0]
+    assert "positions" not in read(api.get(f"/resources/queues/{queue}"))["partitions"][0]
     for page, names in (({"limit": 1}, ["p"]), ({"limit": 2, "offset": 1}, ["q"])):
         shown = read(api.get(f"/resources/queues/{queue}", **page))
         assert [one["name"] for one in shown["partitions"]] == names

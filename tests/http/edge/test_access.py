@@ -134,7 +134,7 @@ async def test_lease_ids_are_shown_to_those_who_may_settle_and_no_one_else_by_an
     [holder] = [one["consumer"] for one in explained if one["reason"] == "leased"]
     assert holder.startswith("writer"), "it is known by the subject of its token"
     values = {"queue": "mine", "group": "g", "partition_id": message["partitionId"], "partition": message["partition"]}
-    query = {"queue": "mine", "minLagSeconds": "0", "partitions": "true", "places": "true", "browse": "true"}
+    query = {"queue": "mine", "minLagSeconds": "0", "partitions": "true", "positions": "true", "browse": "true"}
     shown: dict[str, list[str]] = {"reader": [], "mine-reader": [], "writer": [], "mine-writer": []}
     for pattern, methods in ask.app.table.items():
         path = "/".join(
