@@ -18,7 +18,7 @@ from hark.client.admin import Admin, DeadLetters, Groups, Traces
 from hark.client.calling import CallPolicy, ConnectionFailed, query_text
 from hark.client.delivery.message import Message
 from hark.client.keys import KeyValue
-from hark.client.queue import Queue, QueueAdmin, QueueOptionsGiven
+from hark.client.queue import Queue, QueueAdmin
 from hark.client.transaction import Transaction
 from hark.model import QueueOptions
 from hark.sync import parts

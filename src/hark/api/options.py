@@ -1,12 +1,12 @@
 """The options of a queue: names, defaults, bounds and texts, said once.
 
 The checks of the HTTP API, its OpenAPI document, the options of the commands and the form of the dashboard follow from
-the fields of `QueueOptions`; docs/http.md is compared with them. The client has the names once more, for type checkers.
+the fields of `QueueOptions`; docs/http.md is compared with them. `QueueOptionsGiven` has the names again, for type checkers.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_type_hints
 
 import msgspec
 
@@ -153,6 +153,34 @@ class QueueOptions(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         _Form("Delivery", "Lock duration", "ms", 0, _MOST_MS),
         "Length of a lease of the key-value API, in milliseconds. 0: the server setting queue.lock_duration.",
     ] = 0
+
+
+class QueueOptionsGiven(TypedDict, total=False):
+    """The options as arguments of the client, for type checkers. None means not given."""
+
+    lease_time: int | None
+    retry_limit: int | None
+    retry_delay: int | None
+    retry_multiplier: float | None
+    retry_max_delay: int | None
+    delayed_processing: int | None
+    window_buffer: int | None
+    priority: int | None
+    max_size: int | None
+    ttl: int | None
+    dead_letter_queue: bool | None
+    dlq_after_max_retries: bool | None
+    retention_enabled: bool | None
+    retention_seconds: int | None
+    completed_retention_seconds: int | None
+    max_wait_time_seconds: int | None
+    dead_letter_retention_seconds: int | None
+    encryption_enabled: bool | None
+    max_in_flight: int | None
+    rate_limit: float | None
+    rate_burst: int | None
+    drop_settled: bool | None
+    lock_duration: int | None
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Unpack, cast
 
 import msgspec
 
@@ -202,37 +202,6 @@ def _several(items: Iterable[object]) -> Iterable[object]:
             f"items: expected a list of messages, got a {type(items).__name__}; use push() for a single message"
         )
     return items
-
-
-class QueueOptionsGiven(TypedDict, total=False):
-    """The options of a queue, for `configure` and `change`. None is the same as not given.
-
-    `hark.api.options.QueueOptions` says what they mean, their defaults and their bounds.
-    """
-
-    lease_time: int | None
-    retry_limit: int | None
-    retry_delay: int | None
-    retry_multiplier: float | None
-    retry_max_delay: int | None
-    delayed_processing: int | None
-    window_buffer: int | None
-    priority: int | None
-    max_size: int | None
-    ttl: int | None
-    dead_letter_queue: bool | None
-    dlq_after_max_retries: bool | None
-    retention_enabled: bool | None
-    retention_seconds: int | None
-    completed_retention_seconds: int | None
-    max_wait_time_seconds: int | None
-    dead_letter_retention_seconds: int | None
-    encryption_enabled: bool | None
-    max_in_flight: int | None
-    rate_limit: float | None
-    rate_burst: int | None
-    drop_settled: bool | None
-    lock_duration: int | None
 
 
 _WIRE_NAMES = {field.name: field.encode_name for field in msgspec.structs.fields(QueueOptions)}
