@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlencode
 import pytest
 
 import hark.sync
+from hark.api.options import QueueOptionsGiven
 from hark.client.admin import Admin, DeadLetters, Groups, Traces
 from hark.client.calling import CallPolicy, ConnectionFailed, query_text
 from hark.client.delivery.message import Message

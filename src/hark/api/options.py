@@ -1,7 +1,7 @@
 """The options of a queue: names, defaults, bounds and texts, said once.
 
 The checks of the HTTP API, its OpenAPI document, the options of the commands and the form of the dashboard follow from
-the fields of `QueueOptions`; docs/http.md is compared with them. `QueueOptionsGiven` has the names again, for type checkers.
+the fields of `QueueOptions`; docs/http.md is compared with them. `QueueOptionsGiven` has its names for type checkers.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Unpack, cast
 import msgspec
 
 from hark.api import operations
-from hark.api.options import limits_of
+from hark.api.options import QueueOptionsGiven, limits_of
 from hark.api.types.keys import WorkSettings, WorkStats
 from hark.api.types.queues import ConfiguredQueue, Depth, ShownPartition, ShownQueue
 from hark.client.admin import DeadLetters
