@@ -8,8 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
-from hark.broker.delivery.fallback import FallbackPolls
-from hark.broker.timers import Timer, Timers
+from hark.broker.timers import FallbackPolls, Timer, Timers
 from hark.clock import MILLISECOND, SECOND
 from hark.errors import Overloaded, Unavailable
 from hark.keys import encode_key

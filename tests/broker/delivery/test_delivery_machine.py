@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
 from hark.broker import Broker
+from hark.broker.delivery.consumers import ReadyWork
 from hark.broker.delivery.delivery import Delivery
-from hark.broker.delivery.ready import Believed
 from hark.broker.delivery.subscription import Source, Subscription
 from hark.model import GroupMode, Hint, PopRequest
 from tests.replaying import Recordings, replay
@@ -111,12 +111,12 @@ def no_look_for_a_newcomer(patch: pytest.MonkeyPatch) -> None:
 
 def marks_are_ignored(patch: pytest.MonkeyPatch) -> None:
     """An empty look disproves what was heard after it began."""
-    disprove = Believed.disprove
+    disprove = ReadyWork.disprove
 
-    def forgetful(self: Believed, partition: str | None, queue: str | None, _mark: int) -> None:
-        disprove(self, partition, queue, self.mark)
+    def forgetful(self: ReadyWork, partition: str | None, queue: str | None, _mark: int) -> None:
+        disprove(self, partition, queue, self._mark)
 
-    patch.setattr(Believed, "disprove", forgetful)
+    patch.setattr(ReadyWork, "disprove", forgetful)
 
 
 def nothing_is_given_back(patch: pytest.MonkeyPatch) -> None:

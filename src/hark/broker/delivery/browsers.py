@@ -7,8 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 
 from hark.broker.delivery.consumers import ConsumerManager
-from hark.broker.delivery.fallback import FallbackPolls
-from hark.broker.timers import Timers
+from hark.broker.timers import FallbackPolls, Timers
 from hark.clock import SECOND
 from hark.engine.api import Engine
 from hark.errors import EngineFailure, HarkError, Overloaded, Unavailable

@@ -17,14 +17,15 @@ left leaves the ring, and the next `rebalance` notifies another one."""
 
 from __future__ import annotations
 
+import sys
 from bisect import insort
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterable, Iterator, KeysView, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, KeysView, Mapping, Sequence
 from enum import Enum
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from itertools import repeat
+from typing import Generic, NamedTuple, TypeVar
 
-from hark.errors import HarkError
-from hark.model import PopRequest, PopResult
+from hark.model import HintKind
 
 C = TypeVar("C", bound=Hashable)
 
@@ -350,32 +351,197 @@ class ConsumerManager(Generic[C]):
                     assert (member.priority, member.partition) == (level.priority, name), "in the wrong class"
 
 
-class Consumer(Hashable, Protocol):
-    """A waiting consumer. The pump calls these methods; they must not raise."""
+# Ready work. In an ordered group one consumer at a time works on a partition, so a piece of work is a partition. In a
+# shared group it is as many messages of a partition as one consumer takes. Every announcement has a mark that grows
+# with each look. An empty look removes the announcements from before it began; later ones stay.
 
-    @property
-    def priority(self) -> int:
-        """Consumers with a higher priority are notified first."""
 
-    @property
-    def partition(self) -> str | None:
-        """The partition that it wants, if not any."""
+Piece = tuple[str, str]
+"""A queue and a partition of it."""
 
-    @property
-    def batch(self) -> int:
-        """How many messages it takes at once, if it can."""
+MOST_PIECES = 10_000
+"""Maximum number of remembered partitions. Above it, any look can find work."""
+_MOST_COUNTS = 4
+"""Maximum number of marks with counts of a partition: few looks run at a time, so older marks can be merged."""
+_NEVER = -1
+_ALL = sys.maxsize
 
-    def next_pull(self) -> PopRequest | None:
-        """What to pop for it now; None: it wants nothing after all."""
 
-    def deliver(self, result: PopResult) -> bool:
-        """Take what came; False: it is not there any more, and what came goes back."""
+class _Announced:
+    """The announced work of one partition."""
 
-    def came_up_empty(self) -> None:
-        """There was nothing for it; it keeps its turn."""
+    __slots__ = ("counts", "freed", "heard", "looks")
 
-    def failed(self, failure: HarkError) -> None:
-        """The look failed, for a reason that passes; it is looked for again later."""
+    def __init__(self) -> None:
+        self.heard = _NEVER
+        """The mark of the last hint without a count."""
+        self.freed = _NEVER
+        """The mark of the last such hint about released work, not about new messages."""
+        self.counts: list[tuple[int, int]] = []
+        """Marks and numbers of announced messages of a shared group, the oldest first."""
+        self.looks = 0
+        """The number of consumers that it takes to receive all of it."""
 
-    def refuse(self, error: HarkError) -> None:
-        """What it wants can't be."""
+    def add(self, count: int, mark: int) -> None:
+        """Announce a number of messages."""
+        counts = self.counts
+        if counts and counts[-1][0] == mark:
+            counts[-1] = mark, counts[-1][1] + count
+            return
+        counts.append((mark, count))
+        if len(counts) > _MOST_COUNTS:
+            # Use the later mark: a wrong expectation costs a look, a missing one delays a message.
+            counts[:2] = [(counts[1][0], counts[0][1] + counts[1][1])]
+
+    def subtract(self, count: int, mark: int) -> None:
+        """Remove messages that were announced up to a mark: a look that began there can have taken no others."""
+        counts = self.counts
+        while count and counts and counts[0][0] <= mark:
+            announced_at, number = counts[0]
+            if number > count:
+                counts[0] = announced_at, number - count
+                return
+            count -= number
+            del counts[0]
+
+
+class ReadyWork:
+    """The ready work of a subscription: announced by hints, and received by no consumer yet."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._mark = 0
+        self._pieces: dict[Piece, _Announced] = {}
+        self._looks = 0
+        """The number of consumers that it takes to receive the work of all partitions."""
+        self._batch = self._next_batch = 1
+        self._requested: dict[str | None, int] = {}
+        """The marks of requested looks, by partition or (None) anywhere, whether or not work is expected there."""
+        self._anywhere = 0
+        """Number of consumers that may look without a known partition. It doubles after each successful look, so that
+        ten looks find a thousand ready partitions."""
+
+    def __bool__(self) -> bool:
+        return bool(self._pieces or self._requested)
+
+    def begin_look(self) -> int:
+        """The mark of a look that begins now. Later hints get a higher mark."""
+        self._mark += 1
+        return self._mark - 1
+
+    def hear(self, pieces: Iterable[Piece], news: HintKind, counts: Sequence[int] = ()) -> bool:
+        """Announce work. `counts` are numbers of messages of a shared group.
+
+        False: there are too many partitions to remember; all lanes must look.
+        """
+        known = self._pieces
+        if len(known) > MOST_PIECES:
+            known.clear()
+            self._looks, self._batch = 0, self._next_batch
+            return False
+        for piece, count in zip(pieces, counts or repeat(0), strict=False):
+            announced = known.get(piece)
+            if announced is None:
+                announced = known[piece] = _Announced()
+            if count:
+                announced.add(count, self._mark)
+            else:
+                announced.heard = self._mark
+                if news == "free":
+                    announced.freed = self._mark
+            self._recount(announced)
+        return True
+
+    def set_batch(self, batch: int) -> None:
+        """Set the smallest batch size of the waiting consumers.
+
+        A larger size takes effect when no work is expected: otherwise one consumer with a small batch that joins and
+        leaves often would cause a new count each time. Until then a few consumers too many are notified.
+        """
+        self._next_batch = batch
+        if batch < self._batch or not self._pieces:
+            self._batch = batch
+            for announced in self._pieces.values():
+                self._recount(announced)
+
+    def look(self, partition: str | None) -> None:
+        """Request a look in a partition, or (None) anywhere."""
+        self._requested[partition] = self._mark
+        if partition is None:
+            self._anywhere = max(1, self._anywhere)
+
+    def took(self, piece: Piece, count: int, mark: int, *, leased: bool) -> bool:
+        """Note the result of a look: `count` messages of a partition. Returns whether work was expected there.
+
+        In an ordered group a leased partition is not ready, even if messages arrived during the look: its lease must
+        end first, and a hint announces that. In a shared group the other messages stay ready.
+        """
+        announced = self._pieces.get(piece)
+        if announced is None:
+            return False
+        if (announced.freed if leased else announced.heard) <= mark:
+            announced.heard = announced.freed = _NEVER
+        announced.subtract(count, mark)
+        self._keep(piece, announced)
+        return True
+
+    def expect_more(self) -> None:
+        """Allow more looks without a known partition, because every look found work and some of it was unexpected."""
+        self._anywhere = min(2 * self._anywhere, self._most)
+
+    def disprove(self, partition: str | None, queue: str | None, mark: int) -> None:
+        """Remove announcements after an empty look in a partition, or (None) anywhere."""
+        if partition is not None:
+            if self._requested.get(partition, mark + 1) <= mark:
+                del self._requested[partition]
+            if queue is not None and (queue, partition) in self._pieces:
+                self._disprove((queue, partition), mark)
+            return
+        for piece in list(self._pieces):
+            self._disprove(piece, mark)
+        # Without work anywhere there is none in the named partitions: their consumers need not look.
+        self._requested = {lane: requested for lane, requested in self._requested.items() if requested > mark}
+        if None not in self._requested:
+            self._anywhere = 0
+
+    def _disprove(self, piece: Piece, mark: int) -> None:
+        announced = self._pieces[piece]
+        if announced.heard <= mark:
+            announced.heard = announced.freed = _NEVER
+        announced.subtract(_ALL, mark)
+        self._keep(piece, announced)
+
+    def forget(self, partition: str) -> None:
+        """Remove a partition that no consumer names any more."""
+        self._requested.pop(partition, None)
+
+    def work(self, queue: str | None, named: Collection[str]) -> Work:
+        """The expected work, with the share of the named partitions."""
+        at: dict[str, int] = {}
+        extra = 0
+        if named and queue is not None:
+            pieces = self._pieces
+            if len(named) <= len(pieces):
+                known = [partition for partition in named if (queue, partition) in pieces]
+            else:
+                known = [partition for _, partition in pieces if partition in named]
+            at = {partition: pieces[queue, partition].looks for partition in known}
+            # A requested look without a waiting consumer is not work: it would go to consumers that cannot do it.
+            for partition in self._requested:
+                if partition is not None and partition in named and partition not in at:
+                    at[partition] = 1
+                    extra += 1
+        return Work(self._looks + extra + self._anywhere, at)
+
+    def _keep(self, piece: Piece, announced: _Announced) -> None:
+        """Remove a partition without announced work."""
+        self._recount(announced)
+        if not announced.looks:
+            del self._pieces[piece]
+            if not self._pieces:
+                self._batch = self._next_batch
+
+    def _recount(self, announced: _Announced) -> None:
+        looks = -(-sum(count for _, count in announced.counts) // self._batch) + (announced.heard != _NEVER)
+        self._looks += looks - announced.looks
+        announced.looks = looks

@@ -7,8 +7,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from hark.broker.delivery.fallback import FallbackPolls
 from hark.broker.delivery.stream import Held, Stream
+from hark.broker.timers import FallbackPolls
 from hark.clock import MILLISECOND
 from hark.engine.api import Engine
 from hark.errors import HarkError, Overloaded, Unavailable
