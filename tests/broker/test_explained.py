@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from hark.broker import Broker
 from hark.broker.broker import POP_MAINTENANCE
-from hark.broker.engine_calls import Asking
-from hark.broker.explain import moment
+from hark.broker.explain import Asking, moment
 from hark.clock import FakeClock
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import NotFound

@@ -10,8 +10,7 @@ from typing import cast
 import msgspec
 import pytest
 
-from hark.broker.engine_calls import VERBS, EngineCalls, measured
-from hark.broker.tallies import Tallies
+from hark.broker.tallies import VERBS, EngineCalls, Tallies, measured
 from hark.broker.upkeep import LATELY_SECONDS, Readiness
 from hark.clock import SECOND, FakeClock, SystemClock
 from hark.engine.api import Engine

@@ -5,8 +5,19 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from hark.clock import EARLIEST, LATEST, MILLISECOND, SECOND
-from hark.model import QUEUE_MODE, Ahead, Explanation, Facts, GroupFacts, Held, Reason, Retrying
+from hark.clock import EARLIEST, LATEST, MILLISECOND, SECOND, Clock
+from hark.model import (
+    QUEUE_MODE,
+    Ahead,
+    Explanation,
+    Facts,
+    GroupFacts,
+    Held,
+    MessageFacts,
+    PopRequest,
+    Reason,
+    Retrying,
+)
 
 _LONGEST_ERROR = 200
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
@@ -18,9 +29,9 @@ def moment(us: int) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest // MILLISECOND:03d}Z"
 
 
-def in_time(us: int) -> str:
-    """The time until a future moment, in a word or two."""
-    return f"in {_span(us)}"
+def due_text(due: int, at: int) -> str:
+    """A future moment, with the time until it."""
+    return f"{moment(due)} (in {_span(due - at)})"
 
 
 def ago(us: int) -> str:
@@ -37,11 +48,6 @@ def _span(us: int) -> str:
         if seconds >= 2 * size or size == 1:
             return f"{seconds // size} {unit}"
     raise AssertionError("the last unit fits all")
-
-
-def seconds_text(seconds: int) -> str:
-    """A configured duration."""
-    return f"{seconds} s"
 
 
 def the_group(name: str, *, start: bool = False) -> str:
@@ -71,8 +77,7 @@ def quoted(text: str) -> str:
 # 3. A consumer holds it: `leased`. It expired before a delivery: `expired`.
 # 4. An operator has to act: `pop_maintenance`, `queue_paused`, `key_missing`, `group_paused`.
 # 5. It is not due yet: `delayed`, `delayed_processing`, `retry`, `behind` (an earlier message waits for one of these,
-# or
-# is leased). If several apply, the reason that lasts longest wins.
+# or is leased). If several apply, the reason that lasts longest wins.
 # 6. A limit applies: `window_buffer`, `max_in_flight`, `rate_limited`.
 # 7. Nothing prevents the delivery: `not_asked`, `ready`.
 
@@ -199,10 +204,9 @@ def _taken(facts: Facts, group: GroupFacts, _here: Circumstances) -> Said | None
     if group.held is not None:
         held = group.held
         since = "" if held.since is None else f" since {moment(held.since)}"
-        until = f"{moment(held.until)} ({in_time(held.until - facts.at)})"
         attempt = 1 if group.retry is None else group.retry.attempts + 1
         data = _held_data(held) | {"attempt": attempt}
-        return "leased", f"Leased to {who(held.consumer)}{since} until {until}.", data
+        return "leased", f"Leased to {who(held.consumer)}{since} until {due_text(held.until, facts.at)}.", data
     expires_at = facts.message.expires_at
     return _expired(expires_at) if expires_at is not None and expires_at <= facts.at else None
 
@@ -247,7 +251,7 @@ def _delayed(facts: Facts) -> Waits | None:
     due = facts.message.deliver_at
     if due is None or due <= facts.at:
         return None
-    text = f"Delayed until {moment(due)} ({in_time(due - facts.at)})."
+    text = f"Delayed until {due_text(due, facts.at)}."
     return due, ("delayed", text, {"deliverAt": moment(due)})
 
 
@@ -259,8 +263,8 @@ def _too_young(facts: Facts) -> Waits | None:
     if due <= facts.at:
         return None
     text = (
-        f"Delayed until {moment(due)} ({in_time(due - facts.at)}): the queue delivers every message"
-        f" {seconds_text(seconds)} after its push (delayedProcessing)."
+        f"Delayed until {due_text(due, facts.at)}: the queue delivers every message"
+        f" {seconds} s after its push (delayedProcessing)."
     )
     return due, ("delayed_processing", text, {"deliverAt": moment(due), "delayedProcessing": seconds})
 
@@ -270,7 +274,7 @@ def _retry(facts: Facts, group: GroupFacts) -> Waits | None:
     if retry is None or retry.due <= facts.at:
         return None
     number = _retry_text(retry, facts.message.retries_allowed)
-    text = f"{number[0].upper()}{number[1:]} is due at {moment(retry.due)} ({in_time(retry.due - facts.at)})"
+    text = f"{number[0].upper()}{number[1:]} is due at {due_text(retry.due, facts.at)}"
     after = "" if retry.error is None else f" after the error {quoted(retry.error)}"
     return retry.due, ("retry", f"{text}{after}.", _retry_data(retry, facts.message.retries_allowed))
 
@@ -301,14 +305,14 @@ def _cause_ahead(ahead: Ahead, at: int) -> tuple[int, Reason, str, dict[str, obj
     """Until when and why an earlier message blocks later ones; None if it does not."""
     held, retry, deliver_at = ahead.held, ahead.retry, ahead.deliver_at
     if held is not None:
-        until = f"{moment(held.until)} ({in_time(held.until - at)})"
-        return held.until, "leased", f"is leased to {who(held.consumer)} until {until}", _held_data(held)
+        text = f"is leased to {who(held.consumer)} until {due_text(held.until, at)}"
+        return held.until, "leased", text, _held_data(held)
     if retry is not None and retry.due > max(at, deliver_at or 0):
         after = "" if retry.error is None else f" after the error {quoted(retry.error)}"
-        text = f"is retried at {moment(retry.due)} ({in_time(retry.due - at)}){after}"
+        text = f"is retried at {due_text(retry.due, at)}{after}"
         return retry.due, "retry", text, _retry_data(retry)
     if deliver_at is not None and deliver_at > at:
-        text = f"is delayed until {moment(deliver_at)} ({in_time(deliver_at - at)})"
+        text = f"is delayed until {due_text(deliver_at, at)}"
         return deliver_at, "delayed", text, {"deliverAt": moment(deliver_at)}
     return None
 
@@ -320,28 +324,25 @@ def _bounded(facts: Facts, group: GroupFacts, _here: Circumstances) -> Said | No
     if group.window_until is not None:
         until = group.window_until
         text = (
-            f"In the window buffer until {moment(until)} ({in_time(until - facts.at)}), or longer if more messages"
-            f" arrive: the queue delivers from a partition {seconds_text(facts.options.window_buffer)} after its last"
+            f"In the window buffer until {due_text(until, facts.at)}, or longer if more messages"
+            f" arrive: the queue delivers from a partition {facts.options.window_buffer} s after its last"
             " push (windowBuffer)."
         )
         return "window_buffer", text, {"until": moment(until), "windowBuffer": facts.options.window_buffer}
     limited = group.limited
     if limited is None:
         return None
+    data: dict[str, object] = {"scope": limited.scope, "limit": limited.limit}
     owner = "The queue" if limited.scope == "queue" else the_group(group.group, start=True)
     if limited.reason == "max_in_flight":
         text = f"{owner} has {limited.in_flight} messages in flight, and its limit is {limited.limit:g} (maxInFlight)."
-        return "max_in_flight", text, _limit_data(limited.scope, limited.limit) | {"inFlight": limited.in_flight}
+        return "max_in_flight", text, data | {"inFlight": limited.in_flight}
     until = facts.at if limited.until is None else limited.until
     text = (
         f"{owner} is limited to {limited.limit:g} messages per second (rateLimit). The next delivery is at"
-        f" {moment(until)} ({in_time(until - facts.at)})."
+        f" {due_text(until, facts.at)}."
     )
-    return "rate_limited", text, _limit_data(limited.scope, limited.limit) | {"until": moment(until)}
-
-
-def _limit_data(scope: str, limit: float) -> dict[str, object]:
-    return {"scope": scope, "limit": limit}
+    return "rate_limited", text, data | {"until": moment(until)}
 
 
 # 7. Ready --------------------------------------------------------------------------------------------------
@@ -377,3 +378,36 @@ def _last_ask(facts: Facts, group: GroupFacts, here: Circumstances) -> tuple[int
 
 def _attempts(number: int) -> str:
     return "1 attempt" if number == 1 else f"{number} attempts"
+
+
+# Time of the last pop ------------------------------------------------------------------------------------
+
+_MOST_TARGETS = 100_000
+_Target = tuple[str | None, str | None, str | None, str]
+"""Queue, namespace, task and group of a pop."""
+
+
+class Asking:
+    """The time of the last pop of each target. The oldest are forgotten when there are too many."""
+
+    def __init__(self, clock: Clock, most: int = _MOST_TARGETS) -> None:
+        self._clock = clock
+        self._most = most
+        self._last: dict[_Target, int] = {}
+        self.since = clock.now()
+        """There was no pop of an unknown target since then."""
+
+    def note(self, request: PopRequest) -> None:
+        """Record a pop."""
+        target = (request.queue, request.namespace, request.task, request.group)
+        if target not in self._last and len(self._last) >= self._most:
+            self.since = max(self.since, self._last.pop(next(iter(self._last))))
+        self._last[target] = self._clock.now()
+
+    def last(self, message: MessageFacts, group: str) -> int | None:
+        """Time of the group's last pop that could have received a message; None: no pop since `since`."""
+        targets: list[_Target] = [(message.queue, None, None, group)]
+        for namespace in (None, message.namespace):
+            targets += [(None, namespace, task, group) for task in (None, message.task)]
+        found = [self._last[target] for target in targets if target in self._last]
+        return max(found, default=None)

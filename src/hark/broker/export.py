@@ -8,8 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from hark.broker.sealing import SealedQueues
-from hark.broker.work_queues import shown_dead_letters
+from hark.broker.sealing import SealedQueues, shown_dead_letters
 from hark.engine.api import Engine
 from hark.errors import HarkError, NotFound
 from hark.model import (

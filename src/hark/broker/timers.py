@@ -9,6 +9,8 @@ from collections.abc import Callable, Hashable
 from heapq import heappop, heappush
 from typing import Generic, Protocol, TypeVar
 
+import msgspec
+
 from hark.clock import MILLISECOND, SECOND, Clock
 from hark.settings import Fallback
 
@@ -215,22 +217,19 @@ class Backoff:
                 self.due += _MEETING
 
 
-class _State:
+class _State(msgspec.Struct, eq=False):
     """The state of one key."""
 
-    __slots__ = ("backoff", "due", "left_at", "polling", "starts_over", "watched")
-
-    def __init__(self, backoff: Backoff) -> None:
-        self.backoff = backoff
-        self.due = backoff.due
-        """When to poll. A reset can only make it earlier: otherwise a key with a hint every 50 ms would never be
-        polled, and the work of a lost hint would wait until the other hints stop."""
-        self.watched = False
-        self.left_at = 0
-        """When the last waiting consumer left."""
-        self.polling = False
-        self.starts_over = False
-        """A hint arrived during the poll, so the backoff restarts whatever the poll finds."""
+    backoff: Backoff
+    due: int
+    """When to poll. A reset can only make it earlier: otherwise a key with a hint every 50 ms would never be polled,
+    and the work of a lost hint would wait until the other hints stop."""
+    watched: bool = False
+    left_at: int = 0
+    """When the last waiting consumer left."""
+    polling: bool = False
+    starts_over: bool = False
+    """A hint arrived during the poll, so the backoff restarts whatever the poll finds."""
 
 
 class FallbackPolls(Generic[K]):
@@ -268,7 +267,8 @@ class FallbackPolls(Generic[K]):
         self._forget_old()
         state = self._states.get(key)
         if state is None:
-            state = self._states[key] = _State(Backoff(self._settings, self._timers, self._random))
+            backoff = Backoff(self._settings, self._timers, self._random)
+            state = self._states[key] = _State(backoff, backoff.due)
         if state.watched:
             return
         state.watched = True

@@ -1,4 +1,4 @@
-"""Many dead letters at a time: how they are shown, which ones are meant, and in which order they go back."""
+"""Work queues of the key-value API, and the choice of dead letters and queues by ids."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hark.broker.delivery.delivery import Gone
-from hark.broker.sealing import SealedQueues
 from hark.clock import SECOND, Clock
 from hark.engine.api import Engine
 from hark.errors import Conflict, HarkError, NotFound, Overloaded
@@ -17,7 +16,6 @@ from hark.model import (
     QUEUE_MODE,
     DeadLetter,
     DeadLetterFilter,
-    DeadLetters,
     NewMessage,
     PopRequest,
     PopResult,
@@ -38,14 +36,14 @@ _PAGE = 1000
 
 
 async def find_each(engine: Engine, ids: Sequence[str], may_use: Callable[[str], bool]) -> list[DeadLetter | HarkError]:
-    """The dead letter that each id means, its own or that of its message, without payload; else what is wrong.
+    """The dead letter of each id, its own id or that of its message, without payload; or the error.
 
-    Those of queues that may not be used are as if they were not there.
+    Dead letters of queues that the caller may not use are treated as missing.
     """
     found: dict[str, list[DeadLetter]] = {}
     offset = 0
     while True:
-        # A message may have died in several groups, so that there may be more of them than ids.
+        # A message can be dead-lettered in several groups, so there can be more dead letters than ids.
         page = await engine.dead_letters(DeadLetterFilter(ids=ids, payloads=False, limit=_PAGE, offset=offset))
         for letter in page.items:
             if not may_use(letter.queue):
@@ -66,38 +64,22 @@ def _the_only(letters: Sequence[DeadLetter]) -> DeadLetter | HarkError:
 
 
 async def find_oldest(engine: Engine, where: DeadLetterFilter, most: int) -> tuple[list[DeadLetter], int]:
-    """Of those that match the ones that failed first, oldest first and without payloads; and how many are left.
+    """The matching dead letters that failed first, oldest first and without payloads; and the number of further ones.
 
-    Requeued in this order they are delivered in the order in which they failed.
+    Requeued in this order, they are delivered in the order in which they failed.
     """
     wanted = msgspec.structs.replace(where, payloads=False, oldest_first=True, limit=most, offset=0)
     page = await engine.dead_letters(wanted)
     return list(page.items), max(0, page.total - len(page.items))
 
 
-async def shown_dead_letters(engine: Engine, sealed: SealedQueues, where: DeadLetterFilter) -> DeadLetters:
-    """A page of dead letters with readable payloads and error texts; where a payload can't be read, why."""
-    page = await engine.dead_letters(where)
-    items = []
-    for letter in page.items:
-        payload, reason, still_sealed = letter.payload, None, letter.sealed
-        if where.payloads:
-            payload, reason = sealed.shown(letter.queue, letter.payload, letter.sealed)
-            still_sealed = False
-        error = sealed.shown_text(letter.queue, letter.error)
-        items.append(
-            msgspec.structs.replace(letter, payload=payload, sealed=still_sealed, error=error, unreadable=reason)
-        )
-    return DeadLetters(items, page.total)
-
-
 _KEPT = 10_000
 
 
 class Places:
-    """Finds queues by the ids of partitions and messages, and remembers those of partitions.
+    """Finds queues by the ids of partitions and messages. It caches the queues of partitions.
 
-    What is remembered stays true: a partition never changes its queue, and an id is never given again.
+    A cached value stays valid: a partition never changes its queue, and an id is never reused.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -105,7 +87,7 @@ class Places:
         self._known: dict[str, str] = {}
 
     async def queues_of(self, ids: Sequence[str]) -> list[str | None]:
-        """The queue that each id leads to; None: no queue that there is."""
+        """The queue of each id; None if there is none."""
         partitions = [partition_id_of(id) for id in ids]
         unknown = list({one for one in partitions if one is not None and one not in self._known})
         if unknown:
@@ -116,25 +98,25 @@ class Places:
         return [None if one is None else self._known.get(one) for one in partitions]
 
 
-# They are queues as all others are, with a shared default group that drops what is settled. What is special about
-# them is said here: how they are made, how messages are retried that do not say, and how long a consumer holds one.
+# Work queues are ordinary queues whose shared default group removes settled messages. This part has what is special:
+# their options, their default retry schedule, and their lease time.
 
 
 DEFAULT_QUEUE = "default"
 DEFAULT_SCHEDULE = (1000, 5000, 10_000)
-"""Milliseconds before the retries of a message that came without a schedule."""
+"""Milliseconds before the retries of a message without a schedule."""
 NO_ERROR = "Max attempts exceeded"
-"""What a dead letter says whose last failure came without a text."""
+"""The error text of a dead letter whose last failure had none."""
 
 Labels = tuple[str, str] | None
-"""Namespace and task of a queue to be made; None: as its name says."""
+"""Namespace and task of a new queue; None: derived from its name."""
 
 _REMEMBERED = 1 * SECOND
 """How long the existence of a queue is cached: another server can delete it without a notification."""
 
 
 class WorkStats(msgspec.Struct, frozen=True):
-    """How much there is in a work queue."""
+    """The numbers of messages in a work queue."""
 
     pending: int
     processing: int
@@ -142,7 +124,7 @@ class WorkStats(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum of all states."""
         return self.pending + self.processing + self.dlq
 
 

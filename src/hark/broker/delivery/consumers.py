@@ -25,6 +25,8 @@ from enum import Enum
 from itertools import repeat
 from typing import Generic, NamedTuple, TypeVar
 
+import msgspec
+
 from hark.model import HintKind
 
 C = TypeVar("C", bound=Hashable)
@@ -54,17 +56,14 @@ class Work(NamedTuple):
     """Number of pieces in partitions that a consumer named; other partitions need not be listed."""
 
 
-class _Member(Generic[C]):
+class _Member(msgspec.Struct, Generic[C], eq=False):
     """A consumer with its filter and its state."""
 
-    __slots__ = ("browser", "consumer", "partition", "priority", "state")
-
-    def __init__(self, consumer: C, priority: int, partition: str | None, browser: bool) -> None:
-        self.consumer = consumer
-        self.priority = priority
-        self.partition = partition
-        self.browser = browser
-        self.state = State.REMOVED
+    consumer: C
+    priority: int
+    partition: str | None
+    browser: bool
+    state: State = State.REMOVED
 
 
 class _Ring(Generic[C]):
@@ -81,16 +80,13 @@ class _Ring(Generic[C]):
         return len(self.notified) + len(self.interested)
 
 
-class _Level(Generic[C]):
+class _Level(msgspec.Struct, Generic[C], eq=False):
     """The classes of one priority, by the partition that they name."""
 
-    __slots__ = ("priority", "rings", "told")
-
-    def __init__(self, priority: int) -> None:
-        self.priority = priority
-        self.rings: dict[str | None, _Ring[C]] = {}
-        self.told: dict[str, _Ring[C]] = {}
-        """Classes with a named partition and a notified consumer. `rebalance` checks them even without work."""
+    priority: int
+    rings: dict[str | None, _Ring[C]] = {}
+    told: dict[str, _Ring[C]] = {}
+    """Classes with a named partition and a notified consumer. `rebalance` checks them even without work."""
 
 
 class ConsumerManager(Generic[C]):
@@ -367,20 +363,17 @@ _NEVER = -1
 _ALL = sys.maxsize
 
 
-class _Announced:
+class _Announced(msgspec.Struct, eq=False):
     """The announced work of one partition."""
 
-    __slots__ = ("counts", "freed", "heard", "looks")
-
-    def __init__(self) -> None:
-        self.heard = _NEVER
-        """The mark of the last hint without a count."""
-        self.freed = _NEVER
-        """The mark of the last such hint about released work, not about new messages."""
-        self.counts: list[tuple[int, int]] = []
-        """Marks and numbers of announced messages of a shared group, the oldest first."""
-        self.looks = 0
-        """The number of consumers that it takes to receive all of it."""
+    heard: int = _NEVER
+    """The mark of the last hint without a count."""
+    freed: int = _NEVER
+    """The mark of the last such hint about released work, not about new messages."""
+    counts: list[tuple[int, int]] = []
+    """Marks and numbers of announced messages of a shared group, the oldest first."""
+    looks: int = 0
+    """The number of consumers that it takes to receive all of it."""
 
     def add(self, count: int, mark: int) -> None:
         """Announce a number of messages."""

@@ -9,6 +9,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+import msgspec
+
 from hark.batching import Answer
 from hark.broker.delivery.browsers import Browsers
 from hark.broker.delivery.stream import Stream
@@ -27,44 +29,22 @@ _CLOSED = PopResult(reason="nothing_ready")
 _PAUSED = PopResult(reason="paused")
 
 
-class Intention:
+class Intention(msgspec.Struct, eq=False):
     """A waiting pop. It is a consumer until it is answered, at the latest at its deadline."""
 
-    __slots__ = (
-        "answer",
-        "created_at",
-        "deadline",
-        "failure",
-        "number",
-        "priority",
-        "reason",
-        "request",
-        "subscription",
-        "timer",
-    )
-
-    def __init__(
-        self,
-        number: int,
-        request: PopRequest,
-        priority: int,
-        created_at: int,
-        deadline: int,
-        subscription: Subscription,
-    ) -> None:
-        self.number = number
-        self.request = request
-        self.priority = priority
-        self.created_at = created_at
-        self.deadline = deadline
-        self.subscription = subscription
-        self.answer: Answer[PopResult] = Answer()
-        self.failure: HarkError | None = None
-        """The failure of the last look."""
-        self.reason: PopResult | None = None
-        """After the deadline: the answer if the look in progress finds nothing."""
-        self.timer: Timer | None = None
-        """The timer of the deadline; None during the first look."""
+    number: int
+    request: PopRequest
+    priority: int
+    created_at: int
+    deadline: int
+    subscription: Subscription
+    answer: Answer[PopResult] = msgspec.field(default_factory=Answer)
+    failure: HarkError | None = None
+    """The failure of the last look."""
+    reason: PopResult | None = None
+    """After the deadline: the answer if the look in progress finds nothing."""
+    timer: Timer | None = None
+    """The timer of the deadline; None during the first look."""
 
     @property
     def partition(self) -> str | None:

@@ -9,7 +9,7 @@ from hark.api import operations
 from hark.api.types.keys import PolledKeys, PolledPrefix
 from hark.broker import Broker
 from hark.broker.delivery.stream import Arrival, Stream
-from hark.broker.watch import Change, Shown, Watcher
+from hark.broker.keyvalue import Change, Shown, Watcher
 from hark.errors import InvalidInput
 from hark.http.admission import identity_of, permitted_labels
 from hark.http.checks import query_params

@@ -29,7 +29,7 @@ from hark.api.types.queues import (
     ShownPartition,
     ShownQueue,
 )
-from hark.broker.observer import list_queues as list_queues_of
+from hark.broker.survey import list_queues as list_queues_of
 from hark.clock import SECOND
 from hark.errors import InvalidInput, NotFound
 from hark.http.admission import identity_of, permitted_labels, shown_lease

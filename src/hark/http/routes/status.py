@@ -36,7 +36,8 @@ from hark.broker import Broker
 from hark.broker.delivery.browsers import Browser
 from hark.broker.delivery.delivery import Intention
 from hark.broker.delivery.stream import Stream, StreamConsumer
-from hark.broker.observer import HISTORY_SECONDS, INTERVAL_SECONDS, Point, list_queues
+from hark.broker.observer import HISTORY_SECONDS, INTERVAL_SECONDS, Point
+from hark.broker.survey import list_queues
 from hark.clock import SECOND
 from hark.http.admission import identity_of
 from hark.http.checks import format_time_ms, time_of
