@@ -62,18 +62,15 @@ class Batchers:
         self._all: dict[str, Batcher[Any, Any]] = {}
         # In a shared store calls that push to the same partitions wait for each other, so all waiting pushes share one
         # call. Calls of the other verbs do not block each other.
-        self.push: Batcher[Sequence[model.NewMessage], list[model.PushOutcome]]
         self.push = self._make("push", engine.push, max_calls=1)
         # Pops that settle wait for the disk, those that only lease do not: they must not share a call.
-        self.pop: Batcher[PopRequest, PopResult] = self._make("pop", engine.pop, orphaned=give_back)
-        self.pop_auto_ack: Batcher[PopRequest, PopResult] = self._make("pop_auto_ack", pop_auto_ack)
-        self.settle: Batcher[Sequence[Settlement], list[model.SettleOutcome]] = self._make("ack", engine.settle)
-        self.transact: Batcher[model.Transaction, model.TransactionOutcome]
+        self.pop = self._make("pop", engine.pop, orphaned=give_back)
+        self.pop_auto_ack = self._make("pop_auto_ack", pop_auto_ack)
+        self.settle = self._make("ack", engine.settle)
         self.transact = self._make("transaction", engine.transact)
-        self.renew: Batcher[model.Renewal, model.RenewOutcome] = self._make("renew", engine.renew)
-        self.read_keys: Batcher[Sequence[model.Key], list[model.KeyEntry | None]]
+        self.renew = self._make("renew", engine.renew)
         self.read_keys = self._make("read_keys", partial(read_together, engine))
-        self.write_keys: Batcher[model.KeyWrite, model.KeyWritten] = self._make("write_keys", engine.write_keys)
+        self.write_keys = self._make("write_keys", engine.write_keys)
 
     def _make(
         self,

@@ -18,7 +18,7 @@ from hark.clock import MILLISECOND, SECOND
 from hark.engine.api import Engine
 from hark.errors import HarkError, Overloaded, Unavailable
 from hark.keys import encode_key
-from hark.model import Key, KeyEntry, KeyNotification, KeyRange, KeyStats, KeyWrite, KeyWritten
+from hark.model import Key, KeyEntry, KeyNotification, KeyRange, KeyWrite, KeyWritten
 from hark.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -58,14 +58,6 @@ class KeyValue:
     async def list_keys(self, wanted: KeyRange) -> list[KeyEntry]:
         """A page of entries, with readable values."""
         return [self.open(entry) for entry in await self.fetch_range(wanted)]
-
-    async def count_keys(self, prefix: Key) -> int:
-        """The number of entries below a prefix."""
-        return await self._engine.count_keys(prefix)
-
-    async def key_stats(self) -> KeyStats:
-        """The number and size of all entries."""
-        return await self._engine.key_stats()
 
     async def write_keys(self, write: KeyWrite) -> KeyWritten:
         """Check and change keys and push messages, all or nothing. Returns when they are on stable storage."""

@@ -136,12 +136,12 @@ class WorkQueues:
         self._settings = settings
         self._clock = clock
         self._made: dict[str, int] = {}
-        """Queues that exist, and when that was last seen."""
+        """Existing queues, with the time of the last check."""
 
     # Queues ------------------------------------------------------------------------------------------------
 
     async def prepare(self, queues: Mapping[str, Labels]) -> None:
-        """Make queues as this API wants them, with these labels, unless they exist; those stay as they are."""
+        """Create the queues that do not exist, with the options of work queues and these labels."""
         now = self._clock.now()
         oldest = now - _REMEMBERED
         missing = [queue for queue in queues if self._made.get(queue, 0) < oldest]
@@ -151,17 +151,17 @@ class WorkQueues:
             self._made = known | dict.fromkeys(missing, now)
 
     def forget(self, queues: Sequence[str]) -> None:
-        """Queues were deleted."""
+        """Remove deleted queues from the cache."""
         for queue in queues:
             self._made.pop(queue, None)
 
     async def lock_duration(self, queue: str) -> int:
-        """Milliseconds that a queue wants messages to be held; 0: as the server's settings say."""
+        """The lease time of a queue in milliseconds; 0 for that of the settings."""
         infos = await self._broker.engine.queue_infos([queue])
         return infos[0].options.lock_duration if infos else 0
 
     async def set_lock_duration(self, queue: str, milliseconds: int, labels: Labels = None) -> None:
-        """Hold messages of a queue that long from now on; 0: as the server's settings say."""
+        """Set the lease time of a queue; 0 for that of the settings."""
         await self.prepare({queue: labels})
         for info in await self._broker.engine.queue_infos([queue]):
             options = msgspec.structs.replace(info.options, lock_duration=milliseconds)
@@ -170,7 +170,7 @@ class WorkQueues:
             )
 
     async def stats(self, queue: str) -> WorkStats:
-        """How many messages wait, are being worked on, or could not be delivered."""
+        """The numbers of waiting, leased and dead-lettered messages."""
         engine = self._broker.engine
         pending = processing = 0
         if groups := await engine.group_stats(QUEUE_MODE, queue):
@@ -184,15 +184,15 @@ class WorkQueues:
     # Messages ----------------------------------------------------------------------------------------------
 
     async def admit(self, messages: Sequence[NewMessage]) -> None:
-        """Get ready to push messages: their queues exist, and each has a retry schedule."""
-        self._broker.check_pushes()  # Before a queue is made that nothing would be in.
+        """Prepare messages for a push: create their queues, and set their retry schedules."""
+        self._broker.check_pushes()  # Before a queue is created that would stay empty.
         for message in messages:
             if message.backoff_ms is None:
                 message.backoff_ms = DEFAULT_SCHEDULE
         await self.prepare({message.queue: message.labels for message in messages})
 
     async def enqueue(self, message: NewMessage) -> str:
-        """Append a message and give its id; returns when it is on stable storage."""
+        """Append a message. Returns its id when it is on stable storage."""
         await self.admit([message])
         [outcome] = await self._broker.push([message])
         if outcome.code == "queue_full":
@@ -202,7 +202,7 @@ class WorkQueues:
         return outcome.message_id
 
     def wish(self, queue: str, consumer: str = "") -> PopRequest:
-        """What each consumer of a work queue asks for: the next message."""
+        """The pop of the next message of a work queue."""
         lasts = self._settings.lock_duration
         return PopRequest(queue=queue, group_mode="shared", lease_ms=lasts, consumer=consumer)
 
@@ -214,7 +214,7 @@ class WorkQueues:
         consumer: str = "",
         labels: Labels = None,
     ) -> PopResult:
-        """Take the next message, if there is one in time."""
+        """Pop the next message, or wait for it."""
         await self.prepare({queue: labels})
         return await self._broker.pop(self.wish(queue, consumer), wait_seconds, gone=gone)
 
@@ -226,7 +226,7 @@ class WorkQueues:
         error: str | None = None,
         delay_ms: int | None = None,
     ) -> SettleOutcome:
-        """Settle a message that was delivered under a receipt, or without one whatever delivery of it is live."""
+        """Settle a message by its receipt, or without one, in any live delivery."""
         if status == "failed":
             error = error or NO_ERROR
         settlement = Settlement(message_id, "", status, receipt, error, delay_ms)
@@ -235,6 +235,6 @@ class WorkQueues:
 
 
 def _spec(queue: str, labels: Labels) -> QueueSpec:
-    """A queue as this API makes it, with these labels or with those that a push would give it (rule 2)."""
+    """A new queue with the options of work queues, and with these labels or those of a push (rule 2)."""
     namespace, task = labels or labels_of(queue)
     return QueueSpec(name=queue, namespace=namespace, task=task, options=QueueOptions(drop_settled=True))

@@ -54,64 +54,6 @@ class Held:
             del self.places[message_id]
 
 
-class Window:
-    """Unsettled messages by lease."""
-
-    def __init__(self) -> None:
-        self._leases: dict[str, Held] = {}
-        self._messages = 0
-
-    def __len__(self) -> int:
-        return self._messages
-
-    def leases(self) -> Sequence[str]:
-        """The leases of the unsettled messages."""
-        return list(self._leases)
-
-    def first_end(self) -> int | None:
-        """The earliest end of a lease."""
-        return min((held.expires_at for held in self._leases.values() if held.expires_at is not None), default=None)
-
-    def add(self, result: PopResult) -> None:
-        """Add the messages of a lease."""
-        held = self._leases[result.lease_id] = Held(result)
-        self._messages += len(held.places)
-
-    def settled(self, lease_id: str, item: Settlement, outcome: SettleOutcome) -> bool:
-        """Remove a settled message. Returns whether it was the last one of its lease.
-
-        In an ordered group a failed message ends the lease of its partition: later messages are redelivered after it.
-        In a shared group each message is settled separately.
-        """
-        held = self._leases.get(lease_id)
-        if held is None:
-            return False
-        before = len(held.places)
-        place = held.find(item)
-        if outcome.lease_released:
-            held.remove_part(item.partition_id if place is None else place[0])
-        elif place is not None:
-            held.remove(place)
-        self._messages -= before - len(held.places)
-        if held.places:
-            return False
-        del self._leases[lease_id]
-        return True
-
-    def end(self, lease_id: str) -> Held | None:
-        """Remove a lease. Returns its unsettled messages."""
-        held = self._leases.pop(lease_id, None)
-        if held is not None:
-            self._messages -= len(held.places)
-        return held
-
-    def renewed(self, lease_id: str, expires_at: int) -> None:
-        """Note the new end of a lease."""
-        held = self._leases.get(lease_id)
-        if held is not None:
-            held.expires_at = expires_at
-
-
 # A stream has one credit and any number of subscriptions. It is interested while it has credit left, is not paused, and
 # all its messages have been passed to its socket. So a client that does not read holds at most one batch.
 
@@ -191,7 +133,10 @@ class Stream:
         self._hang_up: Timer | None = None
         self.consumers: dict[str, StreamConsumer] = {}
         self._streams = streams
-        self._window = Window()
+        self._leases: dict[str, Held] = {}
+        """The unsettled messages of each lease."""
+        self.unsettled = 0
+        """The number of unsettled messages."""
         self._pulling: StreamConsumer | None = None
         self._writing: Arrival | None = None
         """The result of `next` that has not been passed to the socket yet."""
@@ -207,11 +152,6 @@ class Stream:
         self._check = Alarm(streams.timers, self._check_leases)
         self._first_end: int | None = None
         """A lower bound of the ends of its leases."""
-
-    @property
-    def unsettled(self) -> int:
-        """The number of unsettled messages."""
-        return len(self._window)
 
     @property
     def interested(self) -> bool:
@@ -321,8 +261,7 @@ class Stream:
     def lost(self, arrival: Arrival) -> None:
         """Release the result of `next`, which could not be written, without using an attempt."""
         self._writing = None
-        self._window.end(arrival.result.lease_id)
-        self._streams.release(arrival.result.lease_id)
+        self._remove(arrival.result.lease_id)
         self._streams.pops.give_back(arrival.result)
 
     def end(self) -> None:
@@ -345,10 +284,10 @@ class Stream:
             unwritten.add(result.lease_id)
             self._streams.pops.give_back(result)
         if not self._ended_here:
-            self._streams.shorten([lease for lease in self._window.leases() if lease not in unwritten])
+            self._streams.shorten([lease for lease in self._leases if lease not in unwritten])
         self._check.cancel()
         self._end_silence()
-        self._streams.forget(self, self._window.leases())
+        self._streams.forget(self, self._leases)
         self._news.set()
 
     # The pump's side ---------------------------------------------------------------------------------------
@@ -391,8 +330,9 @@ class Stream:
             self.end_pull()
             return True
         if result.lease_id:
-            self._window.add(result)
-            self._streams.hold(self, result.lease_id)
+            held = self._leases[result.lease_id] = Held(result)
+            self.unsettled += len(held.places)
+            self._streams.by_lease[result.lease_id] = self
             if result.expires_at is not None:
                 self._first_end = min(self._first_end or result.expires_at, result.expires_at)
             self._check_when(result.expires_at)
@@ -452,16 +392,36 @@ class Stream:
     # Leases ------------------------------------------------------------------------------------------------
 
     def settled(self, lease_id: str, item: Settlement, outcome: SettleOutcome) -> None:
-        """Note that one of its messages was settled on this server."""
-        if self._window.settled(lease_id, item, outcome):
-            self._streams.release(lease_id)
+        """Note that one of its messages was settled on this server.
+
+        In an ordered group a failed message ends the lease of its partition: later messages are redelivered after it.
+        In a shared group each message is settled separately.
+        """
+        held = self._leases.get(lease_id)
+        if held is not None:
+            before = len(held.places)
+            place = held.find(item)
+            if outcome.lease_released:
+                held.remove_part(item.partition_id if place is None else place[0])
+            elif place is not None:
+                held.remove(place)
+            self.unsettled -= before - len(held.places)
+            if not held.places:
+                self._remove(lease_id)
         self.spoke()
         self._update()
 
+    def _remove(self, lease_id: str) -> Held | None:
+        """Remove a lease with its unsettled messages."""
+        held = self._leases.pop(lease_id, None)
+        if held is not None:
+            self.unsettled -= len(held.places)
+        self._streams.by_lease.pop(lease_id, None)
+        return held
+
     def ended(self, lease_id: str) -> None:
         """Note the end of one of its leases, for any reason."""
-        held = self._window.end(lease_id)
-        self._streams.release(lease_id)
+        held = self._remove(lease_id)
         if held is not None and held.expires_at is not None:
             latest = self._streams.timers.now() + (_CLOCKS_DIFFER if self._streams.shared else 0)
             if held.expires_at <= latest:
@@ -472,18 +432,22 @@ class Stream:
 
     def renewed(self, lease_id: str, expires_at: int) -> None:
         """Note the renewal of one of its leases."""
-        self._window.renewed(lease_id, expires_at)
+        if lease_id in self._leases:
+            self._leases[lease_id].expires_at = expires_at
         self.spoke()
 
     def leases(self) -> Sequence[str]:
         """The leases that it holds, as far as this server knows."""
-        return self._window.leases()
+        return list(self._leases)
+
+    def _earliest_end(self) -> int | None:
+        return min((held.expires_at for held in self._leases.values() if held.expires_at is not None), default=None)
 
     def _has_overdue(self) -> bool:
         """Whether a lease has expired without a report of its end."""
         now = self._streams.timers.now()
         if self._first_end is not None and self._first_end <= now:
-            self._first_end = self._window.first_end()
+            self._first_end = self._earliest_end()
         return self._first_end is not None and self._first_end <= now
 
     def _check_when(self, due: int | None) -> None:
@@ -506,8 +470,8 @@ class Stream:
         for lease in over:
             self.ended(lease)
         for lease, end in ends.items():
-            if end is not None:
-                self._window.renewed(lease, end)
-        self._check_when(self._window.first_end())
+            if end is not None and lease in self._leases:
+                self._leases[lease].expires_at = end
+        self._check_when(self._earliest_end())
         self._update()
         return bool(over)

@@ -36,7 +36,8 @@ class Streams:
         self._all: dict[int, Stream] = {}
         self._next = 0
         self._closed = False
-        self._by_lease: dict[str, Stream] = {}
+        self.by_lease: dict[str, Stream] = {}
+        """The stream of each lease."""
         self._expired: dict[Name, Stream] = {}
         """Streams whose client has sent nothing since a lease expired, by the names of the lease and its messages."""
         self._expired_of: dict[Stream, list[Name]] = {}
@@ -76,7 +77,7 @@ class Streams:
         self._all.pop(stream.number, None)
         self._polls.forget(stream)
         for lease in leases:
-            self.release(lease)
+            self.by_lease.pop(lease, None)
 
     def shorten(self, leases: Sequence[str]) -> None:
         """Shorten the leases of disconnected clients, so that their messages are redelivered soon."""
@@ -94,21 +95,13 @@ class Streams:
         except HarkError as error:
             log.warning("cannot shorten %d leases of disconnected streams; they expire in time: %s", len(leases), error)
 
-    def hold(self, stream: Stream, lease_id: str) -> None:
-        """Note that a stream holds a lease."""
-        self._by_lease[lease_id] = stream
-
-    def release(self, lease_id: str) -> None:
-        """Note the end of a lease."""
-        self._by_lease.pop(lease_id, None)
-
     def settled(self, items: Sequence[Settlement], outcomes: Sequence[SettleOutcome]) -> None:
         """Note settlements by any client. Streams get room for new messages."""
-        if not self._by_lease and not self._expired:
+        if not self.by_lease and not self._expired:
             return
         for item, outcome in zip(items, outcomes, strict=True):
             lease_id = outcome.lease_id or item.lease_id
-            stream = None if lease_id is None else self._by_lease.get(lease_id)
+            stream = None if lease_id is None else self.by_lease.get(lease_id)
             if stream is None:
                 self.tried([item])
             elif outcome.success and lease_id is not None:
@@ -146,7 +139,7 @@ class Streams:
         if not self._all:
             return
         for lease_id in lease_ids:
-            stream = self._by_lease.get(lease_id)
+            stream = self.by_lease.get(lease_id)
             if stream is not None:
                 stream.ended(lease_id)
             else:
@@ -160,7 +153,7 @@ class Streams:
 
     def renewed(self, lease_id: str, expires_at: int) -> None:
         """Note a renewed lease."""
-        stream = self._by_lease.get(lease_id)
+        stream = self.by_lease.get(lease_id)
         if stream is not None:
             stream.renewed(lease_id, expires_at)
 

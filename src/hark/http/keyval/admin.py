@@ -50,7 +50,7 @@ async def metrics(request: Request) -> Response:
     """
     broker = broker_of(request)
     tallies = broker.operations.tallies()
-    storage = await broker.keyvalue.key_stats()
+    storage = await broker.engine.key_stats()
     return reply(
         KeyvalMetrics(
             operations=OperationsNumbers(
@@ -76,7 +76,7 @@ async def metrics(request: Request) -> Response:
 async def prometheus(request: Request) -> Response:
     """Get metrics of the key-value API for Prometheus. Returns the Prometheus text format."""
     broker = broker_of(request)
-    storage = await broker.keyvalue.key_stats()
+    storage = await broker.engine.key_stats()
     families = list(_operation_metrics(broker.operations))
     for state, number in msgspec.structs.asdict(await _queue(request)).items():
         families.append(gauge(f"keyval_queue_{state}", f"{_STATES[state]} of the work queue.", one(number)))

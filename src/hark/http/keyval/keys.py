@@ -342,7 +342,7 @@ async def paginate_keys(request: Request) -> Response:
 async def count_keys(request: Request) -> Response:
     """Count entries. Returns the number of entries below a prefix, or of all entries."""
     prefix = PREFIX.of(query_of(request)) or ()
-    return reply(Counted(count=await broker_of(request).keyvalue.count_keys(prefix)))
+    return reply(Counted(count=await broker_of(request).engine.count_keys(prefix)))
 
 
 def _range(query: Query) -> KeyRange:
