@@ -120,9 +120,6 @@ def explain_without_groups(facts: Facts) -> Explanation:
     return Explanation(None, "no_group", "No consumer has ever popped from this queue. Start a consumer.", {})
 
 
-# 1. and 2. Done, or not for it -----------------------------------------------------------------------------
-
-
 def _for_others(facts: Facts, group: GroupFacts, _here: Circumstances) -> Said | None:
     owner = facts.message.owner
     if owner is None or owner == group.group:
@@ -197,9 +194,6 @@ def _removed_text(facts: Facts) -> str:
     return "No longer stored: retention, a purge or a delete removed it."
 
 
-# 3. Taken or lost ------------------------------------------------------------------------------------------
-
-
 def _taken(facts: Facts, group: GroupFacts, _here: Circumstances) -> Said | None:
     if group.held is not None:
         held = group.held
@@ -219,9 +213,6 @@ def _held_data(held: Held) -> dict[str, object]:
     }
 
 
-# 4. Stopped ------------------------------------------------------------------------------------------------
-
-
 def _stopped(facts: Facts, group: GroupFacts, here: Circumstances) -> Said | None:
     if here.pop_maintenance:
         return "pop_maintenance", "All deliveries are stopped for maintenance. Turn pop maintenance off.", {}
@@ -231,9 +222,6 @@ def _stopped(facts: Facts, group: GroupFacts, here: Circumstances) -> Said | Non
         text = f"Encrypted with key {here.missing_key}, which this server does not have. Add it to encryption.old_keys."
         return "key_missing", text, {"key": here.missing_key}
     return ("group_paused", f"{the_group(group.group, start=True)} is paused. Resume it.", {}) if group.paused else None
-
-
-# 5. Waiting ------------------------------------------------------------------------------------------------
 
 
 def _waiting(facts: Facts, group: GroupFacts, _here: Circumstances) -> Said | None:
@@ -317,9 +305,6 @@ def _cause_ahead(ahead: Ahead, at: int) -> tuple[int, Reason, str, dict[str, obj
     return None
 
 
-# 6. Bounds -------------------------------------------------------------------------------------------------
-
-
 def _bounded(facts: Facts, group: GroupFacts, _here: Circumstances) -> Said | None:
     if group.window_until is not None:
         until = group.window_until
@@ -343,9 +328,6 @@ def _bounded(facts: Facts, group: GroupFacts, _here: Circumstances) -> Said | No
         f" {due_text(until, facts.at)}."
     )
     return "rate_limited", text, data | {"until": moment(until)}
-
-
-# 7. Ready --------------------------------------------------------------------------------------------------
 
 
 def _nothing_in_the_way(facts: Facts, group: GroupFacts, here: Circumstances) -> Said:

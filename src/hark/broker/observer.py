@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from hark.broker.survey import Counting, Depths, QueueDepth, Surveyor
+from hark.broker.survey import Counting, Depths, Surveyor
 from hark.broker.tallies import Tallies, Tally
 from hark.broker.timers import Timer, Timers
 from hark.clock import MILLISECOND, SECOND
@@ -272,15 +272,10 @@ class Observer:
             await asyncio.gather(self._survey, return_exceptions=True)
 
     @property
-    def queues(self) -> Mapping[str, QueueDepth]:
-        """The counts of each queue in the last survey."""
-        return {} if self.depths is None else self.depths.by_queue
-
-    @property
     def backlogs(self) -> dict[str, int]:
         """The backlog of each queue in the last survey. A request for it keeps it fresh for a while."""
         self.attend()
-        return {name: depth.backlog for name, depth in self.queues.items()}
+        return {} if self.depths is None else {name: one.backlog for name, one in self.depths.by_queue.items()}
 
     def history(self, seconds: int) -> list[Point]:
         """The points of the last `seconds`, the oldest first."""

@@ -311,41 +311,6 @@ class ConsumerManager(Generic[C]):
             del self._level_of[priority]
             self._levels.remove(level)
 
-    # Proof -----------------------------------------------------------------------------------------------------
-
-    def check(self) -> None:
-        """Assert the invariants, for tests. It checks every consumer."""
-        lists = [(State.NOT_INTERESTED, self._idle), (State.NON_ACQUIRING, self._browsers)]
-        for ring in self._rings():
-            assert ring, "a class without consumers"
-            assert len(ring.notified) <= self._cap, "more told than the cap allows"
-            lists += [(State.INTERESTED, ring.interested), (State.NOTIFIED, ring.notified)]
-        listed = Counter(consumer for _, one in lists for consumer in one)
-        assert listed == Counter(list(self._members)), "L1: not in exactly one list"
-        for state in State:
-            here = [consumer for kind, one in lists if kind is state for consumer in one]
-            assert self._sizes[state] == len(here), f"L2: {state} is miscounted"
-            assert all(self._members[one].state is state for one in here), f"L3: not {state}, but in its list"
-        for member in self._members.values():
-            assert not (member.browser and member.state in WAITING), "L4: a queue browser among the consumers"
-            assert member.browser or member.state is not State.NON_ACQUIRING, "L4: not a browser, but browsing"
-        self._check_classes()
-
-    def _check_classes(self) -> None:
-        """Assert that every consumer is in its class and that all indexes agree."""
-        priorities = [level.priority for level in self._levels]
-        assert priorities == sorted(set(priorities), reverse=True), "levels out of order"
-        assert {one.priority: one for one in self._levels} == self._level_of, "a level that can't be found"
-        names = Counter(name for level in self._levels for name in level.rings if name is not None)
-        assert names == self._named, "named partitions are miscounted"
-        for level in self._levels:
-            told = {name: ring for name, ring in level.rings.items() if name is not None and ring.notified}
-            assert told == level.told, "told, but not where rebalance looks"
-            for name, ring in level.rings.items():
-                for consumer in (*ring.notified, *ring.interested):
-                    member = self._members[consumer]
-                    assert (member.priority, member.partition) == (level.priority, name), "in the wrong class"
-
 
 # Ready work. In an ordered group one consumer at a time works on a partition, so a piece of work is a partition. In a
 # shared group it is as many messages of a partition as one consumer takes. Every announcement has a mark that grows
