@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from hark.broker import Broker
 from hark.broker.broker import POP_MAINTENANCE
-from hark.broker.explain import Asking, moment
+from hark.broker.explain import moment
+from hark.broker.tallies import Asking
 from hark.clock import FakeClock
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import NotFound

@@ -14,13 +14,13 @@ import msgspec
 from hark import model
 from hark.batching import Answer, Batcher, BatchSizes
 from hark.broker.delivery.delivery import Delivery, Gone
-from hark.broker.explain import Asking, Circumstances, explain, explain_without_groups
+from hark.broker.explain import Circumstances, explain, explain_without_groups
 from hark.broker.export import export_queue
 from hark.broker.keyvalue import KeyValue, read_together
 from hark.broker.observer import Observer, Standing
 from hark.broker.peers import Peers
 from hark.broker.sealing import ReadablePops, SealedQueues, shown_dead_letters
-from hark.broker.tallies import EngineCalls, Operations, Tallies, measured
+from hark.broker.tallies import Asking, EngineCalls, Operations, Tallies, measured
 from hark.broker.timers import LoopTimers, Timers
 from hark.broker.upkeep import Duties, Readiness
 from hark.broker.work_queues import Places, WorkQueues

@@ -5,19 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from hark.clock import EARLIEST, LATEST, MILLISECOND, SECOND, Clock
-from hark.model import (
-    QUEUE_MODE,
-    Ahead,
-    Explanation,
-    Facts,
-    GroupFacts,
-    Held,
-    MessageFacts,
-    PopRequest,
-    Reason,
-    Retrying,
-)
+from hark.clock import EARLIEST, LATEST, MILLISECOND, SECOND
+from hark.model import QUEUE_MODE, Ahead, Explanation, Facts, GroupFacts, Held, Reason, Retrying
 
 _LONGEST_ERROR = 200
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
@@ -360,36 +349,3 @@ def _last_ask(facts: Facts, group: GroupFacts, here: Circumstances) -> tuple[int
 
 def _attempts(number: int) -> str:
     return "1 attempt" if number == 1 else f"{number} attempts"
-
-
-# Time of the last pop ------------------------------------------------------------------------------------
-
-_MOST_TARGETS = 100_000
-_Target = tuple[str | None, str | None, str | None, str]
-"""Queue, namespace, task and group of a pop."""
-
-
-class Asking:
-    """The time of the last pop of each target. The oldest are forgotten when there are too many."""
-
-    def __init__(self, clock: Clock, most: int = _MOST_TARGETS) -> None:
-        self._clock = clock
-        self._most = most
-        self._last: dict[_Target, int] = {}
-        self.since = clock.now()
-        """There was no pop of an unknown target since then."""
-
-    def note(self, request: PopRequest) -> None:
-        """Record a pop."""
-        target = (request.queue, request.namespace, request.task, request.group)
-        if target not in self._last and len(self._last) >= self._most:
-            self.since = max(self.since, self._last.pop(next(iter(self._last))))
-        self._last[target] = self._clock.now()
-
-    def last(self, message: MessageFacts, group: str) -> int | None:
-        """Time of the group's last pop that could have received a message; None: no pop since `since`."""
-        targets: list[_Target] = [(message.queue, None, None, group)]
-        for namespace in (None, message.namespace):
-            targets += [(None, namespace, task, group) for task in (None, message.task)]
-        found = [self._last[target] for target in targets if target in self._last]
-        return max(found, default=None)

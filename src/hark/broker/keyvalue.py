@@ -138,33 +138,31 @@ class Watcher(ABC):
         self._watchers = watchers
         self._told: dict[bytes, Key] = {}
         """Keys that may have changed, in the order of their notifications."""
+        self._behind = False
+        """All keys must be listed, whichever changed."""
         self._due: dict[bytes, int] = {}
         """When to read keys without a notification, because their entries expire."""
         self._news = asyncio.Event()
         self._alarm = Alarm(watchers.timers, self._ring)
 
-    @abstractmethod
     def tell(self, identity: bytes, key: Key) -> None:
         """Note that a key was written or removed."""
+        self._told[identity] = key
+        self._news.set()
 
     @abstractmethod
     def tell_all(self) -> None:
         """Note that any key may have changed."""
 
-    @property
-    @abstractmethod
-    def _must_look(self) -> bool:
-        """Whether a key may have changed that was not read yet."""
-
     async def skip(self) -> None:
         """Assume that the client knows the current entries."""
-        while self._must_look and not self.closed:
+        while (self._told or self._behind) and not self.closed:
             await self._look()
 
     async def so_far(self) -> Sequence[Change]:
         """The changes until now, with readable values."""
         changes: list[Change] = []
-        while self._must_look and not self.closed:
+        while (self._told or self._behind) and not self.closed:
             changes += await self._look()
         return self._readable(changes)
 
@@ -173,7 +171,7 @@ class Watcher(ABC):
         while not self.closed:
             self._news.clear()
             changes: Sequence[Change] = ()
-            if self._must_look:
+            if self._told or self._behind:
                 try:
                     changes = await self._look()
                 except (Unavailable, Overloaded) as failure:
@@ -187,7 +185,7 @@ class Watcher(ABC):
                 if polled:
                     self._watchers.missed(self)
                 return self._readable(changes)
-            if not self._must_look:
+            if not (self._told or self._behind):
                 await self._news.wait()
         return ()
 
@@ -267,17 +265,9 @@ class KeyWatcher(Watcher):
         self.keys = keys
         self.tell_all()
 
-    def tell(self, identity: bytes, key: Key) -> None:
-        self._told[identity] = key
-        self._news.set()
-
     def tell_all(self) -> None:
         self._told |= self.keys
         self._news.set()
-
-    @property
-    def _must_look(self) -> bool:
-        return bool(self._told)
 
 
 class PrefixWatcher(Watcher):
@@ -295,25 +285,18 @@ class PrefixWatcher(Watcher):
         self._edge: bytes | None = None
         """The last key of a full window; None: the window contains all keys."""
         self._behind = True
-        """All keys must be listed."""
 
     def tell(self, identity: bytes, key: Key) -> None:
         if self._behind or (self._edge is not None and identity > self._edge):
             return
-        self._told[identity] = key
+        super().tell(identity, key)
         if len(self._told) > self._limit:
-            self._behind = True
-            self._told.clear()
-        self._news.set()
+            self.tell_all()
 
     def tell_all(self) -> None:
         self._behind = True
         self._told.clear()
         self._news.set()
-
-    @property
-    def _must_look(self) -> bool:
-        return self._behind or bool(self._told)
 
     async def _look(self) -> Sequence[Change]:
         if self._behind:

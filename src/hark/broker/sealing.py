@@ -63,11 +63,8 @@ class Sealer:
         self._current = ""
         for key in keys:
             self._add(key)
-
-    @property
-    def enabled(self) -> bool:
+        self.enabled = bool(keys)
         """Whether there is a key to encrypt with."""
-        return bool(self._keys)
 
     def seal(self, queue: str, payload: bytes) -> bytes:
         """The ciphertext of a payload, as a JSON string."""

@@ -22,6 +22,7 @@ from hark.model import (
     Delivery,
     KeyWrite,
     KeyWritten,
+    MessageFacts,
     NewMessage,
     PopRequest,
     PopResult,
@@ -308,6 +309,37 @@ def _answered(requests: Sequence[Sequence[Q]], answers: Sequence[Sequence[A] | H
     items = chain.from_iterable([one for one, _ in found])
     outcomes = chain.from_iterable([cast(Sequence[A], answer) for _, answer in found])
     return zip(items, outcomes, strict=True)
+
+
+_MOST_TARGETS = 100_000
+_Target = tuple[str | None, str | None, str | None, str]
+"""Queue, namespace, task and group of a pop."""
+
+
+class Asking:
+    """The time of the last pop of each target. The oldest are forgotten when there are too many."""
+
+    def __init__(self, clock: Clock, most: int = _MOST_TARGETS) -> None:
+        self._clock = clock
+        self._most = most
+        self._last: dict[_Target, int] = {}
+        self.since = clock.now()
+        """There was no pop of an unknown target since then."""
+
+    def note(self, request: PopRequest) -> None:
+        """Record a pop."""
+        target = (request.queue, request.namespace, request.task, request.group)
+        if target not in self._last and len(self._last) >= self._most:
+            self.since = max(self.since, self._last.pop(next(iter(self._last))))
+        self._last[target] = self._clock.now()
+
+    def last(self, message: MessageFacts, group: str) -> int | None:
+        """Time of the group's last pop that could have received a message; None: no pop since `since`."""
+        targets: list[_Target] = [(message.queue, None, None, group)]
+        for namespace in (None, message.namespace):
+            targets += [(None, namespace, task, group) for task in (None, message.task)]
+        found = [self._last[target] for target in targets if target in self._last]
+        return max(found, default=None)
 
 
 # Every verb of the protocol is wrapped, so every call of the store is counted. The hot verbs take batches, which share

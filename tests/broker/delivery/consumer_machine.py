@@ -139,7 +139,7 @@ def _check_classes(manager: ConsumerManager[C]) -> None:
     assert priorities == sorted(set(priorities), reverse=True), "levels out of order"
     assert {one.priority: one for one in manager._levels} == manager._level_of, "a level that can't be found"
     names = Counter(name for level in manager._levels for name in level.rings if name is not None)
-    assert names == manager._named, "named partitions are miscounted"
+    assert names == manager.named, "named partitions are miscounted"
     for level in manager._levels:
         told = {name: ring for name, ring in level.rings.items() if name is not None and ring.notified}
         assert told == level.told, "told, but not where rebalance looks"

@@ -20,7 +20,7 @@ from __future__ import annotations
 import sys
 from bisect import insort
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Hashable, Iterable, Iterator, KeysView, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from itertools import repeat
 from typing import Generic, NamedTuple, TypeVar
@@ -103,8 +103,8 @@ class ConsumerManager(Generic[C]):
         self._levels: list[_Level[C]] = []
         """Highest priority first, without empty levels."""
         self._level_of: dict[int, _Level[C]] = {}
-        self._named: Counter[str] = Counter()
-        """Number of levels in which each partition is named."""
+        self.named: Counter[str] = Counter()
+        """The partitions that waiting consumers name, with the number of levels of each."""
         self._sizes = dict.fromkeys(State, 0)
 
     # Coming, going, wanting ------------------------------------------------------------------------------------
@@ -221,11 +221,6 @@ class ConsumerManager(Generic[C]):
         """Whether no consumer of this partition waits, or (None) no consumer without a named partition."""
         return next(self._lane(partition), None) is None
 
-    @property
-    def named(self) -> KeysView[str]:
-        """The partitions that waiting consumers name."""
-        return self._named.keys()
-
     def iter_all(self) -> Iterator[C]:
         """All consumers, in the order in which they were added."""
         return self._still(self._members, tuple(State))
@@ -287,7 +282,7 @@ class ConsumerManager(Generic[C]):
         if ring is None:
             ring = level.rings[member.partition] = _Ring()
             if member.partition is not None:
-                self._named[member.partition] += 1
+                self.named[member.partition] += 1
         if member.state is State.INTERESTED:
             return ring.interested
         if member.partition is not None:
@@ -304,9 +299,9 @@ class ConsumerManager(Generic[C]):
             return
         del level.rings[partition]
         if partition is not None:
-            self._named[partition] -= 1
-            if not self._named[partition]:
-                del self._named[partition]
+            self.named[partition] -= 1
+            if not self.named[partition]:
+                del self.named[partition]
         if not level.rings:
             del self._level_of[priority]
             self._levels.remove(level)

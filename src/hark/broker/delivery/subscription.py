@@ -314,7 +314,7 @@ class Subscription:
         lanes = {partition}
         if self.manager.is_empty(partition):
             # The consumer that set this alarm has left; other consumers that could receive the work may not know of it.
-            lanes |= self.manager.named if partition is None else {None}
+            lanes |= set(self.manager.named) if partition is None else {None}
         for lane in lanes:
             if lane in self._lanes:
                 self._ready.look(lane)
