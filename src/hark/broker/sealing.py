@@ -15,25 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
+from hark import model
 from hark.engine.api import Engine
 from hark.errors import Conflict, EngineFailure, HarkError, InvalidInput, InvalidSetting, Unavailable
-from hark.model import (
-    NULL_PAYLOAD,
-    DeadLetterFilter,
-    DeadLetters,
-    Delivery,
-    MessageView,
-    NewDeadLetter,
-    NewMessage,
-    PopRequest,
-    PopResult,
-    QueueInfo,
-    QueueSpec,
-    Settlement,
-    SettleOutcome,
-    StoredMessage,
-    Transaction,
-)
+from hark.model import NULL_PAYLOAD
 from hark.settings import Encryption
 
 if TYPE_CHECKING:
@@ -163,7 +148,7 @@ class SealedQueues:
             for info in await self._engine.queue_infos(wanted):
                 self.note(info)
 
-    def check(self, spec: QueueSpec) -> None:
+    def check(self, spec: model.QueueSpec) -> None:
         """Reject an encrypted queue on a server without a key."""
         if spec.options.encryption_enabled and not self._sealer.enabled:
             raise InvalidInput(
@@ -172,35 +157,35 @@ class SealedQueues:
                 code="encryption_unavailable",
             )
 
-    def note(self, info: QueueInfo) -> None:
+    def note(self, info: model.QueueInfo) -> None:
         """Note the options of a queue."""
         if info.options.encryption_enabled:
             self.names.add(info.name)
         else:
             self.names.discard(info.name)
 
-    def may_concern(self, request: PopRequest) -> bool:
+    def may_concern(self, request: model.PopRequest) -> bool:
         """Whether a pop may return payloads that are encrypted or cannot be read."""
         if request.queue is None:
             return bool(self.names or self._unreadable)
         return self.concerns(request.queue)
 
-    def seal(self, items: Sequence[NewMessage]) -> list[NewMessage]:
+    def seal(self, items: Sequence[model.NewMessage]) -> list[model.NewMessage]:
         """Messages with encrypted payloads where the queue requires it."""
         return [self._sealed(item) if item.queue in self.names and not item.sealed else item for item in items]
 
-    def seal_transaction(self, transaction: Transaction) -> Transaction:
+    def seal_transaction(self, transaction: model.Transaction) -> model.Transaction:
         """A transaction with encrypted messages."""
         operations = [
-            self.seal([operation])[0] if isinstance(operation, NewMessage) else operation
+            self.seal([operation])[0] if isinstance(operation, model.NewMessage) else operation
             for operation in transaction.operations
         ]
         keys = transaction.keys
         if keys is not None and keys.messages:
             keys = msgspec.structs.replace(keys, messages=self.seal(keys.messages))
-        return Transaction(operations, transaction.required_leases, keys)
+        return model.Transaction(operations, transaction.required_leases, keys)
 
-    def seal_letters(self, letters: Sequence[NewDeadLetter]) -> list[NewDeadLetter]:
+    def seal_letters(self, letters: Sequence[model.NewDeadLetter]) -> list[model.NewDeadLetter]:
         """Dead letters with encrypted payloads and error texts."""
         return [
             msgspec.structs.replace(
@@ -211,7 +196,7 @@ class SealedQueues:
             for letter in letters
         ]
 
-    def reseal(self, item: NewMessage) -> NewMessage:
+    def reseal(self, item: model.NewMessage) -> model.NewMessage:
         """Encrypt or decrypt a message after the encryption of its queue was changed."""
         if item.queue in self.names:
             return item if item.sealed else self._sealed(item)
@@ -227,7 +212,7 @@ class SealedQueues:
             )
         return msgspec.Raw(self._sealer.open(queue, bytes(payload))) if sealed else payload
 
-    def unseal(self, result: PopResult) -> None:
+    def unseal(self, result: model.PopResult) -> None:
         """Decrypt the payloads of a pop. Raises if a key is missing."""
         # Without a key and encrypted queues nothing is encrypted, unless another server created a queue just now.
         if self._sealer.enabled or self.names or self._engine.shared:
@@ -240,7 +225,7 @@ class SealedQueues:
                         raise
                     message.sealed = False
 
-    def open_all(self, result: PopResult) -> dict[str, HarkError]:
+    def open_all(self, result: model.PopResult) -> dict[str, HarkError]:
         """Decrypt the payloads of a pop. Returns the errors of unreadable ones by message id."""
         failures: dict[str, HarkError] = {}
         for message in result.messages:
@@ -252,13 +237,13 @@ class SealedQueues:
                 self._note(message, error)
         return failures
 
-    def show_all(self, messages: Sequence[StoredMessage]) -> None:
+    def show_all(self, messages: Sequence[model.StoredMessage]) -> None:
         """Decrypt the payloads of browsed messages. One that cannot be read is null, with the reason."""
         for message in messages:
             message.payload, message.unreadable = self.shown(message.queue, message.payload, message.sealed)
             message.sealed = False
 
-    def _note(self, message: Delivery, error: HarkError) -> None:
+    def _note(self, message: model.Delivery, error: HarkError) -> None:
         self._unreadable.add(message.queue)
         if error.code != "encryption_key_missing":
             log.error("message %s of queue %s becomes a dead letter: %s", message.id, message.queue, error.text)
@@ -273,7 +258,7 @@ class SealedQueues:
         now = self._monotonic()
         return sorted(key for key, seen in self._missing.items() if now - seen < 2 * _REPEAT_SECONDS)
 
-    def missing_key(self, message: MessageView | None) -> str | None:
+    def missing_key(self, message: model.MessageView | None) -> str | None:
         """The id of the key of a message, if this server does not have it."""
         if message is None or not message.sealed or message.payload is None:
             return None
@@ -319,12 +304,12 @@ class SealedQueues:
                 code="encryption_unavailable",
             )
 
-    def _sealed(self, item: NewMessage) -> NewMessage:
+    def _sealed(self, item: model.NewMessage) -> model.NewMessage:
         self._check_key(item.queue)
         return msgspec.structs.replace(item, payload=self._sealer.seal(item.queue, item.payload), sealed=True)
 
 
-async def shown_dead_letters(engine: Engine, sealed: SealedQueues, where: DeadLetterFilter) -> DeadLetters:
+async def shown_dead_letters(engine: Engine, sealed: SealedQueues, where: model.DeadLetterFilter) -> model.DeadLetters:
     """A page of dead letters, decrypted. A payload that cannot be read is null, with the reason."""
     page = await engine.dead_letters(where)
     items = []
@@ -337,7 +322,7 @@ async def shown_dead_letters(engine: Engine, sealed: SealedQueues, where: DeadLe
         items.append(
             msgspec.structs.replace(letter, payload=payload, sealed=still_sealed, error=error, unreadable=reason)
         )
-    return DeadLetters(items, page.total)
+    return model.DeadLetters(items, page.total)
 
 
 # A message with a damaged or missing payload is dead-lettered at once. A message whose key is missing is withheld,
@@ -351,15 +336,15 @@ _TRIES = 20
 _MOST_ASIDE = 1000
 """Maximum number of messages and partitions of one of these pops."""
 
-Take = Callable[[PopRequest], Awaitable[PopResult]]
-Settle = Callable[[Sequence[Settlement]], Awaitable[list[SettleOutcome]]]
-GiveBack = Callable[[PopResult], asyncio.Task[None] | None]
+Take = Callable[[model.PopRequest], Awaitable[model.PopResult]]
+Settle = Callable[[Sequence[model.Settlement]], Awaitable[list[model.SettleOutcome]]]
+GiveBack = Callable[[model.PopResult], asyncio.Task[None] | None]
 
 
 class _Sorted(NamedTuple):
     """The decision about a batch with unreadable messages."""
 
-    aside: list[Settlement]
+    aside: list[model.Settlement]
     """Settlements of the messages that are set aside."""
     readable: int | None
     """Number of readable messages before a withheld one, in the first partition with both: an ordered group must not
@@ -379,7 +364,7 @@ class ReadablePops:
         self.withheld = 0
         """Number of times that a message was withheld because of a missing key."""
 
-    async def pop(self, request: PopRequest, result: PopResult | None = None) -> PopResult:
+    async def pop(self, request: model.PopRequest, result: model.PopResult | None = None) -> model.PopResult:
         """A pop with readable payloads, which may have a result already.
 
         With auto-ack, only messages whose settlement counted are returned.
@@ -411,24 +396,24 @@ class ReadablePops:
                 wanted = msgspec.structs.replace(plain, batch=batches, partitions=partitions)
             else:
                 wanted = plain
-        return PopResult(reason="nothing_ready")
+        return model.PopResult(reason="nothing_ready")
 
-    async def _acknowledged(self, request: PopRequest, result: PopResult) -> PopResult:
+    async def _acknowledged(self, request: model.PopRequest, result: model.PopResult) -> model.PopResult:
         if not result.messages:
             return result
         items = [
-            Settlement(one.transaction_id, one.partition_id, "completed", result.lease_id, group=request.group)
+            model.Settlement(one.transaction_id, one.partition_id, "completed", result.lease_id, group=request.group)
             for one in result.messages
         ]
         outcomes = await self._settle(items)
         # A lease can end meanwhile, by a seek for example. Then others get its messages.
         kept = [one for one, outcome in zip(result.messages, outcomes, strict=True) if outcome.success]
-        return PopResult(kept, partitions=result.partitions, reason="" if kept else "nothing_ready")
+        return model.PopResult(kept, partitions=result.partitions, reason="" if kept else "nothing_ready")
 
 
-def _sort(group: str, result: PopResult, failures: dict[str, HarkError]) -> _Sorted:
+def _sort(group: str, result: model.PopResult, failures: dict[str, HarkError]) -> _Sorted:
     """Decide about the messages of a batch. `failures` are those of unreadable messages, by message id."""
-    aside: list[Settlement] = []
+    aside: list[model.Settlement] = []
     before: dict[str, int] = {}
     """By partition: number of readable messages before the first withheld one."""
     closed: set[str] = set()
@@ -451,8 +436,10 @@ def _sort(group: str, result: PopResult, failures: dict[str, HarkError]) -> _Sor
     return _Sorted(aside, readable)
 
 
-def _settlement(group: str, result: PopResult, message: Delivery, failure: HarkError | None) -> Settlement:
-    item = Settlement(message.transaction_id, message.partition_id, "retry", result.lease_id, group=group)
+def _settlement(
+    group: str, result: model.PopResult, message: model.Delivery, failure: HarkError | None
+) -> model.Settlement:
+    item = model.Settlement(message.transaction_id, message.partition_id, "retry", result.lease_id, group=group)
     if failure is None:
         item.delay_ms = WITHHELD_MS
     else:

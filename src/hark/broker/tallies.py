@@ -14,24 +14,11 @@ from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
+from hark import model
 from hark.batching import when_done
 from hark.clock import MILLISECOND, Clock
 from hark.engine.api import Engine
 from hark.errors import EngineFailure, HarkError
-from hark.model import (
-    Delivery,
-    KeyWrite,
-    KeyWritten,
-    MessageFacts,
-    NewMessage,
-    PopRequest,
-    PopResult,
-    PushOutcome,
-    Settlement,
-    SettleOutcome,
-    Transaction,
-    TransactionOutcome,
-)
 from hark.prometheus import CALL_SECONDS, Histogram
 
 Q = TypeVar("Q")
@@ -184,8 +171,8 @@ class Tallies:
 
     def pushed(
         self,
-        requests: Sequence[Sequence[NewMessage]],
-        answers: Sequence[Sequence[PushOutcome] | HarkError],
+        requests: Sequence[Sequence[model.NewMessage]],
+        answers: Sequence[Sequence[model.PushOutcome] | HarkError],
         *,
         alone: bool = True,
     ) -> None:
@@ -210,7 +197,7 @@ class Tallies:
         tally.pushed += run
         self.total.pushed += stored + run
 
-    def popped(self, requests: Sequence[PopRequest], answers: Sequence[PopResult | HarkError]) -> None:
+    def popped(self, requests: Sequence[model.PopRequest], answers: Sequence[model.PopResult | HarkError]) -> None:
         """Count pops and their messages."""
         self.pop_requests += len(requests)
         ages, now, age_sum, queue, tally, delivered = self.ages, self._clock.now(), 0, None, self.total, 0
@@ -248,8 +235,8 @@ class Tallies:
 
     def settled(
         self,
-        requests: Sequence[Sequence[Settlement]],
-        answers: Sequence[Sequence[SettleOutcome] | HarkError],
+        requests: Sequence[Sequence[model.Settlement]],
+        answers: Sequence[Sequence[model.SettleOutcome] | HarkError],
         *,
         alone: bool = True,
     ) -> None:
@@ -275,27 +262,29 @@ class Tallies:
         tally.completed += run
         self.total.completed += done + run
 
-    def transacted(self, requests: Sequence[Transaction], answers: Sequence[TransactionOutcome | HarkError]) -> None:
+    def transacted(
+        self, requests: Sequence[model.Transaction], answers: Sequence[model.TransactionOutcome | HarkError]
+    ) -> None:
         """Count transactions, and the messages of those that were applied."""
         self.transactions += len(requests)
         for transaction, outcome in zip(requests, answers, strict=True):
             if isinstance(outcome, HarkError) or not outcome.success:
                 continue
             for operation, result in zip(transaction.operations, outcome.results, strict=False):
-                if isinstance(operation, NewMessage) and isinstance(result, PushOutcome):
+                if isinstance(operation, model.NewMessage) and isinstance(result, model.PushOutcome):
                     self.pushed([[operation]], [[result]], alone=False)
-                elif isinstance(operation, Settlement) and isinstance(result, SettleOutcome):
+                elif isinstance(operation, model.Settlement) and isinstance(result, model.SettleOutcome):
                     self.settled([[operation]], [[result]], alone=False)
             if transaction.keys is not None and outcome.keys is not None:
                 self.pushed([transaction.keys.messages], [outcome.keys.messages], alone=False)
 
-    def wrote_keys(self, requests: Sequence[KeyWrite], answers: Sequence[KeyWritten | HarkError]) -> None:
+    def wrote_keys(self, requests: Sequence[model.KeyWrite], answers: Sequence[model.KeyWritten | HarkError]) -> None:
         """Count the messages of key writes."""
         for write, written in zip(requests, answers, strict=True):
             if write.messages and not isinstance(written, HarkError) and written.success:
                 self.pushed([write.messages], [written.messages], alone=False)
 
-    def _note_labelled(self, messages: Sequence[Delivery], completed: bool) -> None:
+    def _note_labelled(self, messages: Sequence[model.Delivery], completed: bool) -> None:
         """Count a pop by namespace or task, whose messages may be of several queues."""
         for message in messages:
             for tally in (self.of(message.queue), self.total):
@@ -326,14 +315,14 @@ class Asking:
         self.since = clock.now()
         """There was no pop of an unknown target since then."""
 
-    def note(self, request: PopRequest) -> None:
+    def note(self, request: model.PopRequest) -> None:
         """Record a pop."""
         target = (request.queue, request.namespace, request.task, request.group)
         if target not in self._last and len(self._last) >= self._most:
             self.since = max(self.since, self._last.pop(next(iter(self._last))))
         self._last[target] = self._clock.now()
 
-    def last(self, message: MessageFacts, group: str) -> int | None:
+    def last(self, message: model.MessageFacts, group: str) -> int | None:
         """Time of the group's last pop that could have received a message; None: no pop since `since`."""
         targets: list[_Target] = [(message.queue, None, None, group)]
         for namespace in (None, message.namespace):

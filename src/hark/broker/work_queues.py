@@ -7,25 +7,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hark import model
 from hark.broker.delivery.delivery import Gone
 from hark.clock import SECOND, Clock
 from hark.engine.api import Engine
 from hark.errors import Conflict, HarkError, NotFound, Overloaded
 from hark.ids import partition_id_of
-from hark.model import (
-    QUEUE_MODE,
-    DeadLetter,
-    DeadLetterFilter,
-    NewMessage,
-    PopRequest,
-    PopResult,
-    QueueFilter,
-    QueueOptions,
-    QueueSpec,
-    Settlement,
-    SettleOutcome,
-    Status,
-)
+from hark.model import QUEUE_MODE
 from hark.model.admin import labels_of
 from hark.settings import Queue
 
@@ -35,16 +23,18 @@ if TYPE_CHECKING:
 _PAGE = 1000
 
 
-async def find_each(engine: Engine, ids: Sequence[str], may_use: Callable[[str], bool]) -> list[DeadLetter | HarkError]:
+async def find_each(
+    engine: Engine, ids: Sequence[str], may_use: Callable[[str], bool]
+) -> list[model.DeadLetter | HarkError]:
     """The dead letter of each id, its own id or that of its message, without payload; or the error.
 
     Dead letters of queues that the caller may not use are treated as missing.
     """
-    found: dict[str, list[DeadLetter]] = {}
+    found: dict[str, list[model.DeadLetter]] = {}
     offset = 0
     while True:
         # A message can be dead-lettered in several groups, so there can be more dead letters than ids.
-        page = await engine.dead_letters(DeadLetterFilter(ids=ids, payloads=False, limit=_PAGE, offset=offset))
+        page = await engine.dead_letters(model.DeadLetterFilter(ids=ids, payloads=False, limit=_PAGE, offset=offset))
         for letter in page.items:
             if not may_use(letter.queue):
                 continue
@@ -55,7 +45,7 @@ async def find_each(engine: Engine, ids: Sequence[str], may_use: Callable[[str],
             return [_the_only(found.get(one, ())) for one in ids]
 
 
-def _the_only(letters: Sequence[DeadLetter]) -> DeadLetter | HarkError:
+def _the_only(letters: Sequence[model.DeadLetter]) -> model.DeadLetter | HarkError:
     if not letters:
         return NotFound("Dead letter not found", code="dead_letter_not_found")
     if len(letters) > 1:
@@ -63,7 +53,7 @@ def _the_only(letters: Sequence[DeadLetter]) -> DeadLetter | HarkError:
     return letters[0]
 
 
-async def find_oldest(engine: Engine, where: DeadLetterFilter, most: int) -> tuple[list[DeadLetter], int]:
+async def find_oldest(engine: Engine, where: model.DeadLetterFilter, most: int) -> tuple[list[model.DeadLetter], int]:
     """The matching dead letters that failed first, oldest first and without payloads; and the number of further ones.
 
     Requeued in this order, they are delivered in the order in which they failed.
@@ -166,7 +156,7 @@ class WorkQueues:
         for info in await self._broker.engine.queue_infos([queue]):
             options = msgspec.structs.replace(info.options, lock_duration=milliseconds)
             await self._broker.configure(
-                QueueSpec(name=queue, namespace=info.namespace, task=info.task, options=options)
+                model.QueueSpec(name=queue, namespace=info.namespace, task=info.task, options=options)
             )
 
     async def stats(self, queue: str) -> WorkStats:
@@ -176,14 +166,14 @@ class WorkQueues:
         if groups := await engine.group_stats(QUEUE_MODE, queue):
             processing = groups[0].in_flight
             pending = max(0, groups[0].lag + groups[0].scheduled - processing)
-        elif queues := (await engine.queue_stats(QueueFilter(names=[queue]))).items:
+        elif queues := (await engine.queue_stats(model.QueueFilter(names=[queue]))).items:
             pending = queues[0].counts.total  # No consumer has received a message yet.
-        dead = await engine.dead_letters(DeadLetterFilter(queue=queue, group=QUEUE_MODE, limit=1))
+        dead = await engine.dead_letters(model.DeadLetterFilter(queue=queue, group=QUEUE_MODE, limit=1))
         return WorkStats(pending, processing, dead.total)
 
     # Messages ----------------------------------------------------------------------------------------------
 
-    async def admit(self, messages: Sequence[NewMessage]) -> None:
+    async def admit(self, messages: Sequence[model.NewMessage]) -> None:
         """Prepare messages for a push: create their queues, and set their retry schedules."""
         self._broker.check_pushes()  # Before a queue is created that would stay empty.
         for message in messages:
@@ -191,7 +181,7 @@ class WorkQueues:
                 message.backoff_ms = DEFAULT_SCHEDULE
         await self.prepare({message.queue: message.labels for message in messages})
 
-    async def enqueue(self, message: NewMessage) -> str:
+    async def enqueue(self, message: model.NewMessage) -> str:
         """Append a message. Returns its id when it is on stable storage."""
         await self.admit([message])
         [outcome] = await self._broker.push([message])
@@ -201,10 +191,10 @@ class WorkQueues:
             raise HarkError(outcome.error or "the message was not stored", code=outcome.code)
         return outcome.message_id
 
-    def wish(self, queue: str, consumer: str = "") -> PopRequest:
+    def wish(self, queue: str, consumer: str = "") -> model.PopRequest:
         """The pop of the next message of a work queue."""
         lasts = self._settings.lock_duration
-        return PopRequest(queue=queue, group_mode="shared", lease_ms=lasts, consumer=consumer)
+        return model.PopRequest(queue=queue, group_mode="shared", lease_ms=lasts, consumer=consumer)
 
     async def poll(
         self,
@@ -213,7 +203,7 @@ class WorkQueues:
         gone: Gone | None = None,
         consumer: str = "",
         labels: Labels = None,
-    ) -> PopResult:
+    ) -> model.PopResult:
         """Pop the next message, or wait for it."""
         await self.prepare({queue: labels})
         return await self._broker.pop(self.wish(queue, consumer), wait_seconds, gone=gone)
@@ -222,19 +212,19 @@ class WorkQueues:
         self,
         message_id: str,
         receipt: str | None,
-        status: Status,
+        status: model.Status,
         error: str | None = None,
         delay_ms: int | None = None,
-    ) -> SettleOutcome:
+    ) -> model.SettleOutcome:
         """Settle a message by its receipt, or without one, in any live delivery."""
         if status == "failed":
             error = error or NO_ERROR
-        settlement = Settlement(message_id, "", status, receipt, error, delay_ms)
+        settlement = model.Settlement(message_id, "", status, receipt, error, delay_ms)
         [outcome] = await self._broker.settle([settlement])
         return outcome
 
 
-def _spec(queue: str, labels: Labels) -> QueueSpec:
+def _spec(queue: str, labels: Labels) -> model.QueueSpec:
     """A new queue with the options of work queues, and with these labels or those of a push (rule 2)."""
     namespace, task = labels or labels_of(queue)
-    return QueueSpec(name=queue, namespace=namespace, task=task, options=QueueOptions(drop_settled=True))
+    return model.QueueSpec(name=queue, namespace=namespace, task=task, options=model.QueueOptions(drop_settled=True))
