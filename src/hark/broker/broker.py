@@ -536,7 +536,7 @@ class Broker:
             return None  # Only the payload tells its key.
 
     def missing_keys(self) -> list[str]:
-        """The ids of encryption keys that messages were withheld for, lately."""
+        """The ids of missing encryption keys for which messages were withheld recently."""
         return self._sealed.missing_keys()
 
     def _circumstances(self, message: model.MessageFacts, group: str, missing_key: str | None) -> Circumstances:

@@ -148,7 +148,7 @@ def _settled(facts: Facts, group: GroupFacts, _here: Circumstances) -> Said | No
     if group.begins_after is not None:
         text = f"Older than {the_group(group.group)}, which starts with messages after {moment(group.begins_after)}."
         return "before_start", text, {"startsAfter": moment(group.begins_after)}
-    if untouched:  # Nothing of the partition was settled since the message came.
+    if untouched:  # Nothing of the partition was settled after the push.
         return "done", f"Skipped: a seek or a purge moved {the_group(group.group)} past it.", {"moved": True}
     return _done(facts, group, over)
 
@@ -250,14 +250,11 @@ def _retry(facts: Facts, group: GroupFacts) -> Waits | None:
     retry = group.retry
     if retry is None or retry.due <= facts.at:
         return None
-    number = _retry_text(retry, facts.message.retries_allowed)
-    text = f"{number[0].upper()}{number[1:]} is due at {due_text(retry.due, facts.at)}"
+    allowed = facts.message.retries_allowed
+    what = f"Retry {retry.attempts} of {allowed}" if retry.attempts else "The redelivery that its consumer requested"
     after = "" if retry.error is None else f" after the error {quoted(retry.error)}"
-    return retry.due, ("retry", f"{text}{after}.", _retry_data(retry, facts.message.retries_allowed))
-
-
-def _retry_text(retry: Retrying, allowed: int) -> str:
-    return f"retry {retry.attempts} of {allowed}" if retry.attempts else "the redelivery that its consumer requested"
+    text = f"{what} is due at {due_text(retry.due, facts.at)}{after}."
+    return retry.due, ("retry", text, _retry_data(retry, allowed))
 
 
 def _retry_data(retry: Retrying, allowed: int | None = None) -> dict[str, object]:

@@ -33,7 +33,7 @@ class QueueDepth(msgspec.Struct, frozen=True, gc=False):
     """Messages that are delayed or wait for a retry in the group that is furthest behind."""
 
 
-class GroupDepth(msgspec.Struct, frozen=True, gc=False):
+class GroupDepth(msgspec.Struct, gc=False):
     """The unsettled messages of one group in a queue."""
 
     waiting: int = 0
@@ -46,14 +46,16 @@ class GroupDepth(msgspec.Struct, frozen=True, gc=False):
     in_flight: int = 0
 
 
-class LargeQueue(msgspec.Struct, frozen=True):
+class LargeQueue(msgspec.Struct):
     """A queue that is too large to be counted for each request."""
 
-    partitions: int
-    stored: int
-    scheduled: int
+    partitions: int = 0
+    stored: int = 0
+    scheduled: int = 0
     """Of a queue without groups."""
-    groups: Mapping[str, GroupDepth]
+    groups: dict[str, GroupDepth] = {}
+    oldest: int | None = None
+    """The time since which the oldest message waits."""
 
     @property
     def furthest_behind(self) -> GroupDepth | None:
@@ -89,18 +91,16 @@ class Fold:
     """Adds up the entries of a survey. The entries of one queue follow each other."""
 
     def __init__(self, totals: Totals, began: int, most_queues: int = MOST_QUEUES, large: int = LARGE) -> None:
-        self._census = totals
+        self._totals = totals
         self._began = began
         self._most = most_queues
-        self._large_places = large
+        self._large_size = large
         self._large: dict[str, LargeQueue] = {}
         self._held: Counter[str] = Counter()
         for (queue, _), number in totals.in_flight.items():
             self._held[queue] += number
         self._queue: str | None = None
-        self._partitions = self._stored = self._scheduled = 0
-        self._open: dict[str, GroupDepth] = {}
-        self._oldest: int | None = None
+        self._current = LargeQueue()
         self._by_queue: dict[str, QueueDepth] = {}
         self._all_partitions = self._all_backlog = self._all_scheduled = 0
         self._all_oldest: int | None = None
@@ -111,51 +111,39 @@ class Fold:
             if depth.queue != self._queue:
                 self._close()
                 self._queue = depth.queue
+            current = self._current
             if depth.group is None:
-                self._partitions += depth.partitions
-                self._stored += depth.messages
-                self._scheduled += depth.scheduled
+                current.partitions += depth.partitions
+                current.stored += depth.messages
+                current.scheduled += depth.scheduled
             else:
-                group = self._open.get(depth.group) or GroupDepth(
-                    in_flight=self._census.in_flight.get((depth.queue, depth.group), 0)
-                )
-                self._open[depth.group] = GroupDepth(
-                    waiting=group.waiting + depth.messages,
-                    scheduled=group.scheduled + depth.scheduled,
-                    lagging=group.lagging + depth.lagging,
-                    oldest=_earlier(group.oldest, depth.oldest),
-                    in_flight=group.in_flight,
-                )
-            self._oldest = _earlier(self._oldest, depth.oldest)
+                group = current.groups.get(depth.group)
+                if group is None:
+                    in_flight = self._totals.in_flight.get((depth.queue, depth.group), 0)
+                    group = current.groups[depth.group] = GroupDepth(in_flight=in_flight)
+                group.waiting += depth.messages
+                group.scheduled += depth.scheduled
+                group.lagging += depth.lagging
+                group.oldest = _earlier(group.oldest, depth.oldest)
+            current.oldest = _earlier(current.oldest, depth.oldest)
 
     def _close(self) -> None:
         """Complete the current queue."""
-        queue = self._queue
+        queue, found = self._queue, self._current
         if queue is None:
             return
-        found = LargeQueue(self._partitions, self._stored, self._scheduled, self._open)
-        if found.partitions * max(1, len(found.groups)) > self._large_places:
+        if found.partitions * max(1, len(found.groups)) > self._large_size:
             self._large[queue] = found
+        scheduled, backlog = found.scheduled, found.stored - found.scheduled
         if (worst := found.furthest_behind) is not None:
-            scheduled = worst.scheduled
-            backlog = max(0, worst.waiting - worst.in_flight)
-        else:
-            scheduled = self._scheduled
-            backlog = self._stored - scheduled
-        self._by_queue[queue] = QueueDepth(
-            self._partitions,
-            backlog,
-            self._held[queue],
-            self._oldest,
-            self._census.dead_letters.get(queue, 0),
-            scheduled,
-        )
-        self._all_partitions += self._partitions
+            scheduled, backlog = worst.scheduled, max(0, worst.waiting - worst.in_flight)
+        dead = self._totals.dead_letters.get(queue, 0)
+        self._by_queue[queue] = QueueDepth(found.partitions, backlog, self._held[queue], found.oldest, dead, scheduled)
+        self._all_partitions += found.partitions
         self._all_backlog += backlog
         self._all_scheduled += scheduled
-        self._all_oldest = _earlier(self._all_oldest, self._oldest)
-        self._queue, self._partitions, self._stored, self._scheduled, self._open = None, 0, 0, 0, {}
-        self._oldest = None
+        self._all_oldest = _earlier(self._all_oldest, found.oldest)
+        self._queue, self._current = None, LargeQueue()
         if len(self._by_queue) > 2 * self._most:
             self._by_queue = self._longest()
 
@@ -170,13 +158,13 @@ class Fold:
         return Depths(
             began=self._began,
             at=now,
-            queues=self._census.queues,
+            queues=self._totals.queues,
             partitions=self._all_partitions,
             backlog=self._all_backlog,
             scheduled=self._all_scheduled,
             in_flight=self._held.total(),
             oldest_waiting=self._all_oldest,
-            dead_letters=sum(self._census.dead_letters.values()),
+            dead_letters=sum(self._totals.dead_letters.values()),
             by_queue=self._longest(),
             large=self._large,
         )

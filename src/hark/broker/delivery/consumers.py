@@ -66,15 +66,12 @@ class _Member(msgspec.Struct, Generic[C], eq=False):
     state: State = State.REMOVED
 
 
-class _Ring(Generic[C]):
+class _Ring(msgspec.Struct, Generic[C], eq=False):
     """One class in the order of its turns: the notified consumers, then the others."""
 
-    __slots__ = ("interested", "notified")
-
-    def __init__(self) -> None:
-        # Not plain dicts: a dict that is used as a queue scans all its deleted slots to find its head.
-        self.notified: OrderedDict[C, None] = OrderedDict()
-        self.interested: OrderedDict[C, None] = OrderedDict()
+    # Not plain dicts: a dict that is used as a queue scans all its deleted slots to find its head.
+    notified: OrderedDict[C, None] = msgspec.field(default_factory=OrderedDict)
+    interested: OrderedDict[C, None] = msgspec.field(default_factory=OrderedDict)
 
     def __len__(self) -> int:
         return len(self.notified) + len(self.interested)

@@ -363,23 +363,18 @@ class Delivery:
                 continue
             by: Source = source or ("push" if hint.news == "message" else "settle")
             if self._by_queue:
-                for subscription in self._concerned(self._by_queue.get(hint.queue), hint):
+                groups = self._by_queue.get(hint.queue, {})
+                names = [name for name in groups if name not in hint.told] if hint.group is None else [hint.group]
+                for subscription in [groups[name] for name in names if name in groups]:
                     subscription.hear(hint, by)
             if hint.group is None:
                 if hint.news == "message":
                     if self.browsers.by_queue:
                         self.browsers.hint(hint.queue, hint.partitions)
                 elif hint.partitions is None:
-                    self._labels.forget(hint.queue)  # Its options were changed, or it is gone.
+                    self._labels.forget(hint.queue)  # Its options were changed, or it was deleted.
             if self._by_label:
                 self._hint_labels(hint, by)
-
-    def _concerned(self, groups: dict[str, Subscription] | None, hint: Hint) -> list[Subscription]:
-        if not groups:
-            return []
-        if hint.group is not None:
-            return [groups[hint.group]] if hint.group in groups else []
-        return [subscription for name, subscription in groups.items() if name not in hint.told]
 
     def _hint_labels(self, hint: Hint, source: Source) -> None:
         if hint.group is not None and hint.group not in self._by_label:
