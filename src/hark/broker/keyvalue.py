@@ -136,66 +136,66 @@ class Watcher(ABC):
         self.shown = dict(shown)
         """The versions that the client knows, by the bytes of the keys."""
         self._watchers = watchers
-        self._told: dict[bytes, Key] = {}
+        self._notified: dict[bytes, Key] = {}
         """Keys that may have changed, in the order of their notifications."""
         self._behind = False
         """All keys must be listed, whichever changed."""
         self._due: dict[bytes, int] = {}
         """When to read keys without a notification, because their entries expire."""
-        self._news = asyncio.Event()
-        self._alarm = Alarm(watchers.timers, self._ring)
+        self._changed = asyncio.Event()
+        self._wakeup = Alarm(watchers.timers, self._ring)
 
-    def tell(self, identity: bytes, key: Key) -> None:
+    def notify(self, identity: bytes, key: Key) -> None:
         """Note that a key was written or removed."""
-        self._told[identity] = key
-        self._news.set()
+        self._notified[identity] = key
+        self._changed.set()
 
     @abstractmethod
-    def tell_all(self) -> None:
+    def notify_all(self) -> None:
         """Note that any key may have changed."""
 
     async def skip(self) -> None:
         """Assume that the client knows the current entries."""
-        while (self._told or self._behind) and not self.closed:
+        while (self._notified or self._behind) and not self.closed:
             await self._look()
 
     async def so_far(self) -> Sequence[Change]:
         """The changes until now, with readable values."""
         changes: list[Change] = []
-        while (self._told or self._behind) and not self.closed:
+        while (self._notified or self._behind) and not self.closed:
             changes += await self._look()
         return self._readable(changes)
 
     async def next(self) -> Sequence[Change]:
         """Wait for changes. Returns them with readable values; nothing when the watcher is closed."""
         while not self.closed:
-            self._news.clear()
+            self._changed.clear()
             changes: Sequence[Change] = ()
-            if self._told or self._behind:
+            if self._notified or self._behind:
                 try:
                     changes = await self._look()
                 except (Unavailable, Overloaded) as failure:
                     log.debug("a watcher cannot read keys; retrying: %s", failure)
                     timers = self._watchers.timers
-                    timers.at(timers.now() + _RETRY, self._news.set)
-                    await self._news.wait()
+                    timers.at(timers.now() + _RETRY, self._changed.set)
+                    await self._changed.wait()
                     continue
             polled, self.polled = self.polled, False
             if changes:
                 if polled:
                     self._watchers.missed(self)
                 return self._readable(changes)
-            if not (self._told or self._behind):
-                await self._news.wait()
+            if not (self._notified or self._behind):
+                await self._changed.wait()
         return ()
 
     def close(self) -> None:
         """End the watch."""
         if not self.closed:
             self.closed = True
-            self._alarm.cancel()
+            self._wakeup.cancel()
             self._watchers.forget(self)
-            self._news.set()
+            self._changed.set()
 
     def _readable(self, changes: Sequence[Change]) -> Sequence[Change]:
         opened = self._watchers.store.open
@@ -203,13 +203,13 @@ class Watcher(ABC):
 
     async def _look(self) -> Sequence[Change]:
         """Read some of the changed keys, and compare them with the state of the client."""
-        read = dict(list(self._told.items())[:AT_ONCE])
+        read = dict(list(self._notified.items())[:AT_ONCE])
         for identity in read:
-            del self._told[identity]
+            del self._notified[identity]
         try:
             entries = await self._watchers.store.fetch(list(read.values()))
         except BaseException:  # Nothing was read: the keys must be read again.
-            self._told = read | self._told
+            self._notified = read | self._notified
             raise
         changes = [
             change
@@ -244,16 +244,16 @@ class Watcher(ABC):
 
     def _set_timer(self) -> None:
         due = min(self._due.values(), default=None)
-        if due is None or self._alarm.due < due:
-            self._alarm.cancel()
+        if due is None or self._wakeup.due < due:
+            self._wakeup.cancel()
         if due is not None and not self.closed:
-            self._alarm.set(due)
+            self._wakeup.set(due)
 
     def _ring(self) -> None:
         now = self._watchers.timers.now()
         for identity in [identity for identity, due in self._due.items() if due <= now]:
             del self._due[identity]
-            self.tell(identity, self.shown[identity].key)
+            self.notify(identity, self.shown[identity].key)
         self._set_timer()
 
 
@@ -263,11 +263,11 @@ class KeyWatcher(Watcher):
     def __init__(self, watchers: Watchers, keys: Mapping[bytes, Key], shown: Mapping[bytes, Shown]) -> None:
         super().__init__(watchers, shown)
         self.keys = keys
-        self.tell_all()
+        self.notify_all()
 
-    def tell_all(self) -> None:
-        self._told |= self.keys
-        self._news.set()
+    def notify_all(self) -> None:
+        self._notified |= self.keys
+        self._changed.set()
 
 
 class PrefixWatcher(Watcher):
@@ -286,17 +286,17 @@ class PrefixWatcher(Watcher):
         """The last key of a full window; None: the window contains all keys."""
         self._behind = True
 
-    def tell(self, identity: bytes, key: Key) -> None:
+    def notify(self, identity: bytes, key: Key) -> None:
         if self._behind or (self._edge is not None and identity > self._edge):
             return
-        super().tell(identity, key)
-        if len(self._told) > self._limit:
-            self.tell_all()
+        super().notify(identity, key)
+        if len(self._notified) > self._limit:
+            self.notify_all()
 
-    def tell_all(self) -> None:
+    def notify_all(self) -> None:
         self._behind = True
-        self._told.clear()
-        self._news.set()
+        self._notified.clear()
+        self._changed.set()
 
     async def _look(self) -> Sequence[Change]:
         if self._behind:
@@ -318,7 +318,7 @@ class PrefixWatcher(Watcher):
         try:
             entries = await self._watchers.store.fetch_range(KeyRange(prefix=self.prefix, limit=self._limit))
         except BaseException:
-            self.tell_all()
+            self.notify_all()
             raise
         listed = {encode_key(entry.key): entry for entry in entries}
         edge = max(listed) if len(listed) >= self._limit else None
@@ -401,31 +401,31 @@ class Watchers:
 
     async def first_changes(self, watcher: Watcher, wait_seconds: float) -> Sequence[Change]:
         """The changes so far, or the first changes within a number of seconds. Then the watcher is closed."""
-        alarm = Alarm(self.timers, watcher.close)
+        wakeup = Alarm(self.timers, watcher.close)
         if wait_seconds:
-            alarm.set(self.timers.now() + round(wait_seconds * SECOND))
+            wakeup.set(self.timers.now() + round(wait_seconds * SECOND))
         try:
             changes = await watcher.so_far()
             return changes if changes or not wait_seconds else await watcher.next()
         finally:
-            alarm.cancel()
+            wakeup.cancel()
             watcher.close()
 
-    def tell(self, news: KeyNotification) -> None:
+    def notify(self, notification: KeyNotification) -> None:
         """Notify the watchers of changed keys, by this or another server."""
         if not self._all:
             return
-        if news.keys is None:
+        if notification.keys is None:
             for watcher in list(self._all):
-                watcher.tell_all()
+                watcher.notify_all()
             return
-        for key in news.keys:
+        for key in notification.keys:
             identity = encode_key(key)
             for watcher in self._by_key.get(identity, ()):
-                watcher.tell(identity, key)
+                watcher.notify(identity, key)
             for length in range(1, len(key)) if self._by_prefix else ():
                 for watcher in self._by_prefix.get(encode_key(key[:length]), ()):
-                    watcher.tell(identity, key)
+                    watcher.notify(identity, key)
 
     def missed(self, watcher: Watcher) -> None:
         """Poll sooner after a change without a notification: there may be more of them."""
@@ -479,7 +479,7 @@ class Watchers:
     def _poll(self, watcher: Watcher) -> None:
         assert self._fallback is not None
         watcher.polled = True
-        watcher.tell_all()
+        watcher.notify_all()
         # Do not wait for the read: a slow client reads late, and must not delay the other polls.
         self._fallback.polled(watcher, found=False)
 

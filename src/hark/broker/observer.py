@@ -141,10 +141,10 @@ class BusyQueues:
         self._before: dict[str, tuple[int, int, int]] = {}
         self._window: deque[dict[str, tuple[int, int, int]]] = deque(maxlen=_WINDOW)
 
-    def note(self, tallies: Tallies, touched: Iterable[str]) -> None:
+    def note(self, tallies: Tallies, changed: Iterable[str]) -> None:
         """Add a second in which these queues had events."""
         done: dict[str, tuple[int, int, int]] = {}
-        for name in touched:
+        for name in changed:
             tally = tallies.queues.get(name)
             if tally is None:  # It was replaced by a busier queue.
                 self._before.pop(name, None)
@@ -195,7 +195,7 @@ class Watcher:
             self._came.clear()
         return None if self._closed else sample
 
-    def tell(self, sample: Sample) -> None:
+    def notify(self, sample: Sample) -> None:
         """Pass the client a new sample."""
         if self._next is not None:  # The changes that a missed sample names are not named in this one.
             sample = msgspec.structs.replace(sample, more=True)
@@ -234,7 +234,7 @@ class Observer:
         self._max_watchers = max_watchers
         self.watchers: set[Watcher] = set()
         self._closed = False
-        self._asked_at = 0
+        self._last_requested = 0
         self._surveyor = Surveyor(engine, timers, self._is_watched, self._found)
         self._survey: asyncio.Task[None] | None = None
         self._timer: Timer | None = None
@@ -285,7 +285,7 @@ class Observer:
 
     def attend(self) -> None:
         """Refresh the statistics of the store more often for a while, after a request for them."""
-        self._asked_at = self._timers.now()
+        self._last_requested = self._timers.now()
         self._surveyor.attend()
 
     def watch(self) -> Watcher:
@@ -303,7 +303,7 @@ class Observer:
         return watcher
 
     def _is_watched(self) -> bool:
-        return bool(self.watchers) or self._timers.now() - self._asked_at < _ATTENTION
+        return bool(self.watchers) or self._timers.now() - self._last_requested < _ATTENTION
 
     def _found(self, depths: Depths) -> None:
         self.depths = depths
@@ -313,8 +313,8 @@ class Observer:
 
     def _tick(self) -> None:
         now = self._timers.now()
-        touched, self._tallies.touched = self._tallies.touched, set()
-        self._busy.note(self._tallies, touched)
+        changed, self._tallies.changed_queues = self._tallies.changed_queues, set()
+        self._busy.note(self._tallies, changed)
         if now >= self._history_due:
             self._history.append(Point(now, *self._history_meter.read(now), self.depths))
             # From now, not from the due time: after a sleep of the machine, missed points are not added.
@@ -323,9 +323,9 @@ class Observer:
             point=Point(now, *self._meter.read(now), self.depths),
             standing=self._standing(),
             busiest=self._busy.busiest() if self.watchers else (),
-            changed=tuple(sorted(touched)[:_MOST_CHANGED]),
-            more=len(touched) > _MOST_CHANGED,
+            changed=tuple(sorted(changed)[:_MOST_CHANGED]),
+            more=len(changed) > _MOST_CHANGED,
         )
         for watcher in self.watchers:
-            watcher.tell(self.latest)
+            watcher.notify(self.latest)
         self._set()

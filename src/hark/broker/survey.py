@@ -87,7 +87,7 @@ LARGE = 10_000
 """Number of partitions, times groups, above which a queue is large."""
 
 
-class Fold:
+class LocalState:
     """Adds up the entries of a survey. The entries of one queue follow each other."""
 
     def __init__(self, totals: Totals, began: int, most_queues: int = MOST_QUEUES, large: int = LARGE) -> None:
@@ -96,9 +96,9 @@ class Fold:
         self._most = most_queues
         self._large_size = large
         self._large: dict[str, LargeQueue] = {}
-        self._held: Counter[str] = Counter()
+        self._leased: Counter[str] = Counter()
         for (queue, _), number in totals.in_flight.items():
-            self._held[queue] += number
+            self._leased[queue] += number
         self._queue: str | None = None
         self._current = LargeQueue()
         self._by_queue: dict[str, QueueDepth] = {}
@@ -138,7 +138,9 @@ class Fold:
         if (worst := found.furthest_behind) is not None:
             scheduled, backlog = worst.scheduled, max(0, worst.waiting - worst.in_flight)
         dead = self._totals.dead_letters.get(queue, 0)
-        self._by_queue[queue] = QueueDepth(found.partitions, backlog, self._held[queue], found.oldest, dead, scheduled)
+        self._by_queue[queue] = QueueDepth(
+            found.partitions, backlog, self._leased[queue], found.oldest, dead, scheduled
+        )
         self._all_partitions += found.partitions
         self._all_backlog += backlog
         self._all_scheduled += scheduled
@@ -162,7 +164,7 @@ class Fold:
             partitions=self._all_partitions,
             backlog=self._all_backlog,
             scheduled=self._all_scheduled,
-            in_flight=self._held.total(),
+            in_flight=self._leased.total(),
             oldest_waiting=self._all_oldest,
             dead_letters=sum(self._totals.dead_letters.values()),
             by_queue=self._longest(),
@@ -190,7 +192,7 @@ class Counting:
         new = [stats.info.name for stats in page.items if stats.info.name in large and stats.info.created_at > began]
         recounted = (await self.engine.queue_stats(QueueFilter(names=new))).items if new else ()
         exact = {stats.info.name: stats for stats in recounted}
-        return QueuePage([exact.get(one.info.name) or _counted(one, large) for one in page.items], page.total)
+        return QueuePage([exact.get(one.info.name) or _ready_counts(one, large) for one in page.items], page.total)
 
     async def group_stats(
         self, group: str | None = None, queue: str | None = None, queues: Sequence[str] | None = None
@@ -239,7 +241,7 @@ class Counting:
         return ({}, 0) if depths is None else (depths.large, depths.began)
 
 
-def _counted(stats: QueueStats, large: Mapping[str, LargeQueue]) -> QueueStats:
+def _ready_counts(stats: QueueStats, large: Mapping[str, LargeQueue]) -> QueueStats:
     """A queue, with the counts of the survey if it is large."""
     found = large.get(stats.info.name)
     if found is None:
@@ -347,18 +349,18 @@ class Surveyor:
 
     async def _survey(self) -> None:
         began = self._timers.now()
-        fold = Fold(await self._engine.totals(), began)
+        local = LocalState(await self._engine.totals(), began)
         await self._rest(self._timers.now() - began, self._timers.now())
-        place: tuple[int, str] | None = (0, "")
-        while place is not None:
+        partition: tuple[int, str] | None = (0, "")
+        while partition is not None:
             began = self._timers.now()
-            step = await self._engine.survey(place, self._step)
-            fold.add(step.depths)
-            place = step.next
+            step = await self._engine.survey(partition, self._step)
+            local.add(step.depths)
+            partition = step.next
             now = self._timers.now()
-            if place is None:
+            if partition is None:
                 self._is_first = False
-                self._found(fold.finish(now))
+                self._found(local.finish(now))
             await self._rest(now - began, now)
 
     async def _rest(self, took: int, ended: int, started: int | None = None) -> None:
@@ -372,9 +374,9 @@ class Surveyor:
             if due <= self._timers.now():
                 return
             self._attended.clear()
-            alarm = Alarm(self._timers, self._attended.set)
-            alarm.set(due)
+            wakeup = Alarm(self._timers, self._attended.set)
+            wakeup.set(due)
             try:
                 await self._attended.wait()
             finally:
-                alarm.cancel()
+                wakeup.cancel()

@@ -142,7 +142,7 @@ class Tallies:
         """By queue; the one that was busy longest ago is first."""
         self.total = Tally()
         """The sum over all queues, including those that are no longer in `queues`."""
-        self.touched: set[str] = set()
+        self.changed_queues: set[str] = set()
         """Queues with events since the sampler replaced this set by an empty one."""
         self.push_requests = self.pop_requests = self.empty_pops = self.settle_requests = self.transactions = 0
         self.refused_settlements = 0
@@ -154,7 +154,7 @@ class Tallies:
 
     def of(self, queue: str) -> Tally:
         """The counters of a queue that has an event now."""
-        self.touched.add(queue)
+        self.changed_queues.add(queue)
         queues = self.queues
         tally = queues.get(queue)
         if tally is not None:
@@ -305,7 +305,7 @@ _Target = tuple[str | None, str | None, str | None, str]
 """Queue, namespace, task and group of a pop."""
 
 
-class Asking:
+class LastPolls:
     """The time of the last pop of each target. The oldest are forgotten when there are too many."""
 
     def __init__(self, clock: Clock, most: int = _MOST_TARGETS) -> None:
@@ -385,12 +385,12 @@ class EngineCalls(msgspec.Struct, eq=False):
             self.answered_at = None
 
 
-def measured(engine: Engine, calls: EngineCalls, tallies: Tallies) -> Engine:
+def instrumented(engine: Engine, calls: EngineCalls, tallies: Tallies) -> Engine:
     """The same engine, with every call counted and timed."""
-    return cast(Engine, _Measured(engine, calls, tallies))
+    return cast(Engine, _InstrumentedEngine(engine, calls, tallies))
 
 
-class _Measured:
+class _InstrumentedEngine:
     """An engine whose calls are counted and timed."""
 
     def __init__(self, engine: Engine, calls: EngineCalls, tallies: Tallies) -> None:
@@ -403,14 +403,14 @@ class _Measured:
             "settle": tallies.settled,
             "transact": tallies.transacted,
             "write_keys": tallies.wrote_keys,
-            **dict.fromkeys(_TOUCHING, lambda queue, _answer: tallies.touched.add(queue)),
+            **dict.fromkeys(_TOUCHING, lambda queue, _answer: tallies.changed_queues.add(queue)),
         }
         for verb in VERBS:
             wrap = _hot if verb in _HOT else _timed
             setattr(self, verb, wrap(engine, verb, calls, notes.get(verb)))
 
     def __getattr__(self, name: str) -> Any:
-        # What is not a verb: `hear`, and what some engines have beside the protocol.
+        # What is not a verb: `on_hints`, and what some engines have beside the protocol.
         return getattr(self._engine, name)
 
 

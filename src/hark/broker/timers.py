@@ -106,7 +106,7 @@ class Alarm:
         self._callback()
 
 
-class Agenda(Generic[K]):
+class TickQueue(Generic[K]):
     """Keys by due time, rounded up to a tick.
 
     The heap contains each tick once, so moving a key costs only dictionary operations.
@@ -248,12 +248,12 @@ class FallbackPolls(Generic[K]):
         self._poll = poll
         self._random = random
         self._states: dict[K, _State] = {}
-        self._agenda: Agenda[K] = Agenda(settings.tick_ms * MILLISECOND)
+        self._tick_queue: TickQueue[K] = TickQueue(settings.tick_ms * MILLISECOND)
         self._ready: OrderedDict[K, _State] = OrderedDict()
         """Due keys that wait for a free poll."""
         self._unwatched: OrderedDict[K, _State] = OrderedDict()
         """Keys without waiting consumers and without a running poll, the oldest first."""
-        self._alarm = Alarm(timers, self._ring)
+        self._wakeup = Alarm(timers, self._ring)
         self._polling = 0
         self._starting = False
         self._closed = False
@@ -282,7 +282,7 @@ class FallbackPolls(Generic[K]):
         if state is None or not state.watched:
             return
         state.watched = False
-        self._agenda.remove(key)
+        self._tick_queue.remove(key)
         self._ready.pop(key, None)
         if not state.polling:
             self._keep(key, state)
@@ -349,7 +349,7 @@ class FallbackPolls(Generic[K]):
         self._states.clear()
         self._unwatched.clear()
         self._ready.clear()
-        self._agenda = Agenda(self._settings.tick_ms * MILLISECOND)
+        self._tick_queue = TickQueue(self._settings.tick_ms * MILLISECOND)
         self._polling = 0
         self._arm()
 
@@ -371,19 +371,19 @@ class FallbackPolls(Generic[K]):
 
     def _schedule(self, key: K, state: _State) -> None:
         """Schedule the next poll. An overdue poll runs with the next tick."""
-        self._agenda.put(key, max(state.due, self._timers.now()))
+        self._tick_queue.put(key, max(state.due, self._timers.now()))
         self._arm()
 
     def _arm(self) -> None:
         """Set the alarm to the next tick with a key, or cancel it without keys."""
-        due = self._agenda.next_due()
+        due = self._tick_queue.next_due()
         if due is None:
-            self._alarm.cancel()
+            self._wakeup.cancel()
         else:
-            self._alarm.set(due)
+            self._wakeup.set(due)
 
     def _ring(self) -> None:
-        for key in self._agenda.take(self._timers.now()):
+        for key in self._tick_queue.take(self._timers.now()):
             self._ready[key] = self._states[key]
         self._arm()
         self._forget_old()

@@ -66,7 +66,7 @@ async def find_oldest(engine: Engine, where: model.DeadLetterFilter, most: int) 
 _KEPT = 10_000
 
 
-class Places:
+class QueueLookup:
     """Finds queues by the ids of partitions and messages. It caches the queues of partitions.
 
     A cached value stays valid: a partition never changes its queue, and an id is never reused.
@@ -191,7 +191,7 @@ class WorkQueues:
             raise HarkError(outcome.error or "the message was not stored", code=outcome.code)
         return outcome.message_id
 
-    def wish(self, queue: str, consumer: str = "") -> model.PopRequest:
+    def pop_request(self, queue: str, consumer: str = "") -> model.PopRequest:
         """The pop of the next message of a work queue."""
         lasts = self._settings.lock_duration
         return model.PopRequest(queue=queue, group_mode="shared", lease_ms=lasts, consumer=consumer)
@@ -206,7 +206,7 @@ class WorkQueues:
     ) -> model.PopResult:
         """Pop the next message, or wait for it."""
         await self.prepare({queue: labels})
-        return await self._broker.pop(self.wish(queue, consumer), wait_seconds, gone=gone)
+        return await self._broker.pop(self.pop_request(queue, consumer), wait_seconds, gone=gone)
 
     async def settle(
         self,

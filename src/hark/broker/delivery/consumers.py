@@ -82,7 +82,7 @@ class _Level(msgspec.Struct, Generic[C], eq=False):
 
     priority: int
     rings: dict[str | None, _Ring[C]] = {}
-    told: dict[str, _Ring[C]] = {}
+    notified: dict[str, _Ring[C]] = {}
     """Classes with a named partition and a notified consumer. `rebalance` checks them even without work."""
 
 
@@ -144,42 +144,42 @@ class ConsumerManager(Generic[C]):
         Within a priority, consumers that name a partition come first, because they can receive nothing else. Otherwise
         they would lose the work of their partition to a consumer that could receive other work.
         """
-        told: list[C] = []
+        notified: list[C] = []
         left, left_at = work.total, dict(work.at)
         for level in self._levels:
-            for partition in [*work.at, *(name for name in level.told if name not in work.at)]:
+            for partition in [*work.at, *(name for name in level.notified if name not in work.at)]:
                 ring = level.rings.get(partition)
                 if ring is not None:
                     claim = min(left, left_at.get(partition, 0), len(ring))
                     left -= claim
                     left_at[partition] = left_at.get(partition, 0) - claim
-                    told += self._reserve(ring, claim)
+                    notified += self._reserve(ring, claim)
             ring = level.rings.get(None)
             if ring is not None:
                 claim = min(left, len(ring))
                 left -= claim
-                told += self._reserve(ring, claim)
-        return told
+                notified += self._reserve(ring, claim)
+        return notified
 
     def _reserve(self, ring: _Ring[C], claim: int) -> list[C]:
         """Move the border between notified and other consumers. The order of turns does not change."""
         target = min(self._cap, claim)
-        told = []
+        notified = []
         while len(ring.notified) > target:
             self._move(self._members[next(reversed(ring.notified))], State.INTERESTED, to_head=True)
         while len(ring.notified) < target:
             consumer = next(iter(ring.interested))
             self._move(self._members[consumer], State.NOTIFIED)
-            told.append(consumer)
-        return told
+            notified.append(consumer)
+        return notified
 
     def notified(self, partition: str | None) -> list[C]:
         """The notified consumers of this partition, or of no named partition (None), in order of turns."""
         return [consumer for ring in self._lane(partition) for consumer in ring.notified]
 
-    def told_lanes(self) -> list[str | None]:
+    def notified_lanes(self) -> list[str | None]:
         """The partitions of notified consumers; None for consumers without a named partition."""
-        named = dict.fromkeys(name for level in self._levels for name in level.told)
+        named = dict.fromkeys(name for level in self._levels for name in level.notified)
         return [*named, None] if self.next_notified() is not None else [*named]
 
     def next_notified(self, partition: str | None = None) -> C | None:
@@ -283,7 +283,7 @@ class ConsumerManager(Generic[C]):
         if member.state is State.INTERESTED:
             return ring.interested
         if member.partition is not None:
-            level.told[member.partition] = ring
+            level.notified[member.partition] = ring
         return ring.notified
 
     def _tidy(self, priority: int, partition: str | None) -> None:
@@ -291,7 +291,7 @@ class ConsumerManager(Generic[C]):
         level = self._level_of[priority]
         ring = level.rings[partition]
         if partition is not None and not ring.notified:
-            level.told.pop(partition, None)
+            level.notified.pop(partition, None)
         if ring:
             return
         del level.rings[partition]
@@ -309,10 +309,10 @@ class ConsumerManager(Generic[C]):
 # with each look. An empty look removes the announcements from before it began; later ones stay.
 
 
-Piece = tuple[str, str]
+PartitionKey = tuple[str, str]
 """A queue and a partition of it."""
 
-MOST_PIECES = 10_000
+MOST_PARTITIONS = 10_000
 """Maximum number of remembered partitions. Above it, any look can find work."""
 _MOST_COUNTS = 4
 """Maximum number of marks with counts of a partition: few looks run at a time, so older marks can be merged."""
@@ -323,7 +323,7 @@ _ALL = sys.maxsize
 class _Announced(msgspec.Struct, eq=False):
     """The announced work of one partition."""
 
-    heard: int = _NEVER
+    received: int = _NEVER
     """The mark of the last hint without a count."""
     freed: int = _NEVER
     """The mark of the last such hint about released work, not about new messages."""
@@ -361,7 +361,7 @@ class ReadyWork:
     def __init__(self, most: int) -> None:
         self._most = most
         self._mark = 0
-        self._pieces: dict[Piece, _Announced] = {}
+        self._pieces: dict[PartitionKey, _Announced] = {}
         self._looks = 0
         """The number of consumers that it takes to receive the work of all partitions."""
         self._batch = self._next_batch = 1
@@ -379,25 +379,25 @@ class ReadyWork:
         self._mark += 1
         return self._mark - 1
 
-    def hear(self, pieces: Iterable[Piece], news: HintKind, counts: Sequence[int] = ()) -> bool:
+    def on_hints(self, chunks: Iterable[PartitionKey], notification: HintKind, counts: Sequence[int] = ()) -> bool:
         """Announce work. `counts` are numbers of messages of a shared group.
 
         False: there are too many partitions to remember; all lanes must look.
         """
         known = self._pieces
-        if len(known) > MOST_PIECES:
+        if len(known) > MOST_PARTITIONS:
             known.clear()
             self._looks, self._batch = 0, self._next_batch
             return False
-        for piece, count in zip(pieces, counts or repeat(0), strict=False):
-            announced = known.get(piece)
+        for chunk, count in zip(chunks, counts or repeat(0), strict=False):
+            announced = known.get(chunk)
             if announced is None:
-                announced = known[piece] = _Announced()
+                announced = known[chunk] = _Announced()
             if count:
                 announced.add(count, self._mark)
             else:
-                announced.heard = self._mark
-                if news == "free":
+                announced.received = self._mark
+                if notification == "free":
                     announced.freed = self._mark
             self._recount(announced)
         return True
@@ -420,19 +420,19 @@ class ReadyWork:
         if partition is None:
             self._anywhere = max(1, self._anywhere)
 
-    def took(self, piece: Piece, count: int, mark: int, *, leased: bool) -> bool:
+    def took(self, chunk: PartitionKey, count: int, mark: int, *, leased: bool) -> bool:
         """Note the result of a look: `count` messages of a partition. Returns whether work was expected there.
 
         In an ordered group a leased partition is not ready, even if messages arrived during the look: its lease must
         end first, and a hint announces that. In a shared group the other messages stay ready.
         """
-        announced = self._pieces.get(piece)
+        announced = self._pieces.get(chunk)
         if announced is None:
             return False
-        if (announced.freed if leased else announced.heard) <= mark:
-            announced.heard = announced.freed = _NEVER
+        if (announced.freed if leased else announced.received) <= mark:
+            announced.received = announced.freed = _NEVER
         announced.subtract(count, mark)
-        self._keep(piece, announced)
+        self._keep(chunk, announced)
         return True
 
     def expect_more(self) -> None:
@@ -447,19 +447,19 @@ class ReadyWork:
             if queue is not None and (queue, partition) in self._pieces:
                 self._disprove((queue, partition), mark)
             return
-        for piece in list(self._pieces):
-            self._disprove(piece, mark)
+        for chunk in list(self._pieces):
+            self._disprove(chunk, mark)
         # Without work anywhere there is none in the named partitions: their consumers need not look.
         self._requested = {lane: requested for lane, requested in self._requested.items() if requested > mark}
         if None not in self._requested:
             self._anywhere = 0
 
-    def _disprove(self, piece: Piece, mark: int) -> None:
-        announced = self._pieces[piece]
-        if announced.heard <= mark:
-            announced.heard = announced.freed = _NEVER
+    def _disprove(self, chunk: PartitionKey, mark: int) -> None:
+        announced = self._pieces[chunk]
+        if announced.received <= mark:
+            announced.received = announced.freed = _NEVER
         announced.subtract(_ALL, mark)
-        self._keep(piece, announced)
+        self._keep(chunk, announced)
 
     def forget(self, partition: str) -> None:
         """Remove a partition that no consumer names any more."""
@@ -470,12 +470,12 @@ class ReadyWork:
         at: dict[str, int] = {}
         extra = 0
         if named and queue is not None:
-            pieces = self._pieces
-            if len(named) <= len(pieces):
-                known = [partition for partition in named if (queue, partition) in pieces]
+            chunks = self._pieces
+            if len(named) <= len(chunks):
+                known = [partition for partition in named if (queue, partition) in chunks]
             else:
-                known = [partition for _, partition in pieces if partition in named]
-            at = {partition: pieces[queue, partition].looks for partition in known}
+                known = [partition for _, partition in chunks if partition in named]
+            at = {partition: chunks[queue, partition].looks for partition in known}
             # A requested look without a waiting consumer is not work: it would go to consumers that cannot do it.
             for partition in self._requested:
                 if partition is not None and partition in named and partition not in at:
@@ -483,15 +483,15 @@ class ReadyWork:
                     extra += 1
         return Work(self._looks + extra + self._anywhere, at)
 
-    def _keep(self, piece: Piece, announced: _Announced) -> None:
+    def _keep(self, chunk: PartitionKey, announced: _Announced) -> None:
         """Remove a partition without announced work."""
         self._recount(announced)
         if not announced.looks:
-            del self._pieces[piece]
+            del self._pieces[chunk]
             if not self._pieces:
                 self._batch = self._next_batch
 
     def _recount(self, announced: _Announced) -> None:
-        looks = -(-sum(count for _, count in announced.counts) // self._batch) + (announced.heard != _NEVER)
+        looks = -(-sum(count for _, count in announced.counts) // self._batch) + (announced.received != _NEVER)
         self._looks += looks - announced.looks
         announced.looks = looks

@@ -19,39 +19,39 @@ if TYPE_CHECKING:
     from hark.broker.delivery.streams import Streams
 
 
-class Held:
+class LeasedMessages:
     """The unsettled messages of one lease, by partition."""
 
-    __slots__ = ("expires_at", "parts", "places")
+    __slots__ = ("addresses", "expires_at", "parts")
 
     def __init__(self, result: PopResult) -> None:
         self.expires_at = result.expires_at
         self.parts: dict[str, dict[str, str]] = {}
         """The ids of messages by transaction id, which is unique in its partition only."""
-        self.places: dict[str, tuple[str, str]] = {}
+        self.addresses: dict[str, tuple[str, str]] = {}
         """The partition and the transaction id of each message, by its id."""
         for message in result.messages:
             self.parts.setdefault(message.partition_id, {})[message.transaction_id] = message.id
-            self.places[message.id] = message.partition_id, message.transaction_id
+            self.addresses[message.id] = message.partition_id, message.transaction_id
 
     def find(self, item: Settlement) -> tuple[str, str] | None:
         """The partition and transaction id of the message that a settlement names, by either of its ids."""
         if item.transaction_id in self.parts.get(item.partition_id, ()):
             return item.partition_id, item.transaction_id
-        return self.places.get(item.transaction_id)
+        return self.addresses.get(item.transaction_id)
 
-    def remove(self, place: tuple[str, str]) -> None:
+    def remove(self, address: tuple[str, str]) -> None:
         """Remove a message."""
-        partition, transaction_id = place
+        partition, transaction_id = address
         part = self.parts[partition]
-        del self.places[part.pop(transaction_id)]
+        del self.addresses[part.pop(transaction_id)]
         if not part:
             del self.parts[partition]
 
     def remove_part(self, partition: str) -> None:
         """Remove all messages of a partition, if there are any."""
         for message_id in self.parts.pop(partition, {}).values():
-            del self.places[message_id]
+            del self.addresses[message_id]
 
 
 # A stream has one credit and any number of subscriptions. It is interested while it has credit left, is not paused, and
@@ -133,7 +133,7 @@ class Stream:
         self._hang_up: Timer | None = None
         self.consumers: dict[str, StreamConsumer] = {}
         self._streams = streams
-        self._leases: dict[str, Held] = {}
+        self._leases: dict[str, LeasedMessages] = {}
         """The unsettled messages of each lease."""
         self.unsettled = 0
         """The number of unsettled messages."""
@@ -148,7 +148,7 @@ class Stream:
         """No subscription is interested, because the stream has no room."""
         self._turn: StreamConsumer | None = None
         """The subscription that was just notified, and may pop before the others."""
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._check = Alarm(streams.timers, self._check_leases)
         self._first_end: int | None = None
         """A lower bound of the ends of its leases."""
@@ -211,7 +211,7 @@ class Stream:
         """Stop deliveries. `next` reports when the last messages have been passed on."""
         self.draining = True
         self._update()
-        self._news.set()
+        self._changed.set()
 
     def spoke(self) -> None:
         """Note that the client is alive: it sent a frame, or settled or renewed one of its messages."""
@@ -219,8 +219,8 @@ class Stream:
             self._end_silence()
             self._update()
 
-    def _begin_silence(self, held: Held, lease_id: str) -> None:
-        self._streams.note_expired(self, lease_id, held)
+    def _begin_silence(self, leased: LeasedMessages, lease_id: str) -> None:
+        self._streams.note_expired(self, lease_id, leased)
         if not self.silent:
             self.silent = True
             if self.mute:
@@ -243,10 +243,10 @@ class Stream:
     async def next(self) -> Arrival | None:
         """Wait for messages to write; None when the stream is drained or closed."""
         while not self._outbox:
-            self._news.clear()
+            self._changed.clear()
             if self.closed or self.drained:
                 return None
-            await self._news.wait()
+            await self._changed.wait()
         self._writing = self._outbox.popleft()
         return self._writing
 
@@ -256,7 +256,7 @@ class Stream:
         if self.closed and written is not None and written.result.lease_id and not self._ended_here:
             self._streams.shorten([written.result.lease_id])
         self._update()
-        self._news.set()
+        self._changed.set()
 
     def lost(self, arrival: Arrival) -> None:
         """Release the result of `next`, which could not be written, without using an attempt."""
@@ -288,7 +288,7 @@ class Stream:
         self._check.cancel()
         self._end_silence()
         self._streams.forget(self, self._leases)
-        self._news.set()
+        self._changed.set()
 
     # The pump's side ---------------------------------------------------------------------------------------
 
@@ -305,7 +305,7 @@ class Stream:
         """Note an empty or failed pop."""
         self._pulling = None
         self._update()
-        self._news.set()
+        self._changed.set()
 
     def arrived(self, arrival: Arrival) -> bool:
         """Receive messages. False: the subscription has ended."""
@@ -330,8 +330,8 @@ class Stream:
             self.end_pull()
             return True
         if result.lease_id:
-            held = self._leases[result.lease_id] = Held(result)
-            self.unsettled += len(held.places)
+            leased = self._leases[result.lease_id] = LeasedMessages(result)
+            self.unsettled += len(leased.addresses)
             self._streams.by_lease[result.lease_id] = self
             if result.expires_at is not None:
                 self._first_end = min(self._first_end or result.expires_at, result.expires_at)
@@ -339,7 +339,7 @@ class Stream:
         self.consumers[arrival.consumer.name] = self.consumers.pop(arrival.consumer.name)  # The others come first now.
         self._outbox.append(arrival)
         self._update()
-        self._news.set()
+        self._changed.set()
         # The writer runs after this turn; data that is still unwritten then is blocked by the client.
         self._streams.soon(lambda: self._streams.soon(self._notice_stuck))
         return True
@@ -350,7 +350,7 @@ class Stream:
         if self.consumers.get(consumer.name) is consumer:
             self.unsubscribe(consumer.name)
             self._outbox.append(Arrival(consumer, PopResult(), error))
-            self._news.set()
+            self._changed.set()
         self._update()
 
     def _notice_stuck(self) -> None:
@@ -370,7 +370,7 @@ class Stream:
         while self._declined:
             consumer, _ = self._declined.popitem(last=False)
             consumer.subscription.set_interest(consumer, True)
-            if consumer.subscription.is_told(consumer):
+            if consumer.subscription.is_notified(consumer):
                 self._turn = consumer
                 self._streams.soon(self._end_turn)
                 return
@@ -397,35 +397,35 @@ class Stream:
         In an ordered group a failed message ends the lease of its partition: later messages are redelivered after it.
         In a shared group each message is settled separately.
         """
-        held = self._leases.get(lease_id)
-        if held is not None:
-            before = len(held.places)
-            place = held.find(item)
+        leased = self._leases.get(lease_id)
+        if leased is not None:
+            before = len(leased.addresses)
+            address = leased.find(item)
             if outcome.lease_released:
-                held.remove_part(item.partition_id if place is None else place[0])
-            elif place is not None:
-                held.remove(place)
-            self.unsettled -= before - len(held.places)
-            if not held.places:
+                leased.remove_part(item.partition_id if address is None else address[0])
+            elif address is not None:
+                leased.remove(address)
+            self.unsettled -= before - len(leased.addresses)
+            if not leased.addresses:
                 self._remove(lease_id)
         self.spoke()
         self._update()
 
-    def _remove(self, lease_id: str) -> Held | None:
+    def _remove(self, lease_id: str) -> LeasedMessages | None:
         """Remove a lease with its unsettled messages."""
-        held = self._leases.pop(lease_id, None)
-        if held is not None:
-            self.unsettled -= len(held.places)
+        leased = self._leases.pop(lease_id, None)
+        if leased is not None:
+            self.unsettled -= len(leased.addresses)
         self._streams.by_lease.pop(lease_id, None)
-        return held
+        return leased
 
     def ended(self, lease_id: str) -> None:
         """Note the end of one of its leases, for any reason."""
-        held = self._remove(lease_id)
-        if held is not None and held.expires_at is not None:
+        leased = self._remove(lease_id)
+        if leased is not None and leased.expires_at is not None:
             latest = self._streams.timers.now() + (_CLOCKS_DIFFER if self._streams.shared else 0)
-            if held.expires_at <= latest:
-                self._begin_silence(held, lease_id)
+            if leased.expires_at <= latest:
+                self._begin_silence(leased, lease_id)
             else:
                 self.spoke()  # It was settled, maybe on another server.
         self._update()
@@ -441,7 +441,9 @@ class Stream:
         return list(self._leases)
 
     def _earliest_end(self) -> int | None:
-        return min((held.expires_at for held in self._leases.values() if held.expires_at is not None), default=None)
+        return min(
+            (leased.expires_at for leased in self._leases.values() if leased.expires_at is not None), default=None
+        )
 
     def _has_overdue(self) -> bool:
         """Whether a lease has expired without a report of its end."""

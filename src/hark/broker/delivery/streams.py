@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from hark.broker.delivery.stream import Held, Stream
+from hark.broker.delivery.stream import LeasedMessages, Stream
 from hark.broker.timers import FallbackPolls
 from hark.clock import MILLISECOND
 from hark.engine.api import Engine
@@ -110,8 +110,8 @@ class Streams:
     def tried(self, items: Iterable[Settlement]) -> None:
         """Note settlements by any client, successful or not: a client that settles an expired message is alive."""
         for item in items:
-            place = item.transaction_id, item.partition_id
-            for name in (item.lease_id,) if item.lease_id else (item.transaction_id, place):
+            address = item.transaction_id, item.partition_id
+            for name in (item.lease_id,) if item.lease_id else (item.transaction_id, address):
                 self.tried_lease(name)
 
     def tried_lease(self, name: Name) -> None:
@@ -120,10 +120,10 @@ class Streams:
         if stream is not None:
             stream.spoke()
 
-    def note_expired(self, stream: Stream, lease_id: str, held: Held) -> None:
+    def note_expired(self, stream: Stream, lease_id: str, leased: LeasedMessages) -> None:
         """Note an expired lease. The stream receives nothing until its client sends something."""
         names: list[Name] = [lease_id]
-        for message_id, (partition_id, transaction_id) in held.places.items():
+        for message_id, (partition_id, transaction_id) in leased.addresses.items():
             names += [message_id, (transaction_id, partition_id)]
         self._expired_of.setdefault(stream, []).extend(names)
         self._expired.update(dict.fromkeys(names, stream))

@@ -120,13 +120,13 @@ class Subscription:
         self._ready = ReadyWork(delivery.cap)
         self._lanes: Counter[str | None] = Counter()
         """The number of consumers of each lane."""
-        self._looking: set[str | None] = set()
+        self._resolving: set[str | None] = set()
         """Lanes with a look in progress."""
         self._batches: Counter[int] = Counter()
         """The number of consumers of each batch size."""
         self._woken_by: dict[Consumer, tuple[Source, int]] = {}
         """The cause and time of the notification of each notified consumer."""
-        self._alarms: dict[str | None, Alarm] = {}
+        self._wakeups: dict[str | None, Alarm] = {}
         """The due time of the next look of each lane. An alarm outlives its lane: other lanes may receive the work."""
         self._pulled: set[Consumer] = set()
         """Consumers with a pop in progress, notified or not."""
@@ -157,7 +157,7 @@ class Subscription:
         """Remove a consumer; the next consumer gets its work."""
         if consumer not in self.manager:
             return
-        was_told = self.is_told(consumer)
+        was_notified = self.is_notified(consumer)
         self.manager.remove(consumer)
         self._woken_by.pop(consumer, None)
         self._late.pop(consumer, None)
@@ -170,7 +170,7 @@ class Subscription:
         self._lanes[partition] -= 1
         if not self._lanes[partition]:
             self._close(partition)
-        if was_told:
+        if was_notified:
             self._rebalance("handover")
 
     def _close(self, partition: str | None) -> None:
@@ -178,7 +178,7 @@ class Subscription:
         if partition is not None:
             self._ready.forget(partition)
         self._delivery.fallback.unwatch((self.key, partition))
-        if partition in self._polled and partition not in self._looking:
+        if partition in self._polled and partition not in self._resolving:
             self._report_poll(partition, found=False)
         if not self._lanes:
             if self._is_complete and not self._ready and self.key.queue is not None:
@@ -188,14 +188,14 @@ class Subscription:
 
     def close(self) -> None:
         """End a subscription without consumers. The next consumer looks for itself."""
-        for alarm in self._alarms.values():
-            alarm.cancel()
-        self._alarms.clear()
+        for wakeup in self._wakeups.values():
+            wakeup.cancel()
+        self._wakeups.clear()
         self._delivery.closed(self)
 
     def set_interest(self, consumer: Consumer, wanted: bool) -> None:
         """Set whether a consumer wants work now."""
-        must_rebalance = bool(self._ready) if wanted else self.is_told(consumer)
+        must_rebalance = bool(self._ready) if wanted else self.is_notified(consumer)
         if wanted:
             self.manager.set_interest(consumer, True)
         else:
@@ -227,7 +227,7 @@ class Subscription:
         was_kept = self._is_complete and len(self.manager) == 1
         return (was_kept and not self._ready) or self.manager.waits(None, consumer.priority)
 
-    def is_told(self, consumer: Consumer) -> bool:
+    def is_notified(self, consumer: Consumer) -> bool:
         """Whether a consumer is notified."""
         return self.manager.state_of(consumer) is State.NOTIFIED
 
@@ -239,11 +239,11 @@ class Subscription:
             give_up()
 
     def _is_expecting(self, consumer: Consumer) -> bool:
-        return consumer in self._pulled or (self.is_told(consumer) and not self._delivery.suspended)
+        return consumer in self._pulled or (self.is_notified(consumer) and not self._delivery.suspended)
 
     # Hints -------------------------------------------------------------------------------------------------
 
-    def hear(self, hint: Hint, source: Source) -> None:
+    def on_hint(self, hint: Hint, source: Source) -> None:
         """Partitions of a queue may be ready."""
         if not self._lanes:
             self.close()
@@ -251,9 +251,9 @@ class Subscription:
         if hint.partitions is None:
             self.look_everywhere(source)
             return
-        pieces = [(hint.queue, partition) for partition in hint.partitions]
+        keys = [(hint.queue, partition) for partition in hint.partitions]
         # A hint for every group has counts for shared groups; the mode of this group may be ordered or unknown.
-        if not self._ready.hear(pieces, hint.news, () if hint.group is None else hint.counts):
+        if not self._ready.add(keys, hint.kind, () if hint.group is None else hint.counts):
             self.look_everywhere(source)
             return
         if self._delivery.shared:
@@ -285,7 +285,7 @@ class Subscription:
         if partition in self._lanes:
             self._ready.look(partition)
             self._rebalance("poll")
-        if partition not in self._looking and self.manager.next_notified(partition) is None:
+        if partition not in self._resolving and self.manager.next_notified(partition) is None:
             self._report_poll(partition, found=False)  # No consumer wants work now.
 
     def note_empty(self, partition: str | None, look_again_at: int | None) -> None:
@@ -295,9 +295,9 @@ class Subscription:
         self._is_complete |= partition is None
         self.looked_at = now = self._delivery.timers.now()
         if look_again_at is not None:
-            if partition not in self._alarms:
-                self._alarms[partition] = Alarm(self._delivery.timers, partial(self._ring, partition))
-            self._alarms[partition].set(max(look_again_at, now + _SOON))
+            if partition not in self._wakeups:
+                self._wakeups[partition] = Alarm(self._delivery.timers, partial(self._ring, partition))
+            self._wakeups[partition].set(max(look_again_at, now + _SOON))
 
     def note_failure(self, partition: str | None) -> None:
         """Start fallback polls after a failed look, because the expected work may be wrong."""
@@ -307,7 +307,7 @@ class Subscription:
                 self._delivery.fallback.watch((self.key, lane))
 
     def _ring(self, partition: str | None) -> None:
-        self._alarms.pop(partition, None)
+        self._wakeups.pop(partition, None)
         if not self._lanes:
             self.close()
             return
@@ -324,12 +324,12 @@ class Subscription:
 
     def _rebalance(self, source: Source) -> None:
         manager = self.manager
-        told = manager.rebalance(self._ready.work(self.key.queue, manager.named))
-        if told:
+        notified = manager.rebalance(self._ready.work(self.key.queue, manager.named))
+        if notified:
             now = self._delivery.timers.now()
-            for consumer in told:
+            for consumer in notified:
                 self._woken_by[consumer] = source, now
-            self._metrics.wakes[source] += len(told)
+            self._metrics.wakes[source] += len(notified)
             self._pump_soon()
         for consumer in [one for one in self._late if not self._is_expecting(one)]:
             self._late.pop(consumer)()  # Another consumer was served first, or the work no longer exists.
@@ -349,10 +349,10 @@ class Subscription:
         if self._delivery.suspended:
             return
         # Consumers for any partition come last in the call, so that they do not receive the work of named partitions.
-        for partition in self.manager.told_lanes():
-            if partition not in self._looking:
+        for partition in self.manager.notified_lanes():
+            if partition not in self._resolving:
                 self._look(partition)
-        for partition in [one for one in self._polled if one not in self._looking]:
+        for partition in [one for one in self._polled if one not in self._resolving]:
             self._report_poll(partition, found=False)  # The notified consumer no longer wants work.
 
     def _look(self, partition: str | None) -> None:
@@ -370,7 +370,7 @@ class Subscription:
         for consumer in unwilling:
             self.set_interest(consumer, False)
         if pulls:
-            self._looking.add(partition)
+            self._resolving.add(partition)
             self._delivery.when_done([answer for _, answer in pulls], partial(self._finish, partition, pulls, mark))
 
     def _submit(self, request: PopRequest) -> asyncio.Future[PopResult]:
@@ -394,7 +394,7 @@ class Subscription:
             elif not self._delivery.shared and partition in self._lanes:
                 self._delivery.fallback.unwatch((self.key, partition))  # The store responds again.
         finally:
-            self._looking.discard(partition)
+            self._resolving.discard(partition)
             self.looked_at = self._delivery.timers.now()
         if partition in self._polled:
             self._report_poll(partition, found=bool(came & {"found", "surprise"}))
@@ -431,7 +431,7 @@ class Subscription:
             return "empty"
         taken = Counter((message.queue, message.partition) for message in result.messages)
         leased = bool(result.lease_id)
-        known = [self._ready.took(piece, count, mark, leased=leased) for piece, count in taken.items()]
+        known = [self._ready.took(key, count, mark, leased=leased) for key, count in taken.items()]
         self.manager.served(consumer)
         if not consumer.deliver(result):
             self._delivery.pops.give_back(result)
