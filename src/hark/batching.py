@@ -1,4 +1,4 @@
-"""Group commit: calls of one verb that arrive together go to the engine together."""
+"""Group commit: requests of one verb that arrive together share an engine call."""
 
 from __future__ import annotations
 
@@ -28,26 +28,23 @@ class Answer(asyncio.Future[A]):
     _first: tuple[Callable[[asyncio.Future[A]], object], ...] = ()
 
     def set_result(self, result: A) -> None:
-        """Answer."""
         asyncio.Future.set_result(self, result)
         if self._first:
             self._call_back()
 
     def set_exception(self, exception: type | BaseException) -> None:
-        """Fail."""
         asyncio.Future.set_exception(self, exception)
         if self._first:
             self._call_back()
 
     def cancel(self, msg: Any | None = None) -> bool:
-        """Give up."""
         cancelled = asyncio.Future.cancel(self, msg)
         if cancelled and self._first:
             self._call_back()
         return cancelled
 
     def then(self, callback: Callable[[asyncio.Future[A]], object]) -> None:
-        """Call back when it is done, in the order of these calls."""
+        """Call a function when the future is done, in the order of these calls."""
         if self.done():
             self.add_done_callback(callback)
         else:
@@ -64,22 +61,21 @@ class Answer(asyncio.Future[A]):
 
 
 def when_done(future: asyncio.Future[A], callback: Callable[[asyncio.Future[A]], object]) -> None:
-    """Call back when a future is done, as soon as it can."""
+    """Call a function as soon as a future is done."""
     if isinstance(future, Answer):
         future.then(callback)
     else:
         future.add_done_callback(callback)
 
 
-class BatchSizes:
-    """How many requests shared a call, since the start."""
+class BatchSizes(msgspec.Struct, eq=False):
+    """The number of requests that shared a call, since the start."""
 
-    __slots__ = ("calls", "counts", "largest", "requests")
-
-    def __init__(self) -> None:
-        self.calls = self.requests = self.largest = 0
-        self.counts = [0] * 64
-        """At i: calls that more than 2**(i-1) and at most 2**i shared."""
+    calls: int = 0
+    requests: int = 0
+    largest: int = 0
+    counts: list[int] = msgspec.field(default_factory=lambda: [0] * 64)
+    """At i: calls for more than 2**(i-1) and at most 2**i requests."""
 
     def add(self, number: int) -> None:
         """Count a call for this number of requests."""
@@ -90,7 +86,7 @@ class BatchSizes:
 
 
 class _Batch(msgspec.Struct, Generic[Q, A], eq=False):
-    """Requests that go to the engine with one call."""
+    """Requests of one engine call."""
 
     entries: list[tuple[Q, Answer[A], int]] = msgspec.field(default_factory=list)
     items: int = 0
@@ -101,10 +97,10 @@ class _Batch(msgspec.Struct, Generic[Q, A], eq=False):
 class Batcher(Generic[Q, A]):
     """Collects requests of one verb while a call is in flight, and sends them when it returns.
 
-    An idle batcher sends at once (at the end of this turn of the loop, so that requests read in the same turn
-    share the call). A batch also goes out, beside the one in flight, at `max_items` or after `max_wait`
-    seconds, unless `max_calls` are in flight. No call has more than `max_items`, unless a single request has: what
-    exceeds it is kept for the next call. More than `max_pending` items in all are refused: memory stays bounded.
+    An idle batcher sends at the end of this turn of the loop, so that requests read in the same turn share the call. A
+    batch is also sent, beside the one in flight, at `max_items` or after `max_wait` seconds, unless `max_calls` are in
+    flight. No call has more than `max_items`, unless a single request has: the rest waits for the next call. More than
+    `max_pending` items in all are rejected, so that memory stays bounded.
     """
 
     def __init__(
@@ -126,7 +122,7 @@ class Batcher(Generic[Q, A]):
         self._max_calls = inf if max_calls is None else max_calls
         self._orphaned = orphaned
         self._waiting: deque[_Batch[Q, A]] = deque()
-        """The batches to send, of which only the last one may get more."""
+        """The batches to send. Only the last one accepts more requests."""
         self._pending_items = 0
         self._calls = 0
         self._in_flight: set[asyncio.Future[Sequence[A | HarkError]]] = set()
@@ -135,7 +131,7 @@ class Batcher(Generic[Q, A]):
         self.sizes = BatchSizes()
 
     def submit(self, request: Q, items: int = 1) -> Answer[A]:
-        """Queue a request that counts as `items`; the future has its answer, or raises it."""
+        """Queue a request that counts as `items`. The future has its answer or its error."""
         if self._pending_items + items > self._max_pending and self._pending_items:
             raise Overloaded(
                 f"{self._pending_items} {self._name} items are already waiting; "
@@ -163,7 +159,7 @@ class Batcher(Generic[Q, A]):
     async def drain(self) -> None:
         """Wait until everything submitted so far has been answered."""
         self._flush()
-        # Not what is submitted meanwhile: that may never end.
+        # Without later requests: they may never end.
         waiting = (future for batch in self._waiting for _, future, _ in batch.entries)
         so_far: list[asyncio.Future[Any]] = [*self._in_flight, *waiting]
         if so_far:
@@ -188,7 +184,7 @@ class Batcher(Generic[Q, A]):
                 call = self._loop.create_task(_awaited(call), context=context)
             self._in_flight.add(call)
             when_done(call, partial(self._returned, batch))
-            if len(waiting) == 1 and waiting[0].items < self._max_items:  # It can get more.
+            if len(waiting) == 1 and waiting[0].items < self._max_items:  # It accepts more requests.
                 if self._calls < self._max_calls and self._flush_handle is None:
                     self._flush_handle = self._loop.call_later(self._max_wait, self._flush)
                 break
@@ -208,7 +204,7 @@ class Batcher(Generic[Q, A]):
             self._flush()
         for (_, waiter, items), answer in zip(batch.entries, answers, strict=True):
             self._pending_items -= items
-            if waiter.done():  # The client went away meanwhile.
+            if waiter.done():  # The client disconnected meanwhile.
                 if self._orphaned is not None and not isinstance(answer, Exception):
                     self._orphaned(answer)
             elif isinstance(answer, Exception):

@@ -1,4 +1,4 @@
-"""Time as Hark sees it: integer microseconds since the epoch, injected everywhere."""
+"""Clocks: integer microseconds since the epoch, injected everywhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EARLIEST, LATEST = -62_135_596_800 * SECOND, 253_402_300_800 * SECOND - 1
 
 
 class Clock(Protocol):
-    """Where the broker and the engines get the time from."""
+    """The source of time for the broker and the engines."""
 
     def now(self) -> int:
         """The current time in microseconds since the epoch; never runs backwards."""
@@ -30,7 +30,6 @@ class SystemClock:
         self._offset = time.time_ns() - time.clock_gettime_ns(self._source)
 
     def now(self) -> int:
-        """The current time in microseconds."""
         return (time.clock_gettime_ns(self._source) + self._offset) // 1000
 
 
@@ -40,10 +39,9 @@ class ShiftedClock:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.ahead = 0
-        """By how many microseconds."""
+        """The difference in microseconds."""
 
     def now(self) -> int:
-        """The current time in microseconds."""
         return self._clock.now() + self.ahead
 
 
@@ -54,10 +52,9 @@ class FakeClock:
         self._now = start
 
     def now(self) -> int:
-        """The time it was last set to."""
         return self._now
 
     def advance(self, seconds: float) -> int:
-        """Move forward and answer the new time."""
+        """Move the clock forward. Returns the new time."""
         self._now += round(seconds * SECOND)
         return self._now

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from hark.broker import Broker
 from hark.broker.broker import POP_MAINTENANCE
-from hark.broker.engine_calls import LastPolls
 from hark.broker.explain import moment
+from hark.broker.tallies import LastPolls
 from hark.clock import FakeClock
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import NotFound
@@ -96,7 +96,7 @@ async def test_who_waits_and_could_get_it_is_counted(broker: Broker, labels: Pop
     await broker.pop(PopRequest(queue="shop.pay.orders", partition="p0", group="g"))
     message_id = await pushed(broker)
     waiting = asyncio.create_task(broker.pop(labels, 60))
-    while not any(one.parked for one in broker.delivery.intentions):  # noqa: ASYNC110  # the loop is waited for
+    while not any(one.timer for one in broker.delivery.intentions):  # noqa: ASYNC110  # the loop is waited for
         await asyncio.sleep(0)
     explained = await broker.explain(message_id, "g")
     assert broker.delivery.count_waiting(explained.message, "g") == number

@@ -12,9 +12,9 @@ from hark.broker.explain import (
     SEEN_INTERVAL,
     Circumstances,
     ago,
+    due_text,
     explain,
     explain_without_groups,
-    in_time,
     moment,
     quoted,
     the_group,
@@ -355,7 +355,7 @@ def test_since_when_no_consumer_requested(here: Circumstances, last_seen: int, s
     ],
 )
 def test_spans_have_one_number_and_one_unit(us: int, text: str) -> None:
-    assert (in_time(us), ago(us)) == (f"in {text}", f"{text} ago")
+    assert (due_text(us, 0), ago(us)) == (f"{moment(us)} (in {text})", f"{text} ago")
 
 
 def test_times_errors_and_the_group_of_those_who_name_none_have_words_for_people() -> None:

@@ -10,8 +10,7 @@ from typing import cast
 import msgspec
 import pytest
 
-from hark.broker.engine_calls import VERBS, EngineCalls, instrumented
-from hark.broker.tallies import Tallies
+from hark.broker.tallies import VERBS, EngineCalls, Tallies, instrumented
 from hark.broker.upkeep import LATELY_SECONDS, Readiness
 from hark.clock import SECOND, FakeClock, SystemClock
 from hark.engine.api import Engine

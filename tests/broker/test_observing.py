@@ -9,19 +9,8 @@ from typing import cast
 
 import pytest
 
-from hark.broker.observer import (
-    BusyQueues,
-    Counting,
-    Depths,
-    Meter,
-    Observer,
-    QueueDepth,
-    Standing,
-    Surveyor,
-    SurveyTotals,
-    list_queues,
-    percentiles,
-)
+from hark.broker.observer import BusyQueues, Meter, Observer, Standing, percentiles
+from hark.broker.survey import Counting, Depths, QueueDepth, Surveyor, SurveyTotals, list_queues
 from hark.broker.tallies import Tallies
 from hark.clock import SECOND, FakeClock
 from hark.engine.api import Engine

@@ -8,8 +8,7 @@ from random import Random
 
 import pytest
 
-from hark.broker.delivery.fallback import Backoff
-from hark.broker.timers import LoopTimers
+from hark.broker.timers import Backoff, LoopTimers
 from hark.clock import MILLISECOND, SECOND, FakeClock, SystemClock
 from hark.settings import Fallback
 from hark.testing.server import FakeTimers

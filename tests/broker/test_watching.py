@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hark.broker.watch import AT_ONCE, Change, PrefixWatcher, Shown, Watchers
+from hark.broker.keyvalue import AT_ONCE, Change, PrefixWatcher, Shown, Watchers
 from hark.clock import SECOND
 from hark.errors import EngineFailure, HarkError, Overloaded, Unavailable
 from hark.keys import encode_key, prefix_bounds

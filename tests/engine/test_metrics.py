@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from hark.broker.observer import Counting, SurveyTotals
+from hark.broker.survey import Counting, SurveyTotals
 from hark.clock import SECOND, FakeClock
 from hark.engine.api import Engine
 from hark.engine.s3 import S3Engine

@@ -9,9 +9,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from hark.broker import Broker
-from hark.broker.engine_calls import VERBS
-from hark.broker.observer import Depths, QueueDepth
-from hark.broker.tallies import Tallies, Tally
+from hark.broker.survey import Depths, QueueDepth
+from hark.broker.tallies import VERBS, Tallies, Tally
 from hark.clock import SECOND, FakeClock, SystemClock
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import EngineFailure
@@ -103,7 +102,7 @@ async def at_its_worst(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> tuple
     monkeypatch.setattr(broker, "_peers", _Peers())
     now = broker.delivery.timers.now()
     surveyed = depths(now, {f"queue-{number}": depth(number, now - SECOND) for number in range(QUEUES)})
-    monkeypatch.setattr(broker.observed, "_depths", surveyed)
+    monkeypatch.setattr(broker.observed, "depths", surveyed)
     return Metrics(broker, requests), requests
 
 

@@ -17,8 +17,8 @@ from hark.api.operations import Role
 from hark.api.types import encode
 from hark.api.types.server import LiveSample
 from hark.broker import Broker
-from hark.broker.engine_calls import EngineCalls
 from hark.broker.observer import Point, QueueRates, Rates, Sample, Standing
+from hark.broker.tallies import EngineCalls
 from hark.broker.upkeep import Readiness
 from hark.engine.api import Engine
 from hark.errors import EngineFailure

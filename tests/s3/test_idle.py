@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from hark.broker import Broker, upkeep
-from hark.broker.watch import KeyWatcher
+from hark.broker.keyvalue import KeyWatcher
 from hark.clock import SECOND, FakeClock
 from hark.engine.s3 import S3Engine, replica
 from hark.model import NewMessage, PopRequest, Settlement, Subscription

@@ -21,7 +21,7 @@ from hypothesis import Phase, seed, settings
 from hypothesis.errors import FlakyFailure, FlakyStrategyDefinition, HypothesisException
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, run_state_machine_as_test
 
-from hark.broker.engine_calls import VERBS
+from hark.broker.tallies import VERBS
 from hark.clock import FakeClock
 from hark.engine.api import Engine, KeyListener, Listener, ignore_keys
 from hark.engine.core.loader import Loader

@@ -5,58 +5,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 
-from hark.batching import Answer, BatchSizes
+from hark import model
+from hark.batching import Answer, Batcher, BatchSizes
 from hark.broker.delivery.delivery import Delivery, Gone
-from hark.broker.engine_calls import Batchers, EngineCalls, LastPolls, instrumented
 from hark.broker.explain import Circumstances, explain, explain_without_groups
 from hark.broker.export import export_queue
-from hark.broker.keyvalue import KeyValue
+from hark.broker.keyvalue import KeyValue, read_together
 from hark.broker.observer import Observer, Standing
 from hark.broker.peers import Peers
-from hark.broker.sealing import ReadablePops, SealedQueues
-from hark.broker.tallies import Operations, Tallies
+from hark.broker.sealing import ReadablePops, SealedQueues, shown_dead_letters
+from hark.broker.tallies import EngineCalls, LastPolls, Operations, Tallies, instrumented
 from hark.broker.timers import LoopTimers, Timers
 from hark.broker.upkeep import Duties, Readiness
-from hark.broker.work_queues import QueueLookup, WorkQueues, shown_dead_letters
+from hark.broker.work_queues import QueueLookup, WorkQueues
 from hark.clock import Clock, ShiftedClock
 from hark.engine.api import Engine
-from hark.errors import Conflict, EngineFailure, HarkError, Unavailable
-from hark.model import (
-    DeadLetterFilter,
-    DeadLetters,
-    Explain,
-    Explained,
-    Facts,
-    GroupFacts,
-    Hint,
-    KeyNotification,
-    KeyWrite,
-    MessageFacts,
-    MessageFilter,
-    MessageView,
-    NewDeadLetter,
-    NewMessage,
-    NewTrace,
-    PopRequest,
-    PopResult,
-    PushOutcome,
-    QueueInfo,
-    QueueSpec,
-    Renewal,
-    RenewOutcome,
-    Settlement,
-    SettleOutcome,
-    StoredMessage,
-    Trace,
-    Transaction,
-    TransactionOutcome,
-)
+from hark.errors import EngineFailure, HarkError, Unavailable
+from hark.model import PopRequest, PopResult, Settlement
 from hark.prometheus import Histogram
 from hark.settings import Settings
 
@@ -69,8 +40,66 @@ E = TypeVar("E", bound=msgspec.Struct)
 
 PUSH_MAINTENANCE = "push_maintenance"
 POP_MAINTENANCE = "pop_maintenance"
-_SEALING_TRIES = 3
 _BYTES_PER_ITEM = 16 * 1024
+
+
+_CALLS = 2
+"""Calls of one verb at a time in a shared store: one is prepared or answered while the other runs."""
+
+
+class Batchers:
+    """The batchers of all verbs with many concurrent calls."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings,
+        give_back: Callable[[PopResult], object],
+        pop_auto_ack: Callable[[Sequence[PopRequest]], Awaitable[Sequence[PopResult | HarkError]]],
+    ) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._all: dict[str, Batcher[Any, Any]] = {}
+        # In a shared store calls that push to the same partitions wait for each other, so all waiting pushes share one
+        # call. Calls of the other verbs do not block each other.
+        self.push = self._make("push", engine.push, max_calls=1)
+        # Pops that settle wait for the disk, those that only lease do not: they must not share a call.
+        self.pop = self._make("pop", engine.pop, orphaned=give_back)
+        self.pop_auto_ack = self._make("pop_auto_ack", pop_auto_ack)
+        self.settle = self._make("ack", engine.settle)
+        self.transact = self._make("transaction", engine.transact)
+        self.renew = self._make("renew", engine.renew)
+        self.read_keys = self._make("read_keys", partial(read_together, engine))
+        self.write_keys = self._make("write_keys", engine.write_keys)
+
+    def _make(
+        self,
+        name: str,
+        call: Callable[[Sequence[Q]], Awaitable[Sequence[A | HarkError]]],
+        orphaned: Callable[[A], object] | None = None,
+        max_calls: int = _CALLS,
+    ) -> Batcher[Q, A]:
+        """A batcher of one verb. `orphaned` receives answers whose caller has left."""
+        batching = self._settings.batching
+        self._all[name] = batcher = Batcher(
+            name.removesuffix("_auto_ack"),
+            call,
+            max_items=batching.max_items,
+            max_wait=batching.max_wait_ms / 1000,
+            max_pending=self._settings.limits.max_pending,
+            max_calls=max_calls if self._engine.shared and not self._engine.follows else None,
+            orphaned=orphaned,
+        )
+        return batcher
+
+    async def drain(self) -> None:
+        """Wait until all accepted requests are answered."""
+        for batcher in self._all.values():
+            await batcher.drain()
+
+    def sizes(self) -> dict[str, BatchSizes]:
+        """By verb, the number of requests that shared an engine call."""
+        return {name: batcher.sizes for name, batcher in self._all.items()}
 
 
 class Broker:
@@ -119,7 +148,8 @@ class Broker:
             self._sealed,
             self._timers,
             self._random,
-            make_batcher=self._batchers.make,
+            reads=self._batchers.read_keys,
+            writes=self._batchers.write_keys,
             check_pushes=self.check_pushes,
         )
         await self.engine.start(self._hint, self._on_key_notification)
@@ -133,7 +163,7 @@ class Broker:
         await self._sealed.learn()
         if self._peers is not None:
             secret = self._settings.peer.secret.encode() or await self.engine.peer_secret()
-            await self._peers.start(secret, self._on_peer_hints, self._on_peer_keys)
+            await self._peers.start(secret, self._on_peer_hints, self.keyvalue.watchers.notify)
         self._duties.begin(self.engine, self._settings, self._clock, self.operations, self.refresh_flags)
         self.observed.start()
 
@@ -146,7 +176,7 @@ class Broker:
             pop_maintenance=self.maintenance(POP_MAINTENANCE),
         )
 
-    def _hint(self, hints: Sequence[Hint]) -> None:
+    def _hint(self, hints: Sequence[model.Hint]) -> None:
         """Distribute hints about changes through this server."""
         for hint in hints:
             self.tallies.changed_queues.add(hint.queue)
@@ -154,21 +184,17 @@ class Broker:
         if self._peers is not None:
             self._peers.notify(hints)
 
-    def _on_peer_hints(self, hints: Sequence[Hint]) -> None:
+    def _on_peer_hints(self, hints: Sequence[model.Hint]) -> None:
         """Distribute hints about changes through another server."""
         for hint in hints:
             self.tallies.changed_queues.add(hint.queue)
         self.delivery.hint(self.engine.on_hints(hints), "peer")
 
-    def _on_key_notification(self, notification: KeyNotification) -> None:
-        """Keys were changed through this server."""
+    def _on_key_notification(self, notification: model.KeyNotification) -> None:
+        """Distribute notifications of keys that were changed through this server."""
         self.keyvalue.watchers.notify(notification)
         if self._peers is not None:
-            self._peers.notify_keys(notification)
-
-    def _on_peer_keys(self, notification: KeyNotification) -> None:
-        """Keys were changed through another server."""
-        self.keyvalue.watchers.notify(notification)
+            self._peers.notify(keys=notification)
 
     def stop_waiting(self) -> None:
         """End all waiting pops, streams and watches, because the server shuts down."""
@@ -184,7 +210,6 @@ class Broker:
         await self._duties.end()
         await self.observed.close()
         await self._batchers.drain()
-        await self.keyvalue.drain()
         if self._releases:
             await asyncio.wait(self._releases)
         await self.engine.close()
@@ -197,7 +222,7 @@ class Broker:
 
     def batch_sizes(self) -> dict[str, BatchSizes]:
         """By verb, the number of requests that shared an engine call."""
-        return self._batchers.sizes() | self.keyvalue.batch_sizes()
+        return self._batchers.sizes()
 
     @property
     def loop_lateness(self) -> Histogram:
@@ -211,7 +236,7 @@ class Broker:
 
     # Messages ----------------------------------------------------------------------------------------------
 
-    def begin_push(self, items: Sequence[NewMessage]) -> Answer[list[PushOutcome]]:
+    def begin_push(self, items: Sequence[model.NewMessage]) -> Answer[list[model.PushOutcome]]:
         """Append messages; the future is done when they are on stable storage.
 
         Some outcomes can have the code `sealing_mismatch`; then `push_again` has to follow.
@@ -223,7 +248,7 @@ class Broker:
         sealed = self._sealed.seal(items) if self._sealed.names else items
         return self._batchers.push.submit(sealed, len(items) + size // _BYTES_PER_ITEM)
 
-    async def push(self, items: Sequence[NewMessage]) -> list[PushOutcome]:
+    async def push(self, items: Sequence[model.NewMessage]) -> list[model.PushOutcome]:
         """Append messages. Returns when they are on stable storage."""
         outcomes = await self.begin_push(items)
         return await self.push_again(items, outcomes)
@@ -240,7 +265,7 @@ class Broker:
             return paused
         if wait_seconds > 0:
             return self.delivery.wait(request, wait_seconds, priority)
-        return self._submit(request)
+        return self.submit(request, patient=False)
 
     async def pop(
         self, request: PopRequest, wait_seconds: float = 0, priority: int = 0, gone: Gone | None = None
@@ -258,12 +283,10 @@ class Broker:
         self.unseal(result)
         return result
 
-    def submit(self, request: PopRequest) -> asyncio.Future[PopResult]:
-        """Pop once for a waiting consumer, in a shared batch."""
-        # If the store is not shared, this server knows of every change.
-        return self._submit(msgspec.structs.replace(request, patient=True) if self.engine.shared else request)
-
-    def _submit(self, request: PopRequest) -> asyncio.Future[PopResult]:
+    def submit(self, request: PopRequest, *, patient: bool = True) -> asyncio.Future[PopResult]:
+        """Pop once, in a shared batch. `patient` tells that a waiting consumer repeats the pop."""
+        if patient and self.engine.shared:  # If the store is not shared, this server knows of every change.
+            request = msgspec.structs.replace(request, patient=True)
         self._last_polls.note(request)
         # An engine that follows others keeps payloads elsewhere. With auto-ack too, only what was read is settled.
         if self._sealed.may_concern(request) or self.engine.follows:
@@ -309,19 +332,20 @@ class Broker:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.warning("cannot release messages that no consumer received; they wait for their lease: %s", error)
 
-    def settle(self, items: Sequence[Settlement]) -> asyncio.Future[list[SettleOutcome]]:
+    def settle(self, items: Sequence[Settlement]) -> asyncio.Future[list[model.SettleOutcome]]:
         """Settle messages: complete, fail, retry or dead-letter them. Error texts of encrypted queues are encrypted."""
-        answer: asyncio.Future[list[SettleOutcome]]
+        answer: asyncio.Future[list[model.SettleOutcome]]
         if any(item.error for item in items) and self._may_seal:
-            answer = asyncio.ensure_future(self._settle_sealed(items))
+
+            async def settle_sealed() -> list[model.SettleOutcome]:
+                return await self._batchers.settle.submit(await self._seal_errors(items), len(items))
+
+            answer = asyncio.ensure_future(settle_sealed())
         else:
             answer = self._batchers.settle.submit(items, len(items))
         if self.delivery.streams:
             answer.add_done_callback(partial(self._note_settlements, items))
         return answer
-
-    async def _settle_sealed(self, items: Sequence[Settlement]) -> list[SettleOutcome]:
-        return await self._batchers.settle.submit(await self._seal_errors(items), len(items))
 
     async def _seal_errors(self, items: Sequence[T]) -> list[T]:
         """Operations with the error texts of settlements as they are to be stored."""
@@ -344,37 +368,38 @@ class Broker:
         """Whether there can be encrypted queues."""
         return bool(self._sealed.names) or self.engine.shared
 
-    def _note_settlements(self, items: Sequence[Settlement], answer: asyncio.Future[list[SettleOutcome]]) -> None:
+    def _note_settlements(self, items: Sequence[Settlement], answer: asyncio.Future[list[model.SettleOutcome]]) -> None:
         if not answer.cancelled() and answer.exception() is None:
             self.delivery.streams.settled(items, answer.result())
 
-    async def transact(self, transaction: Transaction) -> TransactionOutcome:
+    async def transact(self, transaction: model.Transaction) -> model.TransactionOutcome:
         """Apply pushes, settlements and key writes together or not at all."""
-        keys = transaction.keys or KeyWrite()
-        pushes = any(isinstance(operation, NewMessage) for operation in (*transaction.operations, *keys.messages))
+        keys = transaction.keys or model.KeyWrite()
+        pushes = any(isinstance(operation, model.NewMessage) for operation in (*transaction.operations, *keys.messages))
         if pushes:
             self.check_pushes()
         weight = len(transaction.operations) + len(keys.checks) + len(keys.mutations) + len(keys.messages)
         sealed = transaction
         if self._may_seal:
             sealed = msgspec.structs.replace(transaction, operations=await self._seal_errors(transaction.operations))
-        for _ in range(_SEALING_TRIES):
+
+        async def attempt() -> model.TransactionOutcome | None:
             wanted = self._sealed.seal_transaction(sealed) if self._sealed.names else sealed
             outcome = await self._batchers.transact.submit(wanted, weight)
-            if outcome.code != "sealing_mismatch":
-                self._note_settled(transaction, outcome)
-                return outcome
-            await self._sealed.learn()
-        raise Conflict("the encryption of a queue was changed during this request; retry")
+            return None if outcome.code == "sealing_mismatch" else outcome
 
-    def renew(self, renewal: Renewal) -> asyncio.Future[RenewOutcome]:
+        outcome = await self._sealed.repeat(attempt)
+        self._note_settled(transaction, outcome)
+        return outcome
+
+    def renew(self, renewal: model.Renewal) -> asyncio.Future[model.RenewOutcome]:
         """Renew a lease."""
         answer = self._batchers.renew.submit(renewal)
         if self.delivery.streams:
             answer.add_done_callback(partial(self._note_renewal, renewal.lease_id))
         return answer
 
-    def _note_renewal(self, lease_id: str, answer: asyncio.Future[RenewOutcome]) -> None:
+    def _note_renewal(self, lease_id: str, answer: asyncio.Future[model.RenewOutcome]) -> None:
         if answer.cancelled() or answer.exception() is not None:
             return
         expires_at = answer.result().expires_at
@@ -383,17 +408,17 @@ class Broker:
         else:
             self.delivery.streams.tried_lease(lease_id)
 
-    def _note_settled(self, transaction: Transaction, outcome: TransactionOutcome) -> None:
+    def _note_settled(self, transaction: model.Transaction, outcome: model.TransactionOutcome) -> None:
         if not outcome.success:
             self.delivery.streams.tried(one for one in transaction.operations if isinstance(one, Settlement))
             return
         for operation, result in zip(transaction.operations, outcome.results, strict=True):
-            if isinstance(operation, Settlement) and isinstance(result, SettleOutcome):
+            if isinstance(operation, Settlement) and isinstance(result, model.SettleOutcome):
                 self.delivery.streams.settled([operation], [result])
 
     # Queues ------------------------------------------------------------------------------------------------
 
-    async def configure(self, spec: QueueSpec) -> QueueInfo:
+    async def configure(self, spec: model.QueueSpec) -> model.QueueInfo:
         """Create a queue, or replace all options of an existing one."""
         self._sealed.check(spec)
         info = first(await self.engine.configure([spec]))
@@ -444,32 +469,33 @@ class Broker:
 
     # Payloads that administrators see ----------------------------------------------------------------------
 
-    async def dead_letters(self, where: DeadLetterFilter) -> DeadLetters:
+    async def dead_letters(self, where: model.DeadLetterFilter) -> model.DeadLetters:
         """A page of dead letters with readable payloads and error texts."""
         return await shown_dead_letters(self.engine, self._sealed, where)
 
-    async def import_dead_letters(self, letters: Sequence[NewDeadLetter]) -> list[bool]:
+    async def import_dead_letters(self, letters: Sequence[model.NewDeadLetter]) -> list[bool]:
         """Store dead letters of another store in a queue; False for one that exists."""
         self.check_pushes()
-        for _ in range(_SEALING_TRIES):
-            answers = await self.engine.import_dead_letters(self._sealed.seal_letters(letters))
-            if not any(isinstance(one, HarkError) and one.code == "sealing_mismatch" for one in answers):
-                return [_raised(one) for one in answers]
-            await self._sealed.learn()
-        raise Conflict("the encryption of a queue was changed during this request; retry")
 
-    async def message(self, partition_id: str, transaction_id: str) -> MessageView | None:
+        async def attempt() -> list[bool] | None:
+            answers = await self.engine.import_dead_letters(self._sealed.seal_letters(letters))
+            mismatch = any(isinstance(one, HarkError) and one.code == "sealing_mismatch" for one in answers)
+            return None if mismatch else [first([one]) for one in answers]
+
+        return await self._sealed.repeat(attempt)
+
+    async def message(self, partition_id: str, transaction_id: str) -> model.MessageView | None:
         """One message with a readable payload. `sealed` still shows whether it is encrypted at rest."""
         view = await self.engine.message(partition_id, transaction_id)
         if view is not None and view.payload is not None:
             view.payload, view.unreadable = self._sealed.shown(view.queue, view.payload, view.sealed)
         return None if view is None else self._with_errors(view)
 
-    async def messages(self, where: MessageFilter) -> list[MessageView]:
+    async def messages(self, where: model.MessageFilter) -> list[model.MessageView]:
         """Messages, newest first, without payloads, and with readable error texts."""
         return [self._with_errors(view) for view in await self.engine.messages(where)]
 
-    def _with_errors(self, view: MessageView) -> MessageView:
+    def _with_errors(self, view: model.MessageView) -> model.MessageView:
         """A message with readable error texts; others may have the same view."""
         groups = [
             group
@@ -479,17 +505,17 @@ class Broker:
         ]
         return msgspec.structs.replace(view, groups=groups)
 
-    async def explain(self, message_id: str, group: str | None = None) -> Explained:
+    async def explain(self, message_id: str, group: str | None = None) -> model.Explained:
         """Explain why a message was not delivered or settled, for one group or for every group of its queue."""
-        facts = first(await self.engine.explain([Explain(message_id, group)]))
+        facts = first(await self.engine.explain([model.Explain(message_id, group)]))
         facts = msgspec.structs.replace(facts, groups=[self._readable(facts, one) for one in facts.groups])
         missing = await self._missing_key(facts.message)
         explanations = [
             explain(facts, one, self._circumstances(facts.message, one.group, missing)) for one in facts.groups
         ]
-        return Explained(facts.message, explanations or [explain_without_groups(facts)])
+        return model.Explained(facts.message, explanations or [explain_without_groups(facts)])
 
-    def _readable(self, facts: Facts, group: GroupFacts) -> GroupFacts:
+    def _readable(self, facts: model.Facts, group: model.GroupFacts) -> model.GroupFacts:
         """What is known of a message in a group, with readable error texts."""
 
         def opened(one: E | None) -> E | None:
@@ -505,7 +531,7 @@ class Broker:
             group, ahead=ahead, dead=opened(group.dead), retry=opened(group.retry), ending=opened(group.ending)
         )
 
-    async def _missing_key(self, message: MessageFacts) -> str | None:
+    async def _missing_key(self, message: model.MessageFacts) -> str | None:
         if not message.stored or not self._sealed.concerns(message.queue):
             return None
         try:
@@ -514,10 +540,10 @@ class Broker:
             return None  # Only the payload tells its key.
 
     def missing_keys(self) -> list[str]:
-        """The ids of encryption keys that messages were withheld for, lately."""
+        """The ids of missing encryption keys for which messages were withheld recently."""
         return self._sealed.missing_keys()
 
-    def _circumstances(self, message: MessageFacts, group: str, missing_key: str | None) -> Circumstances:
+    def _circumstances(self, message: model.MessageFacts, group: str, missing_key: str | None) -> Circumstances:
         return Circumstances(
             missing_key=missing_key,
             pop_maintenance=self.maintenance(POP_MAINTENANCE),
@@ -534,19 +560,19 @@ class Broker:
         name: str | None = None,
         limit: int = 100,
         offset: int = 0,
-    ) -> tuple[list[Trace], int]:
+    ) -> tuple[list[model.Trace], int]:
         """Events of one message or of one name, with readable payloads."""
         traces, total = await self.engine.traces(partition_id, transaction_id, name, limit, offset)
         return [self._readable_trace(trace) for trace in traces], total
 
-    def _readable_trace(self, trace: Trace) -> Trace:
+    def _readable_trace(self, trace: model.Trace) -> model.Trace:
         trace = msgspec.structs.replace(trace, data=self._sealed.shown_data(trace.queue, trace.data))
         if trace.payload is None:
             return trace
         payload, reason = self._sealed.shown(trace.queue, trace.payload, trace.sealed)
         return msgspec.structs.replace(trace, payload=payload, sealed=False, unreadable=reason)
 
-    async def trace(self, trace: NewTrace) -> str:
+    async def trace(self, trace: model.NewTrace) -> str:
         """Record a trace event of a message. Returns its id. The data of an encrypted queue is encrypted."""
         if self._may_seal:
             [queue] = await self.queue_lookup.queues_of([trace.partition_id])
@@ -560,22 +586,28 @@ class Broker:
 
     # Sealing -----------------------------------------------------------------------------------------------
 
-    async def push_again(self, items: Sequence[NewMessage], outcomes: list[PushOutcome]) -> list[PushOutcome]:
+    async def push_again(
+        self, items: Sequence[model.NewMessage], outcomes: list[model.PushOutcome]
+    ) -> list[model.PushOutcome]:
         """Push messages again that were rejected because the encryption of their queue was changed meanwhile."""
-        for tries_left in reversed(range(_SEALING_TRIES + 1)):
-            again = [index for index, outcome in enumerate(outcomes) if outcome.code == "sealing_mismatch"]
-            if not again:
-                return outcomes
-            if not tries_left:
-                break
-            await self._sealed.learn()
+
+        def rejected() -> list[int]:
+            return [index for index, outcome in enumerate(outcomes) if outcome.code == "sealing_mismatch"]
+
+        async def attempt() -> list[model.PushOutcome] | None:
+            again = rejected()
             retried = [self._sealed.reseal(items[index]) for index in again]
             answers = await self._batchers.push.submit(retried, len(retried))
             for index, answer in zip(again, answers, strict=True):
                 outcomes[index] = answer
-        raise Conflict("the encryption of a queue was changed during this request; retry")
+            return None if rejected() else outcomes
 
-    def show(self, messages: Sequence[StoredMessage]) -> None:
+        if not rejected():
+            return outcomes
+        await self._sealed.learn()
+        return await self._sealed.repeat(attempt)
+
+    def show(self, messages: Sequence[model.StoredMessage]) -> None:
         """Decrypt the payloads of browsed messages. One that cannot be read is null, with the reason."""
         self._sealed.show_all(messages)
 
@@ -596,10 +628,7 @@ def _answer_nothing(answer: asyncio.Future[PopResult]) -> None:
 
 def first(answers: Sequence[T | HarkError]) -> T:
     """The answer to a batch of one. Raises it if it is an error."""
-    return _raised(answers[0])
-
-
-def _raised(answer: T | HarkError) -> T:
+    answer = answers[0]
     if isinstance(answer, HarkError):
         raise answer
     return answer

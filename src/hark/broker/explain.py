@@ -18,9 +18,9 @@ def moment(us: int) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest // MILLISECOND:03d}Z"
 
 
-def in_time(us: int) -> str:
-    """The time until a future moment, in a word or two."""
-    return f"in {_span(us)}"
+def due_text(due: int, at: int) -> str:
+    """A future moment, with the time until it."""
+    return f"{moment(due)} (in {_span(due - at)})"
 
 
 def ago(us: int) -> str:
@@ -37,11 +37,6 @@ def _span(us: int) -> str:
         if seconds >= 2 * size or size == 1:
             return f"{seconds // size} {unit}"
     raise AssertionError("the last unit fits all")
-
-
-def seconds_text(seconds: int) -> str:
-    """A configured duration."""
-    return f"{seconds} s"
 
 
 def the_group(name: str, *, start: bool = False) -> str:
@@ -71,8 +66,7 @@ def quoted(text: str) -> str:
 # 3. A consumer holds it: `leased`. It expired before a delivery: `expired`.
 # 4. An operator has to act: `pop_maintenance`, `queue_paused`, `key_missing`, `group_paused`.
 # 5. It is not due yet: `delayed`, `delayed_processing`, `retry`, `behind` (an earlier message waits for one of these,
-# or
-# is leased). If several apply, the reason that lasts longest wins.
+# or is leased). If several apply, the reason that lasts longest wins.
 # 6. A limit applies: `window_buffer`, `max_in_flight`, `rate_limited`.
 # 7. Nothing prevents the delivery: `not_asked`, `ready`.
 
@@ -115,9 +109,6 @@ def explain_without_groups(facts: Facts) -> Explanation:
     return Explanation(None, "no_group", "No consumer has ever popped from this queue. Start a consumer.", {})
 
 
-# 1. and 2. Done, or not for it -----------------------------------------------------------------------------
-
-
 def _for_others(facts: Facts, group: GroupFacts, _here: Circumstances) -> Finding | None:
     owner = facts.message.owner
     if owner is None or owner == group.group:
@@ -157,7 +148,7 @@ def _settled(facts: Facts, group: GroupFacts, _here: Circumstances) -> Finding |
     if group.begins_after is not None:
         text = f"Older than {the_group(group.group)}, which starts with messages after {moment(group.begins_after)}."
         return "before_start", text, {"startsAfter": moment(group.begins_after)}
-    if untouched:  # Nothing of the partition was settled since the message came.
+    if untouched:  # Nothing of the partition was settled after the push.
         return "done", f"Skipped: a seek or a purge moved {the_group(group.group)} past it.", {"moved": True}
     return _done(facts, group, over)
 
@@ -192,17 +183,13 @@ def _removed_text(facts: Facts) -> str:
     return "No longer stored: retention, a purge or a delete removed it."
 
 
-# 3. Taken or lost ------------------------------------------------------------------------------------------
-
-
 def _taken(facts: Facts, group: GroupFacts, _here: Circumstances) -> Finding | None:
     if group.lease is not None:
         lease = group.lease
         since = "" if lease.since is None else f" since {moment(lease.since)}"
-        until = f"{moment(lease.until)} ({in_time(lease.until - facts.at)})"
         attempt = 1 if group.retry is None else group.retry.attempts + 1
         data = _lease_data(lease) | {"attempt": attempt}
-        return "leased", f"Leased to {who(lease.consumer)}{since} until {until}.", data
+        return "leased", f"Leased to {who(lease.consumer)}{since} until {due_text(lease.until, facts.at)}.", data
     expires_at = facts.message.expires_at
     return _expired(expires_at) if expires_at is not None and expires_at <= facts.at else None
 
@@ -215,9 +202,6 @@ def _lease_data(lease: CurrentLease) -> dict[str, object]:
     }
 
 
-# 4. Stopped ------------------------------------------------------------------------------------------------
-
-
 def _stopped(facts: Facts, group: GroupFacts, here: Circumstances) -> Finding | None:
     if here.pop_maintenance:
         return "pop_maintenance", "All deliveries are stopped for maintenance. Turn pop maintenance off.", {}
@@ -227,9 +211,6 @@ def _stopped(facts: Facts, group: GroupFacts, here: Circumstances) -> Finding | 
         text = f"Encrypted with key {here.missing_key}, which this server does not have. Add it to encryption.old_keys."
         return "key_missing", text, {"key": here.missing_key}
     return ("group_paused", f"{the_group(group.group, start=True)} is paused. Resume it.", {}) if group.paused else None
-
-
-# 5. Waiting ------------------------------------------------------------------------------------------------
 
 
 def _waiting(facts: Facts, group: GroupFacts, _here: Circumstances) -> Finding | None:
@@ -247,7 +228,7 @@ def _delayed(facts: Facts) -> Waits | None:
     due = facts.message.deliver_at
     if due is None or due <= facts.at:
         return None
-    text = f"Delayed until {moment(due)} ({in_time(due - facts.at)})."
+    text = f"Delayed until {due_text(due, facts.at)}."
     return due, ("delayed", text, {"deliverAt": moment(due)})
 
 
@@ -259,8 +240,8 @@ def _too_young(facts: Facts) -> Waits | None:
     if due <= facts.at:
         return None
     text = (
-        f"Delayed until {moment(due)} ({in_time(due - facts.at)}): the queue delivers every message"
-        f" {seconds_text(seconds)} after its push (delayedProcessing)."
+        f"Delayed until {due_text(due, facts.at)}: the queue delivers every message"
+        f" {seconds} s after its push (delayedProcessing)."
     )
     return due, ("delayed_processing", text, {"deliverAt": moment(due), "delayedProcessing": seconds})
 
@@ -269,14 +250,11 @@ def _retry(facts: Facts, group: GroupFacts) -> Waits | None:
     retry = group.retry
     if retry is None or retry.due <= facts.at:
         return None
-    number = _retry_text(retry, facts.message.retries_allowed)
-    text = f"{number[0].upper()}{number[1:]} is due at {moment(retry.due)} ({in_time(retry.due - facts.at)})"
+    allowed = facts.message.retries_allowed
+    what = f"Retry {retry.attempts} of {allowed}" if retry.attempts else "The redelivery that its consumer requested"
     after = "" if retry.error is None else f" after the error {quoted(retry.error)}"
-    return retry.due, ("retry", f"{text}{after}.", _retry_data(retry, facts.message.retries_allowed))
-
-
-def _retry_text(retry: Retrying, allowed: int) -> str:
-    return f"retry {retry.attempts} of {allowed}" if retry.attempts else "the redelivery that its consumer requested"
+    text = f"{what} is due at {due_text(retry.due, facts.at)}{after}."
+    return retry.due, ("retry", text, _retry_data(retry, allowed))
 
 
 def _retry_data(retry: Retrying, allowed: int | None = None) -> dict[str, object]:
@@ -301,50 +279,41 @@ def _cause_ahead(ahead: Ahead, at: int) -> tuple[int, Reason, str, dict[str, obj
     """Until when and why an earlier message blocks later ones; None if it does not."""
     lease, retry, deliver_at = ahead.lease, ahead.retry, ahead.deliver_at
     if lease is not None:
-        until = f"{moment(lease.until)} ({in_time(lease.until - at)})"
-        return lease.until, "leased", f"is leased to {who(lease.consumer)} until {until}", _lease_data(lease)
+        text = f"is leased to {who(lease.consumer)} until {due_text(lease.until, at)}"
+        return lease.until, "leased", text, _lease_data(lease)
     if retry is not None and retry.due > max(at, deliver_at or 0):
         after = "" if retry.error is None else f" after the error {quoted(retry.error)}"
-        text = f"is retried at {moment(retry.due)} ({in_time(retry.due - at)}){after}"
+        text = f"is retried at {due_text(retry.due, at)}{after}"
         return retry.due, "retry", text, _retry_data(retry)
     if deliver_at is not None and deliver_at > at:
-        text = f"is delayed until {moment(deliver_at)} ({in_time(deliver_at - at)})"
+        text = f"is delayed until {due_text(deliver_at, at)}"
         return deliver_at, "delayed", text, {"deliverAt": moment(deliver_at)}
     return None
-
-
-# 6. Bounds -------------------------------------------------------------------------------------------------
 
 
 def _bounded(facts: Facts, group: GroupFacts, _here: Circumstances) -> Finding | None:
     if group.window_until is not None:
         until = group.window_until
         text = (
-            f"In the window buffer until {moment(until)} ({in_time(until - facts.at)}), or longer if more messages"
-            f" arrive: the queue delivers from a partition {seconds_text(facts.options.window_buffer)} after its last"
+            f"In the window buffer until {due_text(until, facts.at)}, or longer if more messages"
+            f" arrive: the queue delivers from a partition {facts.options.window_buffer} s after its last"
             " push (windowBuffer)."
         )
         return "window_buffer", text, {"until": moment(until), "windowBuffer": facts.options.window_buffer}
     limited = group.limited
     if limited is None:
         return None
+    data: dict[str, object] = {"scope": limited.scope, "limit": limited.limit}
     owner = "The queue" if limited.scope == "queue" else the_group(group.group, start=True)
     if limited.reason == "max_in_flight":
         text = f"{owner} has {limited.in_flight} messages in flight, and its limit is {limited.limit:g} (maxInFlight)."
-        return "max_in_flight", text, _limit_data(limited.scope, limited.limit) | {"inFlight": limited.in_flight}
+        return "max_in_flight", text, data | {"inFlight": limited.in_flight}
     until = facts.at if limited.until is None else limited.until
     text = (
         f"{owner} is limited to {limited.limit:g} messages per second (rateLimit). The next delivery is at"
-        f" {moment(until)} ({in_time(until - facts.at)})."
+        f" {due_text(until, facts.at)}."
     )
-    return "rate_limited", text, _limit_data(limited.scope, limited.limit) | {"until": moment(until)}
-
-
-def _limit_data(scope: str, limit: float) -> dict[str, object]:
-    return {"scope": scope, "limit": limit}
-
-
-# 7. Ready --------------------------------------------------------------------------------------------------
+    return "rate_limited", text, data | {"until": moment(until)}
 
 
 def _nothing_in_the_way(facts: Facts, group: GroupFacts, here: Circumstances) -> Finding:

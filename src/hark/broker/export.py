@@ -1,4 +1,4 @@
-"""A queue as lines of JSON, for another store: what is in it at the beginning, read in steps beside all other work."""
+"""Exports of queues as JSON lines, read in steps so that other calls do not wait."""
 
 from __future__ import annotations
 
@@ -8,24 +8,10 @@ from typing import Literal
 
 import msgspec
 
-from hark.broker.sealing import SealedQueues
-from hark.broker.work_queues import shown_dead_letters
+from hark import model
+from hark.broker.sealing import SealedQueues, shown_dead_letters
 from hark.engine.api import Engine
 from hark.errors import HarkError, NotFound
-from hark.model import (
-    DeadLetter,
-    DeadLetterFilter,
-    GroupStats,
-    Limits,
-    PartitionOffset,
-    PositionStats,
-    QueueFilter,
-    QueueOptions,
-    QueueStats,
-    Read,
-    ReadResult,
-    StoredMessage,
-)
 from hark.model.export import (
     FORMAT,
     DeadLetterLine,
@@ -40,21 +26,21 @@ from hark.model.export import (
 from hark.model.messages import parted
 
 _PARTITIONS = 64
-"""Read in one call, as most have few messages."""
+"""Number of partitions that one call reads, because most have few messages."""
 _MESSAGES = 1000
 _LETTERS = 100
-"""Dead letters that are read in one call at most."""
+"""Maximum number of dead letters in one call."""
 _LETTER_BYTES = 1 << 20
-"""About how many bytes of dead letters are read in one call."""
+"""Approximate number of bytes of dead letters in one call."""
 _ALL = 2**31 - 1
 
 
 async def export_queue(engine: Engine, sealed: SealedQueues, name: str) -> AsyncIterator[bytes]:
-    """The lines of a queue, in parts. Messages that are pushed after the call are not included.
+    """The lines of a queue, in parts, without messages that are pushed after the call.
 
-    The positions of groups are read before the messages: a message that is settled meanwhile is at worst redelivered.
+    The positions of groups are read before the messages: a message that is settled meanwhile can be redelivered.
     """
-    found = (await engine.queue_stats(QueueFilter(names=[name]))).items
+    found = (await engine.queue_stats(model.QueueFilter(names=[name]))).items
     if not found:
         raise NotFound("Queue not found", code="queue_not_found")
     groups = await engine.group_stats(queue=name)
@@ -90,9 +76,9 @@ async def export_queue(engine: Engine, sealed: SealedQueues, name: str) -> Async
     yield _lines([ending])
 
 
-async def _letters(engine: Engine, sealed: SealedQueues, queue: str) -> AsyncIterator[Sequence[DeadLetter]]:
-    """The dead letters of a queue, page by page, from the oldest failure on; as many as there are at the beginning."""
-    where = DeadLetterFilter(queue=queue, oldest_first=True, limit=1)
+async def _letters(engine: Engine, sealed: SealedQueues, queue: str) -> AsyncIterator[Sequence[model.DeadLetter]]:
+    """Pages of the dead letters of a queue, the oldest failure first, up to their number at the start."""
+    where = model.DeadLetterFilter(queue=queue, oldest_first=True, limit=1)
     page = await shown_dead_letters(engine, sealed, where)
     left = page.total
     while page.items and left > 0:
@@ -111,9 +97,9 @@ async def _letters(engine: Engine, sealed: SealedQueues, queue: str) -> AsyncIte
 
 
 async def _messages(
-    engine: Engine, queue: str, partition: str, answer: ReadResult | HarkError, end: int
-) -> AsyncIterator[Sequence[StoredMessage]]:
-    """The messages of a partition before an offset, page by page."""
+    engine: Engine, queue: str, partition: str, answer: model.ReadResult | HarkError, end: int
+) -> AsyncIterator[Sequence[model.StoredMessage]]:
+    """Pages of the messages of a partition before an offset."""
     while True:
         if isinstance(answer, HarkError):
             raise answer
@@ -124,12 +110,12 @@ async def _messages(
         [answer] = await engine.read([_read_request(queue, partition, answer.next_offset)])
 
 
-def _read_request(queue: str, partition: str, offset: int) -> Read:
-    return Read(queue=queue, partition=partition, offset=offset, limit=_MESSAGES)
+def _read_request(queue: str, partition: str, offset: int) -> model.Read:
+    return model.Read(queue=queue, partition=partition, offset=offset, limit=_MESSAGES)
 
 
-async def _standings(engine: Engine, queue: str, group: GroupStats) -> dict[str, int]:
-    """By partition, the first offset that a group may not be done with; where it is done with all there is nothing."""
+async def _standings(engine: Engine, queue: str, group: model.GroupStats) -> dict[str, int]:
+    """By partition, the first offset with an unsettled message of a group. Settled partitions are left out."""
     standings = {}
     for position in await engine.position_stats(group.group, queue, limit=_ALL):
         if position.lag or position.scheduled:
@@ -139,17 +125,17 @@ async def _standings(engine: Engine, queue: str, group: GroupStats) -> dict[str,
     return standings
 
 
-async def _first_open(engine: Engine, position: PositionStats) -> int:
-    """A shared group has no cursor that moves: the first message as old as the oldest open one."""
+async def _first_open(engine: Engine, position: model.PositionStats) -> int:
+    """The first offset of a shared group that can be unsettled: that of the first message of the same age."""
     if position.oldest_unsettled is None:
         return position.cursor + 1
-    found: list[PartitionOffset] = await engine.offsets(
+    found: list[model.PartitionOffset] = await engine.offsets(
         position.queue, position.oldest_unsettled - 1, position.partition
     )
     return max(position.cursor + 1, *(one.offset for one in found))
 
 
-def _queue_line(stats: QueueStats) -> QueueLine:
+def _queue_line(stats: model.QueueStats) -> QueueLine:
     info = stats.info
     return QueueLine(
         format=FORMAT,
@@ -163,20 +149,20 @@ def _queue_line(stats: QueueStats) -> QueueLine:
     )
 
 
-def _unusual(options: QueueOptions) -> Iterator[tuple[str, object]]:
-    for field in msgspec.structs.fields(QueueOptions):
+def _unusual(options: model.QueueOptions) -> Iterator[tuple[str, object]]:
+    for field in msgspec.structs.fields(model.QueueOptions):
         value = getattr(options, field.name)
         if value != field.default:
             yield field.encode_name, value
 
 
-def _group_line(group: GroupStats) -> GroupLine:
-    limits = group.limits if group.limits != Limits() else None
+def _group_line(group: model.GroupStats) -> GroupLine:
+    limits = group.limits if group.limits != model.Limits() else None
     return GroupLine(name=group.group, mode=group.mode, paused=group.paused, limits=limits)
 
 
-def _message_line(message: StoredMessage, ahead: int) -> MessageLine | UnreadableLine:
-    """A message; another store needs its end and its time of delivery by the system clock."""
+def _message_line(message: model.StoredMessage, ahead: int) -> MessageLine | UnreadableLine:
+    """The line of a message. Another store needs its times by the system clock."""
     if message.unreadable is not None:
         return _unreadable_line("message", message)
     traceparent, tracestate = (None, None) if message.trace_context is None else parted(message.trace_context)
@@ -198,7 +184,7 @@ def _message_line(message: StoredMessage, ahead: int) -> MessageLine | Unreadabl
     )
 
 
-def _letter_line(letter: DeadLetter) -> DeadLetterLine | UnreadableLine:
+def _letter_line(letter: model.DeadLetter) -> DeadLetterLine | UnreadableLine:
     if letter.unreadable is not None:
         return _unreadable_line("dead letter", letter)
     traceparent, tracestate = (None, None) if letter.trace_context is None else parted(letter.trace_context)
@@ -222,7 +208,9 @@ def _letter_line(letter: DeadLetter) -> DeadLetterLine | UnreadableLine:
     )
 
 
-def _unreadable_line(kind: Literal["message", "dead letter"], left: StoredMessage | DeadLetter) -> UnreadableLine:
+def _unreadable_line(
+    kind: Literal["message", "dead letter"], left: model.StoredMessage | model.DeadLetter
+) -> UnreadableLine:
     return UnreadableLine(
         kind=kind, reason=left.unreadable or "", partition=left.partition, transaction_id=left.transaction_id
     )

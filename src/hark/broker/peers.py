@@ -1,36 +1,267 @@
-"""Peers: the other servers on the same store, notified of ready work by UDP."""
+"""Peers: the other servers on the same store, notified of ready work by signed UDP datagrams."""
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import socket
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import struct
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Annotated, Literal, TypeVar
 
-from hark.broker.datagrams import MAX_BYTES, Packer, Refusal, Unpacker
+import msgspec
+
 from hark.clock import SECOND, Clock
-from hark.keys import encode_key
+from hark.keys import InvalidKey, decode_key, encode_key
 from hark.model import Hint, HintKind, Key, KeyNotification
 from hark.settings import Address
 
 log = logging.getLogger(__name__)
 
+# Datagrams -------------------------------------------------------------------------------------------------
+
+WINDOW = 1024
+"""Number of sequences of a sender that may arrive out of order. An older one is treated as repeated."""
+MAX_SENDERS = 1024
+"""Maximum number of remembered senders. A new one replaces the one that was heard longest ago."""
+
+_ALL = (1 << WINDOW) - 1
+
+
+class Senders:
+    """For each sender, the highest received sequence and a bit for each of the sequences below it."""
+
+    def __init__(self) -> None:
+        self._received: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
+
+    def is_new(self, sender: bytes, sequence: int) -> bool:
+        """Note a sequence of a sender. False: it may have been received before."""
+        highest, bits = self._received.get(sender, (sequence, 0))
+        if sequence > highest:
+            ahead = sequence - highest
+            # A huge step must not make a huge number.
+            highest, bits = sequence, bits << ahead & _ALL if ahead < WINDOW else 0
+        behind = highest - sequence
+        if behind >= WINDOW or bits >> behind & 1:
+            return False
+        self._received[sender] = highest, bits | 1 << behind
+        self._received.move_to_end(sender)
+        if len(self._received) > MAX_SENDERS:
+            self._received.popitem(last=False)
+        return True
+
+
+# "HARK" | version | sender, 16 bytes | sequence, u64 | time in microseconds, i64 | notices | HMAC-SHA256 of all that
+#
+# The notices are msgpack: MESSAGE_AVAILABLE `[1, queue, partitions, counts]` and PARTITION_FREE `[2, queue, group,
+# partitions, ended, counts]`, with nil for any group and for any partition. An empty list of partitions comes with
+# ended leases that did not fit beside the partitions. There is one count for each partition, or none at all.
+# KEYS_CHANGED is `[3, keys]`, with nil for any key; keys are encoded.
+
+MAX_BYTES = 1200
+"""Maximum size of a datagram, below the packet size of any path, so that none is fragmented."""
+MAX_AGE = 30 * SECOND
+"""Maximum difference between the time of a datagram and the clock, in both directions."""
+
+_MAGIC = b"HARK"
+_VERSION = 1
+_HEAD = struct.Struct(">4sB16sQq")
+_SIGNATURE_BYTES = 32
+_LIST_BYTES = 3
+"""Maximum size of the head of a msgpack list with fewer than 65,536 items."""
+_MOST_MESSAGES = 65_535
+"""Maximum count of one partition. A larger one has the same effect."""
+_COUNT_BYTES = 3
+_ROOM = MAX_BYTES - _HEAD.size - _SIGNATURE_BYTES - _LIST_BYTES
+
+T = TypeVar("T", str, bytes)
+MessageCounts = tuple[Annotated[int, msgspec.Meta(ge=1, le=_MOST_MESSAGES)], ...]
+Reason = Literal["size", "magic", "version", "signature", "own", "time", "replay", "content"]
+"""The reason why a datagram is rejected."""
+
+
+class Refusal(Exception):
+    """A rejected datagram."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason)
+        self.reason: Reason = reason
+
+
+class MessageAvailable(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """Messages arrived."""
+
+    queue: str
+    partitions: tuple[str, ...] | None
+    counts: MessageCounts = ()
+
+
+class PartitionFree(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """Something else made work ready, or leases ended."""
+
+    queue: str
+    group: str | None
+    partitions: tuple[str, ...] | None
+    ended: tuple[str, ...]
+    counts: MessageCounts = ()
+
+
+class KeysChanged(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """Keys were written or removed."""
+
+    keys: tuple[bytes, ...] | None
+
+
+class Packer:
+    """Makes the datagrams of one sender. `sender` and the sequence are new after each start of the process."""
+
+    def __init__(self, secret: bytes, sender: bytes, clock: Clock) -> None:
+        self._secret = secret
+        self._sender = sender
+        self._clock = clock
+        self._sequence = 0
+        self._encode = msgspec.msgpack.Encoder().encode
+
+    def pack(self, hints: Sequence[Hint], keys: KeyNotification | None = None) -> Iterator[tuple[bytes, int]]:
+        """The datagrams for these hints and keys, each with its number of notices."""
+        notices: list[msgspec.Raw] = []
+        used = 0
+        for notice in chain(self._notices(hints), () if keys is None else self._key_notices(keys)):
+            if used + len(notice) > _ROOM:
+                yield self._signed(notices), len(notices)
+                notices, used = [], 0
+            notices.append(msgspec.Raw(notice))
+            used += len(notice)
+        if notices:
+            yield self._signed(notices), len(notices)
+
+    def _signed(self, notices: list[msgspec.Raw]) -> bytes:
+        self._sequence += 1
+        head = _HEAD.pack(_MAGIC, _VERSION, self._sender, self._sequence, self._clock.now())
+        content = head + self._encode(notices)
+        return content + hmac.digest(self._secret, content, "sha256")
+
+    def _notices(self, hints: Sequence[Hint]) -> Iterator[bytes]:
+        """Encoded hints. A hint that does not fit into a datagram is split."""
+        for hint in hints:
+            notice = self._encode(_notice(hint, hint.partitions, hint.ended, hint.counts))
+            if len(notice) <= _ROOM:
+                yield notice
+            else:
+                yield from (self._encode(part) for part in self._parts(hint))
+
+    def _parts(self, hint: Hint) -> Iterator[MessageAvailable | PartitionFree]:
+        """The parts of a long hint: first the partitions, then the ended leases, which free no further partition."""
+        room = _ROOM - len(self._encode(_notice(hint, (), (), ()))) - 3 * _LIST_BYTES
+        if hint.partitions is None:
+            yield _notice(hint, None, (), ())
+        else:
+            merged = 0
+            for partitions in self._chunks(hint.partitions, room, _COUNT_BYTES if hint.counts else 0):
+                yield _notice(hint, partitions, (), hint.counts[merged : merged + len(partitions)])
+                merged += len(partitions)
+        for ended in self._chunks(hint.ended, room, 0):
+            yield _notice(hint, (), ended, ())
+
+    def _key_notices(self, notification: KeyNotification) -> Iterator[bytes]:
+        """Encoded key notifications. If a key does not fit into a datagram, they name no keys: any may have changed."""
+        room = _ROOM - len(self._encode(KeysChanged(()))) - _LIST_BYTES
+        keys = None if notification.keys is None else [encode_key(key) for key in notification.keys]
+        if keys is None or any(len(self._encode(key)) > room for key in keys):
+            yield self._encode(KeysChanged(None))
+            return
+        for chunk in self._chunks(keys, room, 0):
+            yield self._encode(KeysChanged(chunk))
+
+    def _chunks(self, names: Sequence[T], room: int, beside: int) -> Iterator[tuple[T, ...]]:
+        """Split names into parts of at most `room` bytes, with `beside` more bytes for each name."""
+        chunk: list[T] = []
+        used = 0
+        for name in names:
+            size = len(self._encode(name)) + beside
+            if used + size > room:
+                yield tuple(chunk)
+                chunk, used = [], 0
+            chunk.append(name)
+            used += size
+        if chunk:
+            yield tuple(chunk)
+
+
+class Unpacker:
+    """Reads the datagrams of peers, and rejects invalid ones."""
+
+    def __init__(self, secret: bytes, sender: bytes, clock: Clock) -> None:
+        self._secret = secret
+        self._sender = sender
+        self._clock = clock
+        self._senders = Senders()
+        self._decode = msgspec.msgpack.Decoder(list[MessageAvailable | PartitionFree | KeysChanged]).decode
+
+    def unpack(self, datagram: bytes) -> list[Hint | KeyNotification]:
+        """The hints and key notifications of a datagram. Raises `Refusal`."""
+        if not _HEAD.size + _SIGNATURE_BYTES < len(datagram) <= MAX_BYTES:
+            raise Refusal("size")
+        magic, version, sender, sequence, time = _HEAD.unpack_from(datagram)
+        if magic != _MAGIC:
+            raise Refusal("magic")
+        if version != _VERSION:
+            raise Refusal("version")
+        content, signature = datagram[:-_SIGNATURE_BYTES], datagram[-_SIGNATURE_BYTES:]
+        if not hmac.compare_digest(signature, hmac.digest(self._secret, content, "sha256")):
+            raise Refusal("signature")
+        if sender == self._sender:
+            raise Refusal("own")
+        if abs(self._clock.now() - time) > MAX_AGE:
+            raise Refusal("time")
+        if not self._senders.is_new(sender, sequence):
+            raise Refusal("replay")
+        try:
+            return [_received(notice) for notice in self._decode(content[_HEAD.size :])]
+        except (msgspec.DecodeError, InvalidKey):
+            raise Refusal("content") from None
+
+
+def _notice(
+    hint: Hint, partitions: tuple[str, ...] | None, ended: tuple[str, ...], counts: tuple[int, ...]
+) -> MessageAvailable | PartitionFree:
+    counts = tuple(min(count, _MOST_MESSAGES) for count in counts)
+    if hint.kind == "message":
+        return MessageAvailable(hint.queue, partitions, counts)
+    return PartitionFree(hint.queue, hint.group, partitions, ended, counts)
+
+
+def _received(notice: MessageAvailable | PartitionFree | KeysChanged) -> Hint | KeyNotification:
+    if isinstance(notice, KeysChanged):
+        return KeyNotification(None if notice.keys is None else tuple(decode_key(key) for key in notice.keys))
+    counts = notice.counts
+    if notice.partitions is None or len(counts) != len(notice.partitions):
+        counts = ()
+    if isinstance(notice, MessageAvailable):
+        return Hint(notice.queue, None, notice.partitions, "message", counts=counts)
+    return Hint(notice.queue, notice.group, notice.partitions, "free", ended=notice.ended, counts=counts)
+
+
+# Directory -------------------------------------------------------------------------------------------------
+
 _RETRY_SECONDS = 5.0
 _REFRESH_SECONDS = 60.0
-"""A name may come to mean another machine: a restarted container, for one."""
+"""The address of a name can change, for example after the restart of a container."""
 
 SocketAddress = tuple[str | int | bytes, ...]
-"""A numeric address as sockets take it: host, port and, for IPv6, two more numbers."""
+"""A numeric address of the socket API: host, port and, for IPv6, two more numbers."""
 LookUp = Callable[[str], Awaitable[Sequence[SocketAddress]]]
-"""Finds the addresses of a host name, without a port; raises `OSError`."""
+"""Resolves a host name to addresses without a port. Raises `OSError`."""
 Pause = Callable[[float], Awaitable[None]]
 
 
 class Directory:
-    """The addresses of all peers that are known by now.
+    """The known addresses of all peers.
 
-    A numeric address is known at once. A name may stand for several machines: all of them are peers.
+    A numeric address is known at once. A name can have several addresses: all of them are peers.
     """
 
     def __init__(
@@ -99,7 +330,7 @@ class Directory:
         return [answer[4] for answer in await asyncio.get_running_loop().getaddrinfo(name, 0, **self._kind())]
 
     def _kind(self, flags: int = 0) -> dict[str, int]:
-        """What to ask for: only addresses that our socket can send to."""
+        """Arguments of `getaddrinfo` for addresses to which our socket can send."""
         if self._family == socket.AF_INET6:
             flags |= socket.AI_V4MAPPED
         return {"family": self._family, "type": socket.SOCK_DGRAM, "flags": flags}
@@ -114,12 +345,12 @@ _Subject = tuple[HintKind, str, str | None]
 
 
 class Gathering:
-    """The hints of the last few milliseconds, by news, queue and group."""
+    """The hints of the last few milliseconds, by kind, queue and group."""
 
     def __init__(self) -> None:
         self._subjects: dict[_Subject, _MergedHints] = {}
         self._keys: dict[bytes, Key] | None = {}
-        """By their bytes; None: any."""
+        """The changed keys by their bytes; None: any key."""
 
     def __bool__(self) -> bool:
         return bool(self._subjects) or self._keys != {}
@@ -136,7 +367,7 @@ class Gathering:
             merged.add(hint)
 
     def add_keys(self, notification: KeyNotification) -> None:
-        """Take which keys were changed."""
+        """Add changed keys."""
         if self._keys is None:
             return
         if notification.keys is not None:
@@ -145,14 +376,14 @@ class Gathering:
             self._keys = None
 
     def take_keys(self) -> KeyNotification | None:
-        """The keys that were gathered; then there are none."""
+        """Remove and return the keys."""
         keys, self._keys = self._keys, {}
         if keys is None:
             return KeyNotification(None)
         return KeyNotification(tuple(keys.values())) if keys else None
 
     def take(self) -> list[Hint]:
-        """All hints that were gathered; then there are none."""
+        """Remove and return the hints."""
         subjects, self._subjects = self._subjects, {}
         return [
             Hint(
@@ -167,13 +398,12 @@ class Gathering:
         ]
 
 
-class _MergedHints:
-    """The merged hints of one subject; `ended` is a set that keeps its order."""
+class _MergedHints(msgspec.Struct, eq=False):
+    """The merged hints of one subject. `ended` is a set that keeps its order."""
 
-    def __init__(self) -> None:
-        self.partitions: dict[str, int] | None = {}
-        """Partitions with the number of messages that became ready; 0: not counted."""
-        self.ended: dict[str, None] = {}
+    partitions: dict[str, int] | None = msgspec.field(default_factory=dict)
+    """Partitions with the number of messages that became ready; 0: not counted."""
+    ended: dict[str, None] = {}
 
     def add(self, hint: Hint) -> None:
         self.ended |= dict.fromkeys(hint.ended)
@@ -245,14 +475,14 @@ class Peers:
         self._complained_at: dict[str, int] = {}
 
     async def start(self, secret: bytes, on_hints: OnHints, on_keys: OnKeys) -> None:
-        """Begin to hear and to tell; does not wait until the others are found."""
+        """Start to send and receive. Does not wait until the peers are resolved."""
         self._packer = Packer(secret, self._sender, self._clock)
         unpacker = Unpacker(secret, self._sender, self._clock)
         asyncio.get_running_loop().add_reader(self._udp, self._receive, unpacker, on_hints, on_keys)
         self._resolving = asyncio.create_task(self._directory.keep_resolving(), name="peers")
 
     async def close(self) -> None:
-        """Tell what is left to tell and close the socket."""
+        """Send the remaining hints, and close the socket."""
         if self._udp.fileno() < 0:
             return
         self._send_gathered()
@@ -263,26 +493,18 @@ class Peers:
             asyncio.get_running_loop().remove_reader(self._udp)
         self._udp.close()
 
-    def notify(self, hints: Sequence[Hint]) -> None:
-        """Tell the others soon, together with what follows within the linger."""
+    def notify(self, hints: Sequence[Hint] = (), keys: KeyNotification | None = None) -> None:
+        """Notify the peers soon, together with further hints and keys within the linger."""
         if not self._directory or self._packer is None:
             return
         self._gathering.add(hints)
-        self._send_soon()
-
-    def notify_keys(self, notification: KeyNotification) -> None:
-        """Tell the others soon which keys were changed."""
-        if not self._directory or self._packer is None:
-            return
-        self._gathering.add_keys(notification)
-        self._send_soon()
-
-    def _send_soon(self) -> None:
+        if keys is not None:
+            self._gathering.add_keys(keys)
         if self._timer is None and self._gathering:
             self._timer = asyncio.get_running_loop().call_later(self._linger, self._send_gathered)
 
     def metrics(self) -> dict[str, float]:
-        """Counts since the start; datagrams and hints are counted for each peer they went to."""
+        """Counters since the start. A datagram is counted once for each peer."""
         counters = ("datagrams_sent", "hints_sent", "send_errors", "datagrams_received", "hints_received")
         return {
             "peers": len(self._directory.found),
@@ -305,7 +527,9 @@ class Peers:
     def _send(self, datagram: bytes, notices: int, address: SocketAddress) -> None:
         try:
             self._udp.sendto(datagram, address)
-        except OSError as error:  # Also when the buffers of the system are full: then peers find the work by looking.
+        except (
+            OSError
+        ) as error:  # For example if the buffers of the system are full: then peers find the work by polling.
             self._counts["send_errors"] += 1
             self._complain(
                 "send", f"cannot notify peer {_shown(address)}: {error.strerror}; check the network and peer.host"
@@ -343,7 +567,7 @@ class Peers:
             return unpacker.unpack(datagram)
         except Refusal as refusal:
             self._refused[refusal.reason] += 1
-            # One list of peers for all servers names each server to itself. What a sibling forwards may come twice.
+            # A list of peers for all servers contains each server itself. A forwarded datagram can arrive twice.
             expected = refusal.reason == "own" or (refusal.reason == "replay" and bool(self._siblings))
             if not expected:
                 remedy = _REMEDIES.get(refusal.reason, "it is not from a Hark server; check who can reach this port")

@@ -11,35 +11,23 @@ import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
+from hark import model
 from hark.engine.api import Engine
-from hark.errors import EngineFailure, HarkError, InvalidInput, InvalidSetting, Unavailable
-from hark.model import (
-    NULL_PAYLOAD,
-    Delivery,
-    MessageView,
-    NewDeadLetter,
-    NewMessage,
-    PopRequest,
-    PopResult,
-    QueueInfo,
-    QueueSpec,
-    Settlement,
-    SettleOutcome,
-    StoredMessage,
-    Transaction,
-)
+from hark.errors import Conflict, EngineFailure, HarkError, InvalidInput, InvalidSetting, Unavailable
+from hark.model import NULL_PAYLOAD
 from hark.settings import Encryption
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-# A sealed payload is a JSON string `"<key id>.<base64 of nonce and ciphertext>"`: engines store it as they store any
-# payload. The queue's name is authenticated with it, so a payload can't be moved to another queue unnoticed.
+T = TypeVar("T")
 
+# A sealed payload is a JSON string `"<key id>.<base64 of nonce and ciphertext>"`: engines store it as they store any
+# payload. The queue's name is authenticated with it, so a payload cannot be moved to another queue unnoticed.
 
 _NONCE_BYTES = 12
 _SEALED = re.compile(rb'"([0-9a-f]{8})\.([A-Za-z0-9+/=]+)"')
@@ -53,18 +41,15 @@ def _corrupt(queue: str) -> EngineFailure:
 
 
 class Sealer:
-    """Seals with the first key, opens with any."""
+    """Encrypts with the first key, decrypts with any key."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._keys: dict[str, AESGCM] = {}
         self._current = ""
         for key in keys:
             self._add(key)
-
-    @property
-    def enabled(self) -> bool:
-        """Whether there is a key to seal with."""
-        return bool(self._keys)
+        self.enabled = bool(keys)
+        """Whether there is a key to encrypt with."""
 
     def seal(self, queue: str, payload: bytes) -> bytes:
         """The ciphertext of a payload, as a JSON string."""
@@ -73,7 +58,7 @@ class Sealer:
         return b'"%b.%b"' % (self._current.encode(), base64.b64encode(nonce + ciphertext))
 
     def open(self, queue: str, sealed: bytes) -> bytes:
-        """The payload again; raises when the key is missing or the bytes were changed."""
+        """The payload of a ciphertext. Raises if the key is missing or the bytes were changed."""
         found = _SEALED.fullmatch(sealed)
         if found is None:
             raise _corrupt(queue)
@@ -94,13 +79,13 @@ class Sealer:
             raise _corrupt(queue) from error
 
     def is_sealed(self, text: str) -> bool:
-        """Whether a text looks like what `seal` makes."""
+        """Whether a text has the form of a ciphertext."""
         return _SEALED.fullmatch(text.encode()) is not None
 
     def missing_key(self, sealed: bytes) -> str | None:
-        """The id of the key that a payload is sealed with, if it is not here."""
+        """The id of the key of a ciphertext, if this server does not have it."""
         found = _SEALED.fullmatch(sealed)
-        return None if found is None or found[1].decode() in self._keys else found[1].decode()
+        return None if found is None or (key_id := found[1].decode()) in self._keys else key_id
 
     def _add(self, key: str) -> None:
         try:
@@ -125,11 +110,12 @@ class Sealer:
 
 log = logging.getLogger(__name__)
 _REPEAT_SECONDS = 60.0
+_TRIES_TO_SEAL = 3
 _LEFT_OUT = "the error text was left out: the queue is encrypted, and the server that settled it has no encryption key"
 
 
 class SealedQueues:
-    """Seals what is pushed to encrypted queues and opens what comes out; the engine says when this is out of date."""
+    """Encrypts and decrypts the messages of encrypted queues. The engine rejects pushes if this list is out of date."""
 
     def __init__(self, engine: Engine, encryption: Encryption, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -138,24 +124,32 @@ class SealedQueues:
         self.names: set[str] = set()
         """The encrypted queues."""
         self._unreadable: set[str] = set()
-        """Queues that had a payload which could not be read, encrypted or not."""
+        """Queues with a payload that could not be read, encrypted or not."""
         self._missing: dict[str, float] = {}
-        """Keys that are missing, by their ids, and when that was last seen."""
+        """The ids of missing keys, and when each was last needed."""
 
     async def learn(self) -> None:
-        """Ask the store which queues are encrypted."""
+        """Read from the store which queues are encrypted."""
         infos = await self._engine.queue_infos()
         self.names = {info.name for info in infos if info.options.encryption_enabled}
 
+    async def repeat(self, attempt: Callable[[], Awaitable[T | None]]) -> T:
+        """Repeat a request that the engine rejects (None), because the encryption of a queue was changed meanwhile."""
+        for _ in range(_TRIES_TO_SEAL):
+            if (result := await attempt()) is not None:
+                return result
+            await self.learn()
+        raise Conflict("the encryption of a queue was changed during this request; retry")
+
     async def learn_of(self, queues: Iterable[str | None]) -> None:
-        """Ask the store about these queues, if another server can have changed their encryption."""
+        """Read these queues again, if another server can have changed their encryption."""
         wanted = sorted({queue for queue in queues if queue is not None})
         if wanted and self._engine.shared:
             for info in await self._engine.queue_infos(wanted):
                 self.note(info)
 
-    def check(self, spec: QueueSpec) -> None:
-        """Refuse an encrypted queue where there is no key."""
+    def check(self, spec: model.QueueSpec) -> None:
+        """Reject an encrypted queue on a server without a key."""
         if spec.options.encryption_enabled and not self._sealer.enabled:
             raise InvalidInput(
                 "options.encryptionEnabled: this server has no encryption key; set encryption.key "
@@ -163,36 +157,36 @@ class SealedQueues:
                 code="encryption_unavailable",
             )
 
-    def note(self, info: QueueInfo) -> None:
-        """A queue was configured here."""
+    def note(self, info: model.QueueInfo) -> None:
+        """Note the options of a queue."""
         if info.options.encryption_enabled:
             self.names.add(info.name)
         else:
             self.names.discard(info.name)
 
-    def may_concern(self, request: PopRequest) -> bool:
-        """Whether a pop may get sealed payloads, as far as is known."""
+    def may_concern(self, request: model.PopRequest) -> bool:
+        """Whether a pop may return payloads that are encrypted or cannot be read."""
         if request.queue is None:
             return bool(self.names or self._unreadable)
-        return request.queue in self.names or request.queue in self._unreadable
+        return self.concerns(request.queue)
 
-    def seal(self, items: Sequence[NewMessage]) -> list[NewMessage]:
-        """Messages as they are to be stored."""
+    def seal(self, items: Sequence[model.NewMessage]) -> list[model.NewMessage]:
+        """Messages with encrypted payloads where the queue requires it."""
         return [self._sealed(item) if item.queue in self.names and not item.sealed else item for item in items]
 
-    def seal_transaction(self, transaction: Transaction) -> Transaction:
-        """A transaction with its messages as they are to be stored."""
+    def seal_transaction(self, transaction: model.Transaction) -> model.Transaction:
+        """A transaction with encrypted messages."""
         operations = [
-            self.seal([operation])[0] if isinstance(operation, NewMessage) else operation
+            self.seal([operation])[0] if isinstance(operation, model.NewMessage) else operation
             for operation in transaction.operations
         ]
         keys = transaction.keys
         if keys is not None and keys.messages:
             keys = msgspec.structs.replace(keys, messages=self.seal(keys.messages))
-        return Transaction(operations, transaction.required_leases, keys)
+        return model.Transaction(operations, transaction.required_leases, keys)
 
-    def seal_letters(self, letters: Sequence[NewDeadLetter]) -> list[NewDeadLetter]:
-        """Dead letters as they are to be stored."""
+    def seal_letters(self, letters: Sequence[model.NewDeadLetter]) -> list[model.NewDeadLetter]:
+        """Dead letters with encrypted payloads and error texts."""
         return [
             msgspec.structs.replace(
                 letter,
@@ -202,41 +196,37 @@ class SealedQueues:
             for letter in letters
         ]
 
-    def reseal(self, item: NewMessage) -> NewMessage:
-        """A message as it is to be stored after the encryption of its queue was changed."""
+    def reseal(self, item: model.NewMessage) -> model.NewMessage:
+        """Encrypt or decrypt a message after the encryption of its queue was changed."""
         if item.queue in self.names:
             return item if item.sealed else self._sealed(item)
         if not item.sealed:
             return item
         return msgspec.structs.replace(item, payload=self._sealer.open(item.queue, item.payload), sealed=False)
 
-    def open(self, queue: str, payload: msgspec.Raw) -> msgspec.Raw:
-        """A payload as it was pushed."""
-        return msgspec.Raw(self._sealer.open(queue, bytes(payload)))
-
     def read(self, queue: str, payload: msgspec.Raw, sealed: bool) -> msgspec.Raw:
-        """A stored payload as it was pushed; raises where the store has lost it or it can't be decrypted."""
+        """A stored payload, decrypted. Raises if the store has lost it or it cannot be decrypted."""
         if not memoryview(payload).nbytes:
             raise EngineFailure(
                 "the store has lost the payload of this message; restore it from a backup", code="payload_missing"
             )
-        return self.open(queue, payload) if sealed else payload
+        return msgspec.Raw(self._sealer.open(queue, bytes(payload))) if sealed else payload
 
-    def unseal(self, result: PopResult) -> None:
-        """Make the payloads of a pop readable; raises where there is no key."""
-        # Without a key and without such a queue there can be none, unless another server made one a moment ago.
+    def unseal(self, result: model.PopResult) -> None:
+        """Decrypt the payloads of a pop. Raises if a key is missing."""
+        # Without a key and encrypted queues nothing is encrypted, unless another server created a queue just now.
         if self._sealer.enabled or self.names or self._engine.shared:
             for message in result.messages:
                 if message.sealed:
                     try:
-                        message.payload = self.open(message.queue, message.payload)
+                        message.payload = self.read(message.queue, message.payload, sealed=True)
                     except HarkError:
-                        self._unreadable.add(message.queue)  # The next pop goes on without it.
+                        self._unreadable.add(message.queue)  # The next pop sets the message aside.
                         raise
                     message.sealed = False
 
-    def open_all(self, result: PopResult) -> dict[str, HarkError]:
-        """Make the payloads of a pop readable; by the ids of their messages, why some of them can't be read."""
+    def open_all(self, result: model.PopResult) -> dict[str, HarkError]:
+        """Decrypt the payloads of a pop. Returns the errors of unreadable ones by message id."""
         failures: dict[str, HarkError] = {}
         for message in result.messages:
             try:
@@ -247,13 +237,13 @@ class SealedQueues:
                 self._note(message, error)
         return failures
 
-    def show_all(self, messages: Sequence[StoredMessage]) -> None:
-        """Make the payloads of browsed messages readable; where that fails, say why."""
+    def show_all(self, messages: Sequence[model.StoredMessage]) -> None:
+        """Decrypt the payloads of browsed messages. One that cannot be read is null, with the reason."""
         for message in messages:
             message.payload, message.unreadable = self.shown(message.queue, message.payload, message.sealed)
             message.sealed = False
 
-    def _note(self, message: Delivery, error: HarkError) -> None:
+    def _note(self, message: model.Delivery, error: HarkError) -> None:
         self._unreadable.add(message.queue)
         if error.code != "encryption_key_missing":
             log.error("message %s of queue %s becomes a dead letter: %s", message.id, message.queue, error.text)
@@ -264,44 +254,44 @@ class SealedQueues:
             self._missing[key] = now
 
     def missing_keys(self) -> list[str]:
-        """The ids of keys that messages were withheld for, lately."""
+        """The ids of missing keys for which messages were withheld recently."""
         now = self._monotonic()
         return sorted(key for key, seen in self._missing.items() if now - seen < 2 * _REPEAT_SECONDS)
 
-    def missing_key(self, message: MessageView | None) -> str | None:
-        """The id of the key that a message is sealed with, if it is not here."""
+    def missing_key(self, message: model.MessageView | None) -> str | None:
+        """The id of the key of a message, if this server does not have it."""
         if message is None or not message.sealed or message.payload is None:
             return None
         return self._sealer.missing_key(bytes(message.payload))
 
     def concerns(self, queue: str) -> bool:
-        """Whether a queue is encrypted, or had messages that could not be read."""
+        """Whether a queue is encrypted, or has had messages that could not be read."""
         return queue in self.names or queue in self._unreadable
 
     def seal_bytes(self, queue: str | None, data: bytes) -> bytes:
-        """What is to be stored beside the messages of a queue: sealed, if the queue is."""
+        """Data that belongs to a queue, encrypted if the queue is."""
         if queue is None or queue not in self.names:
             return data
         self._check_key(queue)
         return self._sealer.seal(queue, data)
 
     def seal_text(self, queue: str | None, text: str) -> str:
-        """An error text as it is to be stored. Without a key it is left out: the settlement counts all the same."""
+        """An error text, encrypted if the queue is. Without a key it is left out, so that the settlement succeeds."""
         if queue in self.names and not self._sealer.enabled:
             return _LEFT_OUT
         return self.seal_bytes(queue, text.encode()).decode()
 
     def shown_text(self, queue: str, text: str) -> str:
-        """An error text as it was given; one that can't be read as it is stored."""
+        """An error text, decrypted if possible."""
         return bytes(self.shown_data(queue, msgspec.Raw(text.encode()))).decode()
 
     def shown_data(self, queue: str, data: msgspec.Raw) -> msgspec.Raw:
-        """The data of a trace as it was given; what can't be read as it is stored."""
+        """The data of a trace, decrypted if possible."""
         found, reason = self.shown(queue, data) if self._sealer.is_sealed(bytes(data).decode()) else (data, None)
         return found if reason is None else data
 
     def shown(self, queue: str, payload: msgspec.Raw, sealed: bool = True) -> tuple[msgspec.Raw, str | None]:
-        """A payload as it was pushed, for those who look at it; or null, and why it can't be read."""
+        """A payload for display; or null, and the reason why it cannot be read."""
         try:
             return self.read(queue, payload, sealed), None
         except HarkError as error:
@@ -314,39 +304,55 @@ class SealedQueues:
                 code="encryption_unavailable",
             )
 
-    def _sealed(self, item: NewMessage) -> NewMessage:
+    def _sealed(self, item: model.NewMessage) -> model.NewMessage:
         self._check_key(item.queue)
         return msgspec.structs.replace(item, payload=self._sealer.seal(item.queue, item.payload), sealed=True)
 
 
-# A damaged or missing payload makes a dead letter at once. A missing key is no damage: what is sealed with it is
-# withheld, uncounted. What is left of the batch goes back, and is popped again without it.
+async def shown_dead_letters(engine: Engine, sealed: SealedQueues, where: model.DeadLetterFilter) -> model.DeadLetters:
+    """A page of dead letters, decrypted. A payload that cannot be read is null, with the reason."""
+    page = await engine.dead_letters(where)
+    items = []
+    for letter in page.items:
+        payload, reason, still_sealed = letter.payload, None, letter.sealed
+        if where.payloads:
+            payload, reason = sealed.shown(letter.queue, letter.payload, letter.sealed)
+            still_sealed = False
+        error = sealed.shown_text(letter.queue, letter.error)
+        items.append(
+            msgspec.structs.replace(letter, payload=payload, sealed=still_sealed, error=error, unreadable=reason)
+        )
+    return model.DeadLetters(items, page.total)
+
+
+# A message with a damaged or missing payload is dead-lettered at once. A message whose key is missing is withheld,
+# without using an attempt. The rest of the batch is released, and popped again without them.
 
 
 WITHHELD_MS = 10_000
-"""How long a message is withheld before the next server that pops it looks for its key."""
+"""How long a message is withheld before another server, which may have its key, can pop it."""
 _TRIES = 20
-"""Pops of one request. Each of them sets messages aside, so that the next one gets others."""
+"""Maximum number of pops of one request. Each sets messages aside, so that the next one receives others."""
 _MOST_ASIDE = 1000
-"""Messages and partitions that one of these pops takes at the most."""
+"""Maximum number of messages and partitions of one of these pops."""
 
-Take = Callable[[PopRequest], Awaitable[PopResult]]
-Settle = Callable[[Sequence[Settlement]], Awaitable[list[SettleOutcome]]]
-GiveBack = Callable[[PopResult], asyncio.Task[None] | None]
+Take = Callable[[model.PopRequest], Awaitable[model.PopResult]]
+Settle = Callable[[Sequence[model.Settlement]], Awaitable[list[model.SettleOutcome]]]
+GiveBack = Callable[[model.PopResult], asyncio.Task[None] | None]
 
 
 class _Sorted(NamedTuple):
-    """What is to become of a batch with unreadable messages."""
+    """The decision about a batch with unreadable messages."""
 
-    aside: list[Settlement]
-    """Settlements of those that are set aside."""
+    aside: list[model.Settlement]
+    """Settlements of the messages that are set aside."""
     readable: int | None
-    """How many readable messages come before one that can't be set aside, in the first partition of that kind: an
-    ordered group must not get what is behind it."""
+    """Number of readable messages before a withheld one, in the first partition with both: an ordered group must not
+    receive later messages."""
 
 
 class ReadablePops:
-    """Pops until what comes can be read."""
+    """Pops of messages that can be read."""
 
     def __init__(self, sealed: SealedQueues, take: Take, settle: Settle, give_back: GiveBack) -> None:
         self._sealed = sealed
@@ -354,11 +360,11 @@ class ReadablePops:
         self._settle = settle
         self._give_back = give_back
         self.damaged = 0
-        """Messages that were dead-lettered because their payload is damaged or missing."""
+        """Number of messages dead-lettered because of a damaged or missing payload."""
         self.withheld = 0
-        """Messages that were withheld because their key is missing, each time."""
+        """Number of times that a message was withheld because of a missing key."""
 
-    async def pop(self, request: PopRequest, result: PopResult | None = None) -> PopResult:
+    async def pop(self, request: model.PopRequest, result: model.PopResult | None = None) -> model.PopResult:
         """A pop with readable payloads, which may have a result already.
 
         With auto-ack, only messages whose settlement counted are returned.
@@ -377,9 +383,11 @@ class ReadablePops:
                 self._give_back(result)
                 raise
             released, result = self._give_back(result), None
-            if released is not None:  # The next pop must find what is released.
+            if released is not None:  # The next pop must find the released messages.
                 await asyncio.wait([released])
-            self._count(batch.aside)
+            damaged = sum(item.damaged for item in batch.aside)
+            self.damaged += damaged
+            self.withheld += len(batch.aside) - damaged
             if batch.readable is not None:
                 wanted = msgspec.structs.replace(plain, batch=min(batch.readable, request.batch), partitions=1)
             elif batch.aside:
@@ -388,31 +396,26 @@ class ReadablePops:
                 wanted = msgspec.structs.replace(plain, batch=batches, partitions=partitions)
             else:
                 wanted = plain
-        return PopResult(reason="nothing_ready")
+        return model.PopResult(reason="nothing_ready")
 
-    async def _acknowledged(self, request: PopRequest, result: PopResult) -> PopResult:
+    async def _acknowledged(self, request: model.PopRequest, result: model.PopResult) -> model.PopResult:
         if not result.messages:
             return result
         items = [
-            Settlement(one.transaction_id, one.partition_id, "completed", result.lease_id, group=request.group)
+            model.Settlement(one.transaction_id, one.partition_id, "completed", result.lease_id, group=request.group)
             for one in result.messages
         ]
         outcomes = await self._settle(items)
         # A lease can end meanwhile, by a seek for example. Then others get its messages.
         kept = [one for one, outcome in zip(result.messages, outcomes, strict=True) if outcome.success]
-        return PopResult(kept, partitions=result.partitions, reason="" if kept else "nothing_ready")
-
-    def _count(self, aside: Sequence[Settlement]) -> None:
-        damaged = sum(item.damaged for item in aside)
-        self.damaged += damaged
-        self.withheld += len(aside) - damaged
+        return model.PopResult(kept, partitions=result.partitions, reason="" if kept else "nothing_ready")
 
 
-def _sort(group: str, result: PopResult, failures: dict[str, HarkError]) -> _Sorted:
-    """Decide on the messages of a batch, by their ids; those without a failure can be read."""
-    aside: list[Settlement] = []
+def _sort(group: str, result: model.PopResult, failures: dict[str, HarkError]) -> _Sorted:
+    """Decide about the messages of a batch. `failures` are those of unreadable messages, by message id."""
+    aside: list[model.Settlement] = []
     before: dict[str, int] = {}
-    """By partition: readable messages before the first one that is withheld."""
+    """By partition: number of readable messages before the first withheld one."""
     closed: set[str] = set()
     readable: int | None = None
     for message in result.messages:
@@ -433,8 +436,10 @@ def _sort(group: str, result: PopResult, failures: dict[str, HarkError]) -> _Sor
     return _Sorted(aside, readable)
 
 
-def _settlement(group: str, result: PopResult, message: Delivery, failure: HarkError | None) -> Settlement:
-    item = Settlement(message.transaction_id, message.partition_id, "retry", result.lease_id, group=group)
+def _settlement(
+    group: str, result: model.PopResult, message: model.Delivery, failure: HarkError | None
+) -> model.Settlement:
+    item = model.Settlement(message.transaction_id, message.partition_id, "retry", result.lease_id, group=group)
     if failure is None:
         item.delay_ms = WITHHELD_MS
     else:

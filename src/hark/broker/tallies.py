@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
-from typing import Literal, TypeVar, cast
+from time import perf_counter
+from typing import Any, Literal, TypeVar, cast
 
+import msgspec
+
+from hark import model
+from hark.batching import when_done
 from hark.clock import MILLISECOND, Clock
-from hark.errors import HarkError
-from hark.model import (
-    Delivery,
-    KeyWrite,
-    KeyWritten,
-    NewMessage,
-    PopRequest,
-    PopResult,
-    PushOutcome,
-    Settlement,
-    SettleOutcome,
-    Transaction,
-    TransactionOutcome,
-)
-from hark.prometheus import Histogram
+from hark.engine.api import Engine
+from hark.errors import EngineFailure, HarkError
+from hark.prometheus import CALL_SECONDS, Histogram
+
+Q = TypeVar("Q")
+A = TypeVar("A")
 
 Operation = Literal[
     "get",
@@ -39,31 +38,24 @@ Operation = Literal[
     "queue_nack",
     "cleanup",
 ]
+"""An operation of the key-value API."""
 
 BUCKETS_MS = (1, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000)
 _FAILED = 500
-"""The status from which on it is not the client who did something wrong."""
+"""The lowest HTTP status of errors that are not errors of the client."""
 
 
-class OperationTally:
-    """The numbers of one operation."""
+class OperationTally(msgspec.Struct, eq=False):
+    """The counters of one operation."""
 
-    __slots__ = ("count", "errors", "milliseconds")
-
-    def __init__(self) -> None:
-        self.count = self.errors = 0
-        self.milliseconds = Histogram(BUCKETS_MS)
-        """How long they took."""
-
-    def add(self, ms: float, failed: bool) -> None:
-        """One more."""
-        self.count += 1
-        self.errors += failed
-        self.milliseconds.add(ms)
+    count: int = 0
+    errors: int = 0
+    milliseconds: Histogram = msgspec.field(default_factory=lambda: Histogram(BUCKETS_MS))
+    """The durations."""
 
 
 class Operations:
-    """The numbers of all operations since the start."""
+    """The counters of all key-value operations."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -71,7 +63,7 @@ class Operations:
 
     @contextmanager
     def measure(self, operation: Operation) -> Iterator[None]:
-        """Count what happens inside; what the client did wrong is not a failure of the operation."""
+        """Count an operation. An error of the client is not a failure of the operation."""
         started = self._clock.now()
         failed = True
         try:
@@ -82,101 +74,86 @@ class Operations:
             raise
         finally:
             tally = self._tallies.setdefault(operation, OperationTally())
-            tally.add((self._clock.now() - started) / MILLISECOND, failed)
+            tally.count += 1
+            tally.errors += failed
+            tally.milliseconds.add((self._clock.now() - started) / MILLISECOND)
 
     def tallies(self) -> Mapping[Operation, OperationTally]:
-        """Those that were asked for at all."""
+        """The counters of each operation that was called."""
         return self._tallies
 
 
-# These are plain numbers, because every batch updates them. Their readers (metrics, the sampler) change nothing.
+# Tallies are plain numbers, because every batch updates them. Their readers (metrics, the sampler) change nothing.
 
-
-Q = TypeVar("Q")
-A = TypeVar("A")
 
 MOST_QUEUES = 10_000
-"""Queues with numbers of their own; the one that was busy longest ago is forgotten for a new one."""
+"""Maximum number of queues with their own counters. A new queue replaces the one that was busy longest ago."""
 
 _UNSETTLED = {"retry": "retried", "failed": "failed", "dlq": "failed"}
-"""What a settlement is counted as that completes nothing and makes no dead letter."""
-_ALL_LISTS = {list}
+"""The counter of each kind of settlement that neither completes nor dead-letters."""
 _AGES = 64
-"""More bits than the age of any message in microseconds has."""
+"""More bits than the age of any message in microseconds."""
 
 
-class Tally:
-    """The numbers of one queue, or of many."""
+class Tally(msgspec.Struct, eq=False):
+    """The counters of one queue, or of many."""
 
-    __slots__ = (
-        "completed",
-        "dead_lettered",
-        "delivered",
-        "duplicates",
-        "failed",
-        "pushed",
-        "redelivered",
-        "refused",
-        "retried",
-    )
-
-    def __init__(self) -> None:
-        self.pushed = 0
-        """Messages stored."""
-        self.duplicates = 0
-        """Messages not stored because they were there already."""
-        self.refused = 0
-        """Messages not stored because the queue was full, say."""
-        self.delivered = 0
-        """Messages handed out, again or for the first time."""
-        self.redelivered = 0
-        """Those of them that had been handed out before."""
-        self.completed = 0
-        self.failed = 0
-        """Settled as failed, or sent to the dead letters of a queue that keeps none: they come again or are dropped."""
-        self.retried = 0
-        """Given back by their consumers to be delivered again, uncounted."""
-        self.dead_lettered = 0
-        """Dead-lettered by a settlement."""
+    pushed: int = 0
+    """Stored messages."""
+    duplicates: int = 0
+    """Messages that were not stored because they exist already."""
+    refused: int = 0
+    """Messages that were not stored for another reason, such as a full queue."""
+    delivered: int = 0
+    """Deliveries, first and repeated ones."""
+    redelivered: int = 0
+    """Repeated deliveries."""
+    completed: int = 0
+    failed: int = 0
+    """Messages settled as failed, or dead-lettered in a queue without dead letters."""
+    retried: int = 0
+    """Messages given back for redelivery, without using an attempt."""
+    dead_lettered: int = 0
+    """Messages dead-lettered by a settlement."""
 
     @property
     def settled(self) -> int:
-        """Messages that consumers said something of, however it ended."""
+        """Settled messages, with any outcome."""
         return self.completed + self.failed + self.retried + self.dead_lettered
 
     @property
     def activity(self) -> int:
-        """One number to tell busy queues from quiet ones: it grows with all that happens."""
+        """A number that grows with every event. It tells busy queues from idle ones."""
         return self.pushed + self.duplicates + self.refused + self.delivered + self.settled
 
     def add(self, other: Tally) -> None:
-        """Take over the numbers of another."""
-        for name in Tally.__slots__:
+        """Add the counters of another tally."""
+        for name in self.__struct_fields__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 class Tallies:
-    """The counts of this server. `MeasuredEngine` reports each verb with its requests and answers."""
+    """The counters of this server. The measured engine reports each verb with its requests and answers."""
 
     def __init__(self, clock: Clock, most_queues: int = MOST_QUEUES) -> None:
         self._clock = clock
         self._most = most_queues
         self.queues: OrderedDict[str, Tally] = OrderedDict()
-        """By queue, the one that was busy longest ago first."""
+        """By queue; the one that was busy longest ago is first."""
         self.total = Tally()
-        """All queues together, also those that are not in `queues` any more."""
+        """The sum over all queues, including those that are no longer in `queues`."""
         self.changed_queues: set[str] = set()
-        """Queues that something happened to since the sampler took this set and left a new one."""
+        """Queues with events since the sampler replaced this set by an empty one."""
         self.push_requests = self.pop_requests = self.empty_pops = self.settle_requests = self.transactions = 0
         self.refused_settlements = 0
         self.expired_leases = 0
         self.ages = [0] * _AGES
-        """At i: messages that were at least 2**(i-1) and less than 2**i microseconds old at their first delivery."""
+        """At i: messages whose age at their first delivery was at least 2**(i-1) and less than 2**i microseconds."""
         self.age_sum = 0
-        """Their ages in all, in microseconds."""
+        """The sum of these ages in microseconds."""
 
     def of(self, queue: str) -> Tally:
-        """The numbers of a queue that something happens to now."""
+        """The counters of a queue that has an event now."""
         self.changed_queues.add(queue)
         queues = self.queues
         tally = queues.get(queue)
@@ -189,17 +166,17 @@ class Tallies:
         return tally
 
     # Verbs -------------------------------------------------------------------------------------------------
-    # They run over each message of a batch: what is the same for all that follow each other is done once, the common
-    # case comes first, and nothing is called for a single message.
+    # These loops run over each message of a batch: neighbours of the same queue are counted together, the common case
+    # comes first, and no function is called for a single message.
 
     def pushed(
         self,
-        requests: Sequence[Sequence[NewMessage]],
-        answers: Sequence[Sequence[PushOutcome] | HarkError],
+        requests: Sequence[Sequence[model.NewMessage]],
+        answers: Sequence[Sequence[model.PushOutcome] | HarkError],
         *,
         alone: bool = True,
     ) -> None:
-        """Messages came, by pushes or (not alone) with another request."""
+        """Count messages of push requests, or (not alone) of other requests."""
         if alone:
             self.push_requests += len(requests)
         queue, tally, run, stored = None, self.total, 0, 0
@@ -220,8 +197,8 @@ class Tallies:
         tally.pushed += run
         self.total.pushed += stored + run
 
-    def popped(self, requests: Sequence[PopRequest], answers: Sequence[PopResult | HarkError]) -> None:
-        """Consumers asked."""
+    def popped(self, requests: Sequence[model.PopRequest], answers: Sequence[model.PopResult | HarkError]) -> None:
+        """Count pops and their messages."""
         self.pop_requests += len(requests)
         ages, now, age_sum, queue, tally, delivered = self.ages, self._clock.now(), 0, None, self.total, 0
         for request, result in zip(requests, answers, strict=True):
@@ -258,12 +235,12 @@ class Tallies:
 
     def settled(
         self,
-        requests: Sequence[Sequence[Settlement]],
-        answers: Sequence[Sequence[SettleOutcome] | HarkError],
+        requests: Sequence[Sequence[model.Settlement]],
+        answers: Sequence[Sequence[model.SettleOutcome] | HarkError],
         *,
         alone: bool = True,
     ) -> None:
-        """Consumers said what became of messages, alone or with another request."""
+        """Count messages of settle requests, or (not alone) of other requests."""
         if alone:
             self.settle_requests += len(requests)
         queue, tally, run, done = None, self.total, 0, 0
@@ -285,30 +262,30 @@ class Tallies:
         tally.completed += run
         self.total.completed += done + run
 
-    def transacted(self, requests: Sequence[Transaction], answers: Sequence[TransactionOutcome | HarkError]) -> None:
-        """Transactions were applied, or not."""
+    def transacted(
+        self, requests: Sequence[model.Transaction], answers: Sequence[model.TransactionOutcome | HarkError]
+    ) -> None:
+        """Count transactions, and the messages of those that were applied."""
         self.transactions += len(requests)
         for transaction, outcome in zip(requests, answers, strict=True):
             if isinstance(outcome, HarkError) or not outcome.success:
                 continue
             for operation, result in zip(transaction.operations, outcome.results, strict=False):
-                if isinstance(operation, NewMessage) and isinstance(result, PushOutcome):
+                if isinstance(operation, model.NewMessage) and isinstance(result, model.PushOutcome):
                     self.pushed([[operation]], [[result]], alone=False)
-                elif isinstance(operation, Settlement) and isinstance(result, SettleOutcome):
+                elif isinstance(operation, model.Settlement) and isinstance(result, model.SettleOutcome):
                     self.settled([[operation]], [[result]], alone=False)
             if transaction.keys is not None and outcome.keys is not None:
                 self.pushed([transaction.keys.messages], [outcome.keys.messages], alone=False)
 
-    def wrote_keys(self, requests: Sequence[KeyWrite], answers: Sequence[KeyWritten | HarkError]) -> None:
-        """Keys were written, maybe with messages."""
+    def wrote_keys(self, requests: Sequence[model.KeyWrite], answers: Sequence[model.KeyWritten | HarkError]) -> None:
+        """Count the messages of key writes."""
         for write, written in zip(requests, answers, strict=True):
             if write.messages and not isinstance(written, HarkError) and written.success:
                 self.pushed([write.messages], [written.messages], alone=False)
 
-    # Messages ----------------------------------------------------------------------------------------------
-
-    def _note_labelled(self, messages: Sequence[Delivery], completed: bool) -> None:
-        """A pop by namespace or task: its messages may be of several queues."""
+    def _note_labelled(self, messages: Sequence[model.Delivery], completed: bool) -> None:
+        """Count a pop by namespace or task, whose messages may be of several queues."""
         for message in messages:
             for tally in (self.of(message.queue), self.total):
                 tally.delivered += 1
@@ -316,11 +293,169 @@ class Tallies:
 
 
 def _answered(requests: Sequence[Sequence[Q]], answers: Sequence[Sequence[A] | HarkError]) -> Iterator[tuple[Q, A]]:
-    """The items of all requests with their outcomes, without the requests that could not be judged."""
-    answered = cast(Sequence[Sequence[A]], answers)
-    if set(map(type, answers)) != _ALL_LISTS:
-        pairs = [
-            (items, found) for items, found in zip(requests, answered, strict=True) if not isinstance(found, HarkError)
-        ]
-        requests, answered = [items for items, _ in pairs], [found for _, found in pairs]
-    return zip(chain.from_iterable(requests), chain.from_iterable(answered), strict=True)
+    """The items of all requests with their outcomes, without failed requests."""
+    found = [pair for pair in zip(requests, answers, strict=True) if not isinstance(pair[1], HarkError)]
+    items = chain.from_iterable([one for one, _ in found])
+    outcomes = chain.from_iterable([cast(Sequence[A], answer) for _, answer in found])
+    return zip(items, outcomes, strict=True)
+
+
+_MOST_TARGETS = 100_000
+_Target = tuple[str | None, str | None, str | None, str]
+"""Queue, namespace, task and group of a pop."""
+
+
+class LastPolls:
+    """The time of the last pop of each target. The oldest are forgotten when there are too many."""
+
+    def __init__(self, clock: Clock, most: int = _MOST_TARGETS) -> None:
+        self._clock = clock
+        self._most = most
+        self._last: dict[_Target, int] = {}
+        self.since = clock.now()
+        """There was no pop of an unknown target since then."""
+
+    def note(self, request: model.PopRequest) -> None:
+        """Record a pop."""
+        target = (request.queue, request.namespace, request.task, request.group)
+        if target not in self._last and len(self._last) >= self._most:
+            self.since = max(self.since, self._last.pop(next(iter(self._last))))
+        self._last[target] = self._clock.now()
+
+    def last(self, message: model.MessageFacts, group: str) -> int | None:
+        """Time of the group's last pop that could have received a message; None: no pop since `since`."""
+        targets: list[_Target] = [(message.queue, None, None, group)]
+        for namespace in (None, message.namespace):
+            targets += [(None, namespace, task, group) for task in (None, message.task)]
+        found = [self._last[target] for target in targets if target in self._last]
+        return max(found, default=None)
+
+
+# Every verb of the protocol is wrapped, so every call of the store is counted. The hot verbs take batches, which share
+# the cost.
+
+
+_HOT = ("push", "pop", "settle", "transact", "renew")
+"""Verbs that may return a future, which needs no task."""
+VERBS = (
+    *_HOT,
+    *(name for name, verb in inspect.getmembers(Engine, inspect.iscoroutinefunction) if not name.startswith("_")),
+)
+"""The asynchronous verbs of the protocol."""
+_TOUCHING = ("purge", "pause", "limit_group")
+"""Verbs that change the queue that is their first argument without a hint."""
+_REACHING = frozenset({"push", "settle", "transact", "write_keys", "ping"})
+"""Verbs that every engine answers from its store. Others may be answered from a cache."""
+_MOST_CODES = 60
+"""Maximum number of pairs of verb and code with their own counter. Further ones are counted as `other`."""
+
+Verb = Callable[..., Awaitable[Any]]
+Note = Callable[[Any, Any], None]
+
+
+class EngineCalls(msgspec.Struct, eq=False):
+    """The durations and failures of the calls of each verb."""
+
+    timer: Callable[[], float] = perf_counter
+    """A clock in seconds, from any start."""
+    seconds: dict[str, Histogram] = {}
+    """The durations by verb."""
+    errors: dict[tuple[str, str], int] = {}
+    """The number of failures by verb and code."""
+    answered_at: float | None = None
+    """When the store last answered; None after a later failure."""
+
+    def ended(self, verb: str, started: float, *, answered: bool = False) -> None:
+        """Record the end of a call, by an answer or an error."""
+        found = self.seconds.get(verb)
+        if found is None:
+            found = self.seconds[verb] = Histogram(CALL_SECONDS)
+        now = self.timer()
+        found.add(now - started)
+        if answered and verb in _REACHING:
+            self.answered_at = now
+
+    def failed(self, verb: str, error: BaseException) -> None:
+        """Count a failed call."""
+        key = (verb, error.code if isinstance(error, HarkError) else "internal")
+        if key not in self.errors and len(self.errors) >= _MOST_CODES:
+            key = ("other", "other")
+        self.errors[key] = self.errors.get(key, 0) + 1
+        if not isinstance(error, HarkError) or isinstance(error, EngineFailure):
+            self.answered_at = None
+
+
+def instrumented(engine: Engine, calls: EngineCalls, tallies: Tallies) -> Engine:
+    """The same engine, with every call counted and timed."""
+    return cast(Engine, _InstrumentedEngine(engine, calls, tallies))
+
+
+class _InstrumentedEngine:
+    """An engine whose calls are counted and timed."""
+
+    def __init__(self, engine: Engine, calls: EngineCalls, tallies: Tallies) -> None:
+        self._engine = engine
+        self.shared = engine.shared
+        self.follows = engine.follows
+        notes: dict[str, Note] = {
+            "push": tallies.pushed,
+            "pop": tallies.popped,
+            "settle": tallies.settled,
+            "transact": tallies.transacted,
+            "write_keys": tallies.wrote_keys,
+            **dict.fromkeys(_TOUCHING, lambda queue, _answer: tallies.changed_queues.add(queue)),
+        }
+        for verb in VERBS:
+            wrap = _hot if verb in _HOT else _timed
+            setattr(self, verb, wrap(engine, verb, calls, notes.get(verb)))
+
+    def __getattr__(self, name: str) -> Any:
+        # What is not a verb: `on_hints`, and what some engines have beside the protocol.
+        return getattr(self._engine, name)
+
+
+def _timed(engine: Engine, verb: str, calls: EngineCalls, note: Note | None) -> Verb:
+    async def call(*args: Any, **named: Any) -> Any:
+        started = calls.timer()
+        try:
+            answer = await getattr(engine, verb)(*args, **named)
+        except BaseException as error:
+            if isinstance(error, Exception):
+                calls.failed(verb, error)
+            calls.ended(verb, started)
+            raise
+        calls.ended(verb, started, answered=True)
+        if note is not None:
+            note(args[0], answer)
+        return answer
+
+    return call
+
+
+def _hot(engine: Engine, verb: str, calls: EngineCalls, note: Note | None) -> Verb:
+    """Wrap a verb that takes a batch. A future that the engine returns stays a future."""
+    inner = getattr(engine, verb)
+
+    def call(requests: Any) -> Awaitable[Any]:
+        started = calls.timer()
+        try:
+            answer: Awaitable[Any] = inner(requests)
+        except Exception as error:
+            calls.failed(verb, error)
+            calls.ended(verb, started)
+            raise
+        if not isinstance(answer, asyncio.Future):
+            answer = asyncio.ensure_future(answer)
+        when_done(answer, partial(done, requests, started))
+        return answer
+
+    def done(requests: Any, started: float, answer: asyncio.Future[Any]) -> None:
+        cancelled = answer.cancelled()
+        error = None if cancelled else answer.exception()
+        calls.ended(verb, started, answered=not cancelled and error is None)
+        if error is not None:
+            calls.failed(verb, error)
+        elif note is not None and not cancelled:
+            note(requests, answer.result())
+
+    return call

@@ -6,8 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from hark.broker.engine_calls import EngineCalls
-from hark.broker.tallies import Operations
+from hark.broker.tallies import EngineCalls, Operations
 from hark.clock import SECOND, Clock
 from hark.engine.api import Engine
 from hark.errors import HarkError
@@ -18,10 +17,15 @@ from hark.settings import Settings
 log = logging.getLogger(__name__)
 
 _STEP = 1000
+_LONGEST_SLEEP = 1.0
+_FLAGS_INTERVAL = 1.0
+_LATENESS_INTERVAL = 0.5
+DEAD_LETTERS_AT_ONCE = 500
+"""Maximum number of dead letters that one step of retention deletes, because pushes wait for it."""
 
 
 async def keep_cleaning(engine: Engine, interval: float, operations: Operations) -> None:
-    """Remove expired locks and keys every interval, in small steps. They have no effect after their expiry anyway."""
+    """Remove expired locks and keys every interval, in small steps. They have no effect after their expiry."""
     while True:
         await asyncio.sleep(interval)
         try:
@@ -34,11 +38,8 @@ async def keep_cleaning(engine: Engine, interval: float, operations: Operations)
             log.error("cannot remove expired locks and keys; retrying in %s s: %s", interval, error)
 
 
-_LONGEST_SLEEP = 1.0
-
-
 async def keep_expiring(engine: Engine, clock: Clock) -> None:
-    """Expire leases forever. A lease that is made meanwhile is noticed within a second, or by the next call to it."""
+    """Expire leases. A lease that is made during a pause is noticed within a second, or by the next call to it."""
     while True:
         sleep = _LONGEST_SLEEP
         try:
@@ -46,13 +47,10 @@ async def keep_expiring(engine: Engine, clock: Clock) -> None:
             if expired.next_due is not None:
                 sleep = min(sleep, max(0.0, (expired.next_due - clock.now()) / SECOND))
         except HarkError as error:
-            # That the store is away is in the log already.
+            # The log has the failure of the store already.
             level = logging.DEBUG if error.code == "store_unavailable" else logging.ERROR
             log.log(level, "cannot expire leases; retrying every second: %s", error)
         await asyncio.sleep(sleep)
-
-
-_FLAGS_INTERVAL = 1.0
 
 
 async def keep_learning(refresh: Callable[[], Awaitable[None]]) -> None:
@@ -65,9 +63,6 @@ async def keep_learning(refresh: Callable[[], Awaitable[None]]) -> None:
             log.debug("cannot read the maintenance flags; retrying: %s", error)
 
 
-_LATENESS_INTERVAL = 0.5
-
-
 async def keep_measuring(lateness: Histogram, clock: Clock) -> None:
     """Sleep for a known time, repeatedly, and record how much longer it took."""
     while True:
@@ -76,12 +71,8 @@ async def keep_measuring(lateness: Histogram, clock: Clock) -> None:
         lateness.add(max(0.0, (clock.now() - started) / SECOND - _LATENESS_INTERVAL))
 
 
-DEAD_LETTERS_AT_ONCE = 500
-"""Pushes wait for a step of retention: it deletes at most so many."""
-
-
 async def remove_dead_letters(engine: Engine, now: int) -> int:
-    """Remove the dead letters that are older than their queues keep them; how many."""
+    """Remove dead letters after the retention time of their queue. Returns their number."""
     removed = 0
     for queue in await engine.queue_infos():
         if kept := queue.options.dead_letter_retention_seconds:
@@ -182,7 +173,7 @@ class Duties:
         self._tasks = [asyncio.create_task(duty, name=name) for name, duty in duties.items()]
 
     async def end(self) -> None:
-        """Stop them."""
+        """Stop the tasks."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

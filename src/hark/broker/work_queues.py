@@ -1,4 +1,4 @@
-"""Many dead letters at a time: how they are shown, which ones are meant, and in which order they go back."""
+"""Work queues of the key-value API, and the choice of dead letters and queues by ids."""
 
 from __future__ import annotations
 
@@ -7,27 +7,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hark import model
 from hark.broker.delivery.delivery import Gone
-from hark.broker.sealing import SealedQueues
 from hark.clock import SECOND, Clock
 from hark.engine.api import Engine
 from hark.errors import Conflict, HarkError, NotFound, Overloaded
 from hark.ids import partition_id_of
-from hark.model import (
-    QUEUE_MODE,
-    DeadLetter,
-    DeadLetterFilter,
-    DeadLetters,
-    NewMessage,
-    PopRequest,
-    PopResult,
-    QueueFilter,
-    QueueOptions,
-    QueueSpec,
-    Settlement,
-    SettleOutcome,
-    Status,
-)
+from hark.model import QUEUE_MODE
 from hark.model.admin import labels_of
 from hark.settings import Queue
 
@@ -37,16 +23,18 @@ if TYPE_CHECKING:
 _PAGE = 1000
 
 
-async def find_each(engine: Engine, ids: Sequence[str], may_use: Callable[[str], bool]) -> list[DeadLetter | HarkError]:
-    """The dead letter that each id means, its own or that of its message, without payload; else what is wrong.
+async def find_each(
+    engine: Engine, ids: Sequence[str], may_use: Callable[[str], bool]
+) -> list[model.DeadLetter | HarkError]:
+    """The dead letter of each id, its own id or that of its message, without payload; or the error.
 
-    Those of queues that may not be used are as if they were not there.
+    Dead letters of queues that the caller may not use are treated as missing.
     """
-    found: dict[str, list[DeadLetter]] = {}
+    found: dict[str, list[model.DeadLetter]] = {}
     offset = 0
     while True:
-        # A message may have died in several groups, so that there may be more of them than ids.
-        page = await engine.dead_letters(DeadLetterFilter(ids=ids, payloads=False, limit=_PAGE, offset=offset))
+        # A message can be dead-lettered in several groups, so there can be more dead letters than ids.
+        page = await engine.dead_letters(model.DeadLetterFilter(ids=ids, payloads=False, limit=_PAGE, offset=offset))
         for letter in page.items:
             if not may_use(letter.queue):
                 continue
@@ -57,7 +45,7 @@ async def find_each(engine: Engine, ids: Sequence[str], may_use: Callable[[str],
             return [_the_only(found.get(one, ())) for one in ids]
 
 
-def _the_only(letters: Sequence[DeadLetter]) -> DeadLetter | HarkError:
+def _the_only(letters: Sequence[model.DeadLetter]) -> model.DeadLetter | HarkError:
     if not letters:
         return NotFound("Dead letter not found", code="dead_letter_not_found")
     if len(letters) > 1:
@@ -65,39 +53,23 @@ def _the_only(letters: Sequence[DeadLetter]) -> DeadLetter | HarkError:
     return letters[0]
 
 
-async def find_oldest(engine: Engine, where: DeadLetterFilter, most: int) -> tuple[list[DeadLetter], int]:
-    """Of those that match the ones that failed first, oldest first and without payloads; and how many are left.
+async def find_oldest(engine: Engine, where: model.DeadLetterFilter, most: int) -> tuple[list[model.DeadLetter], int]:
+    """The matching dead letters that failed first, oldest first and without payloads; and the number of further ones.
 
-    Requeued in this order they are delivered in the order in which they failed.
+    Requeued in this order, they are delivered in the order in which they failed.
     """
     wanted = msgspec.structs.replace(where, payloads=False, oldest_first=True, limit=most, offset=0)
     page = await engine.dead_letters(wanted)
     return list(page.items), max(0, page.total - len(page.items))
 
 
-async def shown_dead_letters(engine: Engine, sealed: SealedQueues, where: DeadLetterFilter) -> DeadLetters:
-    """A page of dead letters with readable payloads and error texts; where a payload can't be read, why."""
-    page = await engine.dead_letters(where)
-    items = []
-    for letter in page.items:
-        payload, reason, still_sealed = letter.payload, None, letter.sealed
-        if where.payloads:
-            payload, reason = sealed.shown(letter.queue, letter.payload, letter.sealed)
-            still_sealed = False
-        error = sealed.shown_text(letter.queue, letter.error)
-        items.append(
-            msgspec.structs.replace(letter, payload=payload, sealed=still_sealed, error=error, unreadable=reason)
-        )
-    return DeadLetters(items, page.total)
-
-
 _KEPT = 10_000
 
 
 class QueueLookup:
-    """Finds queues by the ids of partitions and messages, and remembers those of partitions.
+    """Finds queues by the ids of partitions and messages. It caches the queues of partitions.
 
-    What is remembered stays true: a partition never changes its queue, and an id is never given again.
+    A cached value stays valid: a partition never changes its queue, and an id is never reused.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -105,7 +77,7 @@ class QueueLookup:
         self._known: dict[str, str] = {}
 
     async def queues_of(self, ids: Sequence[str]) -> list[str | None]:
-        """The queue that each id leads to; None: no queue that there is."""
+        """The queue of each id; None if there is none."""
         partitions = [partition_id_of(id) for id in ids]
         unknown = list({one for one in partitions if one is not None and one not in self._known})
         if unknown:
@@ -116,25 +88,25 @@ class QueueLookup:
         return [None if one is None else self._known.get(one) for one in partitions]
 
 
-# They are queues as all others are, with a shared default group that drops what is settled. What is special about
-# them is said here: how they are made, how messages are retried that do not say, and how long a consumer holds one.
+# Work queues are ordinary queues whose shared default group removes settled messages. This part has what is special:
+# their options, their default retry schedule, and their lease time.
 
 
 DEFAULT_QUEUE = "default"
 DEFAULT_SCHEDULE = (1000, 5000, 10_000)
-"""Milliseconds before the retries of a message that came without a schedule."""
+"""Milliseconds before the retries of a message without a schedule."""
 NO_ERROR = "Max attempts exceeded"
-"""What a dead letter says whose last failure came without a text."""
+"""The error text of a dead letter whose last failure had none."""
 
 Labels = tuple[str, str] | None
-"""Namespace and task of a queue to be made; None: as its name says."""
+"""Namespace and task of a new queue; None: derived from its name."""
 
 _REMEMBERED = 1 * SECOND
 """How long the existence of a queue is cached: another server can delete it without a notification."""
 
 
 class WorkStats(msgspec.Struct, frozen=True):
-    """How much there is in a work queue."""
+    """The numbers of messages in a work queue."""
 
     pending: int
     processing: int
@@ -142,7 +114,7 @@ class WorkStats(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum of all states."""
         return self.pending + self.processing + self.dlq
 
 
@@ -154,12 +126,12 @@ class WorkQueues:
         self._settings = settings
         self._clock = clock
         self._made: dict[str, int] = {}
-        """Queues that exist, and when that was last seen."""
+        """Existing queues, with the time of the last check."""
 
     # Queues ------------------------------------------------------------------------------------------------
 
     async def prepare(self, queues: Mapping[str, Labels]) -> None:
-        """Make queues as this API wants them, with these labels, unless they exist; those stay as they are."""
+        """Create the queues that do not exist, with the options of work queues and these labels."""
         now = self._clock.now()
         oldest = now - _REMEMBERED
         missing = [queue for queue in queues if self._made.get(queue, 0) < oldest]
@@ -169,48 +141,48 @@ class WorkQueues:
             self._made = known | dict.fromkeys(missing, now)
 
     def forget(self, queues: Sequence[str]) -> None:
-        """Queues were deleted."""
+        """Remove deleted queues from the cache."""
         for queue in queues:
             self._made.pop(queue, None)
 
     async def lock_duration(self, queue: str) -> int:
-        """Milliseconds that a queue wants messages to be held; 0: as the server's settings say."""
+        """The lease time of a queue in milliseconds; 0 for that of the settings."""
         infos = await self._broker.engine.queue_infos([queue])
         return infos[0].options.lock_duration if infos else 0
 
     async def set_lock_duration(self, queue: str, milliseconds: int, labels: Labels = None) -> None:
-        """Hold messages of a queue that long from now on; 0: as the server's settings say."""
+        """Set the lease time of a queue; 0 for that of the settings."""
         await self.prepare({queue: labels})
         for info in await self._broker.engine.queue_infos([queue]):
             options = msgspec.structs.replace(info.options, lock_duration=milliseconds)
             await self._broker.configure(
-                QueueSpec(name=queue, namespace=info.namespace, task=info.task, options=options)
+                model.QueueSpec(name=queue, namespace=info.namespace, task=info.task, options=options)
             )
 
     async def stats(self, queue: str) -> WorkStats:
-        """How many messages wait, are being worked on, or could not be delivered."""
+        """The numbers of waiting, leased and dead-lettered messages."""
         engine = self._broker.engine
         pending = processing = 0
         if groups := await engine.group_stats(QUEUE_MODE, queue):
             processing = groups[0].in_flight
             pending = max(0, groups[0].lag + groups[0].scheduled - processing)
-        elif queues := (await engine.queue_stats(QueueFilter(names=[queue]))).items:
+        elif queues := (await engine.queue_stats(model.QueueFilter(names=[queue]))).items:
             pending = queues[0].counts.total  # No consumer has received a message yet.
-        dead = await engine.dead_letters(DeadLetterFilter(queue=queue, group=QUEUE_MODE, limit=1))
+        dead = await engine.dead_letters(model.DeadLetterFilter(queue=queue, group=QUEUE_MODE, limit=1))
         return WorkStats(pending, processing, dead.total)
 
     # Messages ----------------------------------------------------------------------------------------------
 
-    async def admit(self, messages: Sequence[NewMessage]) -> None:
-        """Get ready to push messages: their queues exist, and each has a retry schedule."""
-        self._broker.check_pushes()  # Before a queue is made that nothing would be in.
+    async def admit(self, messages: Sequence[model.NewMessage]) -> None:
+        """Prepare messages for a push: create their queues, and set their retry schedules."""
+        self._broker.check_pushes()  # Before a queue is created that would stay empty.
         for message in messages:
             if message.backoff_ms is None:
                 message.backoff_ms = DEFAULT_SCHEDULE
         await self.prepare({message.queue: message.labels for message in messages})
 
-    async def enqueue(self, message: NewMessage) -> str:
-        """Append a message and give its id; returns when it is on stable storage."""
+    async def enqueue(self, message: model.NewMessage) -> str:
+        """Append a message. Returns its id when it is on stable storage."""
         await self.admit([message])
         [outcome] = await self._broker.push([message])
         if outcome.code == "queue_full":
@@ -219,10 +191,10 @@ class WorkQueues:
             raise HarkError(outcome.error or "the message was not stored", code=outcome.code)
         return outcome.message_id
 
-    def pop_request(self, queue: str, consumer: str = "") -> PopRequest:
-        """What each consumer of a work queue asks for: the next message."""
+    def pop_request(self, queue: str, consumer: str = "") -> model.PopRequest:
+        """The pop of the next message of a work queue."""
         lasts = self._settings.lock_duration
-        return PopRequest(queue=queue, group_mode="shared", lease_ms=lasts, consumer=consumer)
+        return model.PopRequest(queue=queue, group_mode="shared", lease_ms=lasts, consumer=consumer)
 
     async def poll(
         self,
@@ -231,8 +203,8 @@ class WorkQueues:
         gone: Gone | None = None,
         consumer: str = "",
         labels: Labels = None,
-    ) -> PopResult:
-        """Take the next message, if there is one in time."""
+    ) -> model.PopResult:
+        """Pop the next message, or wait for it."""
         await self.prepare({queue: labels})
         return await self._broker.pop(self.pop_request(queue, consumer), wait_seconds, gone=gone)
 
@@ -240,19 +212,19 @@ class WorkQueues:
         self,
         message_id: str,
         receipt: str | None,
-        status: Status,
+        status: model.Status,
         error: str | None = None,
         delay_ms: int | None = None,
-    ) -> SettleOutcome:
-        """Settle a message that was delivered under a receipt, or without one whatever delivery of it is live."""
+    ) -> model.SettleOutcome:
+        """Settle a message by its receipt, or without one, in any live delivery."""
         if status == "failed":
             error = error or NO_ERROR
-        settlement = Settlement(message_id, "", status, receipt, error, delay_ms)
+        settlement = model.Settlement(message_id, "", status, receipt, error, delay_ms)
         [outcome] = await self._broker.settle([settlement])
         return outcome
 
 
-def _spec(queue: str, labels: Labels) -> QueueSpec:
-    """A queue as this API makes it, with these labels or with those that a push would give it (rule 2)."""
+def _spec(queue: str, labels: Labels) -> model.QueueSpec:
+    """A new queue with the options of work queues, and with these labels or those of a push (rule 2)."""
     namespace, task = labels or labels_of(queue)
-    return QueueSpec(name=queue, namespace=namespace, task=task, options=QueueOptions(drop_settled=True))
+    return model.QueueSpec(name=queue, namespace=namespace, task=task, options=model.QueueOptions(drop_settled=True))

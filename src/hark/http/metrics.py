@@ -14,7 +14,7 @@ from hark._version import __version__
 from hark.batching import BatchSizes
 from hark.broker import Broker
 from hark.broker.broker import POP_MAINTENANCE, PUSH_MAINTENANCE
-from hark.broker.observer import Depths, QueueDepth
+from hark.broker.survey import Depths, QueueDepth
 from hark.broker.tallies import MOST_QUEUES, Tallies, Tally
 from hark.clock import SECOND
 from hark.errors import HarkError
@@ -110,7 +110,7 @@ class BusiestQueues:
 
 def _difference(tally: Tally, base: Tally) -> Tally:
     result = Tally()
-    for name in Tally.__slots__:
+    for name in Tally.__struct_fields__:
         setattr(result, name, getattr(tally, name) - getattr(base, name))
     return result
 

@@ -6,14 +6,16 @@ The naive one is without cleverness: one list in the order of turns, and who is 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from hark.broker.delivery.consumers import ConsumerManager, State, Work
+from hark.broker.delivery.consumers import WAITING, ConsumerManager, State, Work
+
+C = TypeVar("C", bound=Hashable)
 
 
 @dataclass
@@ -110,6 +112,41 @@ class NaiveManager:
     def waits(self, partition: str | None, priority: int) -> bool:
         """Whether somebody as important or more could take work of this lane."""
         return any(one.priority >= priority and one.partition in {None, partition} for one in self.takers())
+
+
+def check(manager: ConsumerManager[C]) -> None:
+    """Assert the invariants of a manager."""
+    lists = [(State.NOT_INTERESTED, manager._idle), (State.NON_ACQUIRING, manager._browsers)]
+    for ring in manager._rings():
+        assert ring, "a class without consumers"
+        assert len(ring.notified) <= manager._cap, "more told than the cap allows"
+        lists += [(State.INTERESTED, ring.interested), (State.NOTIFIED, ring.notified)]
+    listed = Counter(consumer for _, one in lists for consumer in one)
+    assert listed == Counter(list(manager._members)), "L1: not in exactly one list"
+    for state in State:
+        here = [consumer for kind, one in lists if kind is state for consumer in one]
+        assert manager._sizes[state] == len(here), f"L2: {state} is miscounted"
+        assert all(manager._members[one].state is state for one in here), f"L3: not {state}, but in its list"
+    for member in manager._members.values():
+        assert not (member.browser and member.state in WAITING), "L4: a queue browser among the consumers"
+        assert member.browser or member.state is not State.NON_ACQUIRING, "L4: not a browser, but browsing"
+    _check_classes(manager)
+
+
+def _check_classes(manager: ConsumerManager[C]) -> None:
+    """Assert that every consumer is in its class and that all indexes agree."""
+    priorities = [level.priority for level in manager._levels]
+    assert priorities == sorted(set(priorities), reverse=True), "levels out of order"
+    assert {one.priority: one for one in manager._levels} == manager._level_of, "a level that can't be found"
+    names = Counter(name for level in manager._levels for name in level.rings if name is not None)
+    assert names == manager.named, "named partitions are miscounted"
+    for level in manager._levels:
+        notified = {name: ring for name, ring in level.rings.items() if name is not None and ring.notified}
+        assert notified == level.notified, "told, but not where rebalance looks"
+        for name, ring in level.rings.items():
+            for consumer in (*ring.notified, *ring.interested):
+                member = manager._members[consumer]
+                assert (member.priority, member.partition) == (level.priority, name), "in the wrong class"
 
 
 # A state machine that runs the manager and the naive one on the same script and states what must hold ------
@@ -238,7 +275,7 @@ class ConsumerMachine(RuleBasedStateMachine):
     @invariant()
     def is_consistent(self) -> None:
         """L1 to L4, as the manager sees itself and as the script has it."""
-        self.manager.check()
+        check(self.manager)
         lists = [*self.manager.iter_interested(), *self.manager.iter_notified(), *self.manager.iter_browsers()]
         assert Counter(lists) == Counter(list(self.wanting)), "L1, L3: not those who want work"
         states = Counter(self.manager.state_of(name) for name in self.manager.iter_all())

@@ -24,6 +24,7 @@ from hark.errors import EngineFailure
 from hark.model import GroupMode, NewMessage, PopRequest, PopResult, QueueOptions, QueueSpec, Seek, Settlement, Status
 from hark.settings import Settings
 
+from .consumer_machine import check
 from .harness import GROUP, Server, WatchedEngine, outbox, settlement, turns
 
 T = TypeVar("T")
@@ -372,7 +373,7 @@ class DeliveryMachine(RuleBasedStateMachine):
     async def _check_idle(self) -> None:
         """I8: nobody is told, nothing is scheduled."""
         for subscription in self.server.delivery._subscriptions.values():
-            subscription.manager.check()
+            check(subscription.manager)
             assert not subscription.manager.counts()[State.NOTIFIED], "I8: told, and nobody looks"
         before = self.server.timers.set, self.server.engine.calls
         await turns(5)

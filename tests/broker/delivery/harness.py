@@ -257,7 +257,7 @@ class Server:
         assert not delivery._by_label, "a label is left in the index"
         assert not len(delivery.intentions), "an intention is left"
         assert not len(delivery.streams), "a stream is left"
-        assert not delivery.streams._by_lease, "a lease is left"
+        assert not delivery.streams.by_lease, "a lease is left"
         assert not len(delivery.browsers), "a browser is left"
         assert not delivery._tasks and not delivery._looks, "a look is left"
         assert self.timers.armed == 0, "a timer is left"

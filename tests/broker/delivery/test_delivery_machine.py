@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
 from hark.broker import Broker
+from hark.broker.delivery.consumers import ReadyWork
 from hark.broker.delivery.delivery import Delivery
-from hark.broker.delivery.ready import ReadyWork
 from hark.broker.delivery.subscription import Source, Subscription
 from hark.model import GroupMode, Hint, PopRequest
 from tests.replaying import Recordings, replay
@@ -114,7 +114,7 @@ def marks_are_ignored(patch: pytest.MonkeyPatch) -> None:
     disprove = ReadyWork.disprove
 
     def forgetful(self: ReadyWork, partition: str | None, queue: str | None, _mark: int) -> None:
-        disprove(self, partition, queue, self.mark)
+        disprove(self, partition, queue, self._mark)
 
     patch.setattr(ReadyWork, "disprove", forgetful)
 

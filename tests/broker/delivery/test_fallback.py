@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 
-from hark.broker.delivery.fallback import FallbackPolls
+from hark.broker.timers import FallbackPolls
 from hark.clock import MILLISECOND
 from hark.settings import Fallback
 from hark.testing.server import FakeTimers
@@ -90,7 +90,7 @@ def slowed(world: World, key: str = "a") -> None:
 
 
 def test_polls_and_their_backoff_are_in_the_log_at_the_debug_level(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("DEBUG", "hark.broker.delivery.fallback")
+    caplog.set_level("DEBUG", "hark.broker.timers")
     world = World(Fallback(tick_ms=1, jitter=0, threshold=1, initial_ms=100, multiplier=3))
     world.polls.watch("orders")
     world.wait(100)

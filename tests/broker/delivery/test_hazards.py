@@ -91,7 +91,7 @@ async def test_h2_consumers_of_other_partitions_are_not_notified_and_an_idle_pum
     before = server.engine.calls, server.timers.set
     await turns(200)
     assert (server.engine.calls, server.timers.set) == before
-    assert server.timers.armed == 1  # The deadline of those who wait.
+    assert server.timers.armed == 2  # The deadlines of those who wait.
 
 
 async def test_h2_a_look_that_no_one_wants_is_not_given_to_those_who_can_not_make_it(bench: Bench) -> None:

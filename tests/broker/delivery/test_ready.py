@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hark.broker.delivery.consumers import Work
-from hark.broker.delivery.ready import MOST_PARTITIONS, ReadyCounts, ReadyWork
+from hark.broker.delivery.consumers import MOST_PARTITIONS, ReadyWork, Work
 
 P, OTHER = ("q", "p"), ("q", "other")
 
@@ -22,7 +21,7 @@ def ready_work() -> ReadyWork:
 @pytest.mark.parametrize("counts", [False, True])
 def test_what_is_expected_is_bounded_and_then_everyone_has_to_look(ready_work: ReadyWork, counts: bool) -> None:
     def add(key: tuple[str, str]) -> bool:
-        return ready_work.add_counts([(key, 1)]) if counts else ready_work.add([key], "message")
+        return ready_work.add([key], "message", [1] if counts else ())
 
     number = 0
     while add(("q", str(number))):
@@ -44,6 +43,16 @@ def test_what_is_received_during_a_look_is_expected_but_for_what_arrived_where_i
     assert bool(ready_work) == (kind == "free" or not leased)
 
 
+def test_an_empty_look_disproves_what_was_received_before_it_and_not_what_came_meanwhile(ready_work: ReadyWork) -> None:
+    ready_work.add([("q", "old")], "message")
+    mark = ready_work.begin_look()
+    ready_work.add([("q", "new")], "message")
+    ready_work.disprove(None, "q", mark)
+    assert ready_work.work("q", ["old", "new"]) == (1, {"new": 1})
+    ready_work.disprove(None, "q", ready_work.begin_look())
+    assert not ready_work
+
+
 # Shared groups -----------------------------------------------------------------------------------------------
 
 
@@ -53,8 +62,8 @@ def work(ready_work: ReadyWork, *named: str) -> Work:
 
 
 def test_messages_add_up_and_are_taken_one_by_one(ready_work: ReadyWork) -> None:
-    ready_work.add_counts([(P, 3), (OTHER, 1)])
-    ready_work.add_counts([(P, 2)])
+    ready_work.add([P, OTHER], "message", [3, 1])
+    ready_work.add([P], "message", [2])
     assert work(ready_work, "p") == Work(6, {"p": 5})
     mark = ready_work.begin_look()
     assert ready_work.took(P, 4, mark, leased=True)
@@ -66,7 +75,7 @@ def test_messages_add_up_and_are_taken_one_by_one(ready_work: ReadyWork) -> None
 
 def test_as_many_are_notified_as_it_takes_and_the_most_modest_decides(ready_work: ReadyWork) -> None:
     ready_work.set_batch(10)
-    ready_work.add_counts([(P, 30), (OTHER, 31)])
+    ready_work.add([P, OTHER], "message", [30, 31])
     assert work(ready_work).total == 3 + 4
     ready_work.set_batch(1)
     assert work(ready_work).total == 61
@@ -74,15 +83,15 @@ def test_as_many_are_notified_as_it_takes_and_the_most_modest_decides(ready_work
     assert work(ready_work).total == 61
     ready_work.disprove(None, None, ready_work.begin_look())
     assert not ready_work
-    ready_work.add_counts([(P, 30)])
+    ready_work.add([P], "message", [30])
     assert work(ready_work).total == 3
 
 
 def test_what_was_received_during_a_look_is_not_taken_or_disproved_by_it(ready_work: ReadyWork) -> None:
     """It may have taken others, and whoever is told of too much only looks in vain."""
-    ready_work.add_counts([(P, 1)])
+    ready_work.add([P], "message", [1])
     mark = ready_work.begin_look()
-    ready_work.add_counts([(P, 5)])
+    ready_work.add([P], "message", [5])
     ready_work.took(P, 3, mark, leased=True)
     assert work(ready_work).total == 5
     ready_work.disprove(None, None, mark)
@@ -94,7 +103,7 @@ def test_what_was_received_during_a_look_is_not_taken_or_disproved_by_it(ready_w
 def test_a_look_at_one_partition_says_nothing_of_another_and_a_request_to_look_is_no_more_work(
     ready_work: ReadyWork,
 ) -> None:
-    ready_work.add_counts([(P, 2), (OTHER, 1)])
+    ready_work.add([P, OTHER], "message", [2, 1])
     ready_work.look("p")
     assert work(ready_work, "p", "other") == Work(3, {"p": 2, "other": 1})
     ready_work.disprove("p", "q", ready_work.begin_look())
@@ -106,27 +115,29 @@ def test_never_fewer_are_expected_than_were_received_and_neither_taken_nor_dispr
     script: list[tuple[str, int]],
 ) -> None:
     """Whatever looks overlap; and nothing is left when the last one found nothing."""
-    counts, mark, looks = ReadyCounts(), 0, []
+    ready, mark, looks = ReadyWork(100), 0, []
     noted: list[list[int]] = []
     for step, number in script:
         if step == "hear":
-            counts.add(P, number, mark)
+            ready.add([P], "message", [number])
             noted.append([mark, number])
         elif step == "look":
-            looks.append(mark)
+            looks.append(ready.begin_look())
             mark += 1
         elif looks:
             began = looks.pop(number % len(looks))
             if step == "took":
-                counts.took(P, number, began)
+                ready.took(P, number, began, leased=True)
             else:
-                counts.disprove(began)
+                ready.disprove(None, "q", began)
             left = number
             for entry in noted:
                 if entry[0] <= began:
                     taken = entry[1] if step == "empty" else min(left, entry[1])
                     entry[1] -= taken
                     left -= taken
-        assert counts.looks == counts.looks_at(P) >= sum(entry[1] for entry in noted)
-    counts.disprove(mark)
-    assert (len(counts), counts.looks) == (0, 0)
+        total, at = work(ready, "p")
+        assert total == at.get("p", 0) >= sum(entry[1] for entry in noted)
+    ready.disprove(None, "q", ready.begin_look())
+    assert not ready
+    assert work(ready).total == 0

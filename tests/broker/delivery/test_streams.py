@@ -83,7 +83,7 @@ async def test_each_ack_makes_room_for_one_however_it_names_its_message(
     for left, index in ((2, 1), (1, 2), (0, 0)) if request_ is SHARED else ((2, 0), (1, 1), (0, 2)):
         await complete(server, arrival, index, way)
         assert stream.unsettled == left
-    assert not server.delivery.streams._by_lease
+    assert not server.delivery.streams.by_lease
 
 
 async def test_a_nack_gives_up_the_rest_of_the_batch_of_its_partition_which_comes_again(server: Server) -> None:
@@ -344,7 +344,7 @@ async def test_what_could_not_be_written_is_free_again_and_uncounted(server: Ser
     else:
         stream.close()
         stream.lost(arrival)
-    assert not server.delivery.streams._by_lease
+    assert not server.delivery.streams.by_lease
     await server.quiet()
     server.is_clean()
     assert [message.attempt for message in (await server.broker.pop(ANY)).messages] == [1]

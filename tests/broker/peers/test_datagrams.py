@@ -9,8 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hark.broker.datagrams import MAX_BYTES, MAX_SENDERS, WINDOW, Packer, Refusal, Senders, Unpacker
-from hark.broker.peers import MAX_KEYS, MAX_PARTITIONS, Gathering
+from hark.broker.peers import (
+    MAX_BYTES,
+    MAX_KEYS,
+    MAX_PARTITIONS,
+    MAX_SENDERS,
+    WINDOW,
+    Gathering,
+    Packer,
+    Refusal,
+    Senders,
+    Unpacker,
+)
 from hark.clock import FakeClock
 from hark.keys import encode_key
 from hark.model import Hint, Key, KeyNotification, KeyPart

@@ -10,8 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from hark.broker.datagrams import MAX_BYTES
-from hark.broker.peers import Directory, Peers, SocketAddress
+from hark.broker.peers import MAX_BYTES, Directory, Peers, SocketAddress
 from hark.clock import FakeClock
 from hark.model import Hint, KeyNotification
 from hark.settings import Address
@@ -82,8 +81,8 @@ async def test_a_server_receives_what_another_reports_and_which_keys_it_changed(
     one, other = linked
     arrival, free = Hint("q", None, ("a",), "message"), Hint("q", "g", ("a",), ended=("lease",))
     one.peers.notify([arrival, free])
-    one.peers.notify_keys(KeyNotification((("user", 1), ("user", True))))
-    one.peers.notify_keys(KeyNotification((("user", 1), ("user", "1"))))
+    one.peers.notify(keys=KeyNotification((("user", 1), ("user", True))))
+    one.peers.notify(keys=KeyNotification((("user", 1), ("user", "1"))))
     async with asyncio.timeout(SECONDS):
         assert (await other.keys.get()).keys == (("user", 1), ("user", True), ("user", "1"))
     assert [await other.next(), await other.next()] == [arrival, free]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hark.broker.watch import Shown
+from hark.broker.keyvalue import Shown
 from hark.http.checks import query_params
 from hark.http.keyval.paths import cursor_of, key_at, keys_in_path, known_of_text, known_text
 from hark.keys import encode_key

@@ -7,8 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 
 from hark.broker.delivery.consumers import ConsumerManager
-from hark.broker.delivery.fallback import FallbackPolls
-from hark.broker.timers import Timers
+from hark.broker.timers import FallbackPolls, Timers
 from hark.clock import SECOND
 from hark.engine.api import Engine
 from hark.errors import EngineFailure, HarkError, Overloaded, Unavailable
@@ -19,12 +18,12 @@ log = logging.getLogger(__name__)
 
 _BATCH = 100
 _PARTITIONS = 16
-"""Partitions that one call reads from at most."""
+"""Maximum number of partitions in one call."""
 _MANY_BYTES = 256 * 1024
-"""After more than this the next call reads from one partition, which gives a mebibyte at most: a client that does not
-read should not hold much."""
+"""After a larger result the next call reads from one partition, which returns at most a mebibyte: a client that does
+not read must not hold much."""
 _OVERLAP = 30 * SECOND
-"""How far back a poll asks for what was touched: longer than a transaction takes to be seen."""
+"""Overlap of two polls, longer than a transaction takes to become visible."""
 
 
 class Browser:
@@ -37,17 +36,17 @@ class Browser:
         self.closed = False
         self._browsers = browsers
         self._next: dict[str, int] = {}
-        """The next offset of each partition that it has been in."""
+        """The next offset of each known partition."""
         self._unread: dict[str, None] = {}
-        """Partitions that may have something for it, the one read longest ago first."""
+        """Partitions that may have new messages; the one that was read longest ago is first."""
         self._width = 1
-        """Partitions that the next call reads from."""
+        """Number of partitions in the next call."""
         self._behind = False
         """Messages arrived in unknown partitions."""
         self._changed = asyncio.Event()
 
     async def open(self) -> None:
-        """Find its places. What comes after this call began is not missed."""
+        """Find the start offsets. Messages that arrive during this call are not missed."""
         for position in await self._browsers.engine.offsets(self.queue, self.start, self.partition):
             self._next[position.partition] = position.offset
         if self.start != "tail":
@@ -55,7 +54,7 @@ class Browser:
             self._changed.set()
 
     def notify(self, partitions: Sequence[str] | None) -> None:
-        """Messages came into these partitions, or (None) into some."""
+        """Note new messages in these partitions, or (None) in unknown ones."""
         if partitions is None:
             self._behind = True
         elif self.partition is None:
@@ -65,7 +64,7 @@ class Browser:
         self._changed.set()
 
     async def next(self) -> Sequence[StoredMessage]:
-        """The next messages, as soon as there are some; nothing when the browser is closed."""
+        """Wait for the next messages; nothing when the browser is closed."""
         while not self.closed:
             self._changed.clear()
             try:
@@ -105,7 +104,7 @@ class Browser:
         try:
             answers = await self._ask(partitions)
             lost = [one for one, answer in answers.items() if await self._is_lost(one, answer)]
-        except BaseException:  # The store is away, or the caller asks again later: nothing was seen.
+        except BaseException:  # The store failed, or the caller was cancelled: nothing was read.
             self._unread |= dict.fromkeys(partitions)
             raise
         for partition, answer in answers.items():
@@ -138,7 +137,7 @@ class Browser:
         return bool(tails) and tails[0].offset < answer.next_offset
 
     async def catch_up(self, since: int | None) -> bool:
-        """Ask the store what came without a word since a time or (None) ever; whether something did."""
+        """Find messages without a notification, since a time or (None) the start. Returns whether there are any."""
         found = False
         tails = await self._browsers.engine.offsets(self.queue, "tail", self.partition, since)
         for position in tails:
@@ -150,7 +149,7 @@ class Browser:
         return found
 
     def close(self) -> None:
-        """Look no more."""
+        """End the browsing."""
         if not self.closed:
             self.closed = True
             self._browsers.forget(self)
@@ -171,7 +170,7 @@ class Browsers:
         self.engine = engine
         self._timers = timers
         self.show = show
-        """Makes payloads readable, or says why that is impossible."""
+        """Decrypts payloads."""
         self._most = settings.limits.max_streams
         self.by_queue: dict[str, ConsumerManager[Browser]] = {}
         self._polls: FallbackPolls[Browser] = FallbackPolls(settings.fallback, timers, self._poll, random)
@@ -186,7 +185,7 @@ class Browsers:
         return iter([browser for manager in self.by_queue.values() for browser in manager.iter_all()])
 
     async def open(self, queue: str, partition: str | None, start: BrowseFrom) -> Browser:
-        """A browser at its start."""
+        """Open a browser. Raises if there are too many."""
         if self._closed:
             raise Unavailable("the server is shutting down; retry", code="stopping")
         if len(self) >= self._most:
@@ -196,7 +195,7 @@ class Browsers:
             )
         browser = Browser(self, queue, partition, start)
         manager = self.by_queue.setdefault(queue, ConsumerManager(1))
-        # Before it finds its places: it hears of what comes meanwhile, and reads it where it belongs.
+        # Before it finds its start offsets, so that it is notified of messages that arrive meanwhile.
         manager.add(browser, browser=True)
         manager.set_interest(browser, True)
         try:
@@ -209,7 +208,7 @@ class Browsers:
         return browser
 
     def forget(self, browser: Browser) -> None:
-        """A browser is closed."""
+        """Remove a closed browser."""
         manager = self.by_queue.get(browser.queue)
         if manager is not None:
             manager.remove(browser)
@@ -227,11 +226,11 @@ class Browsers:
                 self._polls.reset(browser)
 
     def remind(self, callback: Callable[[], None]) -> None:
-        """Call when the store may be back."""
+        """Call a function after a pause, when the store may respond again."""
         self._timers.at(self._timers.now() + SECOND, callback)
 
     def close(self) -> None:
-        """The server stops."""
+        """Close all browsers, because the server shuts down."""
         self._closed = True
         self._polls.close()
         for browser in self:

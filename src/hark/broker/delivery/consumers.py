@@ -17,14 +17,17 @@ left leaves the ring, and the next `rebalance` notifies another one."""
 
 from __future__ import annotations
 
+import sys
 from bisect import insort
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterable, Iterator, KeysView, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from itertools import repeat
+from typing import Generic, NamedTuple, TypeVar
 
-from hark.errors import HarkError
-from hark.model import PopRequest, PopResult
+import msgspec
+
+from hark.model import HintKind
 
 C = TypeVar("C", bound=Hashable)
 
@@ -53,43 +56,34 @@ class Work(NamedTuple):
     """Number of pieces in partitions that a consumer named; other partitions need not be listed."""
 
 
-class _Member(Generic[C]):
+class _Member(msgspec.Struct, Generic[C], eq=False):
     """A consumer with its filter and its state."""
 
-    __slots__ = ("browser", "consumer", "partition", "priority", "state")
-
-    def __init__(self, consumer: C, priority: int, partition: str | None, browser: bool) -> None:
-        self.consumer = consumer
-        self.priority = priority
-        self.partition = partition
-        self.browser = browser
-        self.state = State.REMOVED
+    consumer: C
+    priority: int
+    partition: str | None
+    browser: bool
+    state: State = State.REMOVED
 
 
-class _Ring(Generic[C]):
+class _Ring(msgspec.Struct, Generic[C], eq=False):
     """One class in the order of its turns: the notified consumers, then the others."""
 
-    __slots__ = ("interested", "notified")
-
-    def __init__(self) -> None:
-        # Not plain dicts: a dict that is used as a queue scans all its deleted slots to find its head.
-        self.notified: OrderedDict[C, None] = OrderedDict()
-        self.interested: OrderedDict[C, None] = OrderedDict()
+    # Not plain dicts: a dict that is used as a queue scans all its deleted slots to find its head.
+    notified: OrderedDict[C, None] = msgspec.field(default_factory=OrderedDict)
+    interested: OrderedDict[C, None] = msgspec.field(default_factory=OrderedDict)
 
     def __len__(self) -> int:
         return len(self.notified) + len(self.interested)
 
 
-class _Level(Generic[C]):
+class _Level(msgspec.Struct, Generic[C], eq=False):
     """The classes of one priority, by the partition that they name."""
 
-    __slots__ = ("notified", "priority", "rings")
-
-    def __init__(self, priority: int) -> None:
-        self.priority = priority
-        self.rings: dict[str | None, _Ring[C]] = {}
-        self.notified: dict[str, _Ring[C]] = {}
-        """Classes with a named partition and a notified consumer. `rebalance` checks them even without work."""
+    priority: int
+    rings: dict[str | None, _Ring[C]] = {}
+    notified: dict[str, _Ring[C]] = {}
+    """Classes with a named partition and a notified consumer. `rebalance` checks them even without work."""
 
 
 class ConsumerManager(Generic[C]):
@@ -106,8 +100,8 @@ class ConsumerManager(Generic[C]):
         self._levels: list[_Level[C]] = []
         """Highest priority first, without empty levels."""
         self._level_of: dict[int, _Level[C]] = {}
-        self._named: Counter[str] = Counter()
-        """Number of levels in which each partition is named."""
+        self.named: Counter[str] = Counter()
+        """The partitions that waiting consumers name, with the number of levels of each."""
         self._sizes = dict.fromkeys(State, 0)
 
     # Coming, going, wanting ------------------------------------------------------------------------------------
@@ -224,11 +218,6 @@ class ConsumerManager(Generic[C]):
         """Whether no consumer of this partition waits, or (None) no consumer without a named partition."""
         return next(self._lane(partition), None) is None
 
-    @property
-    def named(self) -> KeysView[str]:
-        """The partitions that waiting consumers name."""
-        return self._named.keys()
-
     def iter_all(self) -> Iterator[C]:
         """All consumers, in the order in which they were added."""
         return self._still(self._members, tuple(State))
@@ -290,7 +279,7 @@ class ConsumerManager(Generic[C]):
         if ring is None:
             ring = level.rings[member.partition] = _Ring()
             if member.partition is not None:
-                self._named[member.partition] += 1
+                self.named[member.partition] += 1
         if member.state is State.INTERESTED:
             return ring.interested
         if member.partition is not None:
@@ -307,75 +296,202 @@ class ConsumerManager(Generic[C]):
             return
         del level.rings[partition]
         if partition is not None:
-            self._named[partition] -= 1
-            if not self._named[partition]:
-                del self._named[partition]
+            self.named[partition] -= 1
+            if not self.named[partition]:
+                del self.named[partition]
         if not level.rings:
             del self._level_of[priority]
             self._levels.remove(level)
 
-    # Proof -----------------------------------------------------------------------------------------------------
 
-    def check(self) -> None:
-        """Assert the invariants, for tests. It checks every consumer."""
-        lists = [(State.NOT_INTERESTED, self._idle), (State.NON_ACQUIRING, self._browsers)]
-        for ring in self._rings():
-            assert ring, "a class without consumers"
-            assert len(ring.notified) <= self._cap, "more told than the cap allows"
-            lists += [(State.INTERESTED, ring.interested), (State.NOTIFIED, ring.notified)]
-        listed = Counter(consumer for _, one in lists for consumer in one)
-        assert listed == Counter(list(self._members)), "L1: not in exactly one list"
-        for state in State:
-            here = [consumer for kind, one in lists if kind is state for consumer in one]
-            assert self._sizes[state] == len(here), f"L2: {state} is miscounted"
-            assert all(self._members[one].state is state for one in here), f"L3: not {state}, but in its list"
-        for member in self._members.values():
-            assert not (member.browser and member.state in WAITING), "L4: a queue browser among the consumers"
-            assert member.browser or member.state is not State.NON_ACQUIRING, "L4: not a browser, but browsing"
-        self._check_classes()
-
-    def _check_classes(self) -> None:
-        """Assert that every consumer is in its class and that all indexes agree."""
-        priorities = [level.priority for level in self._levels]
-        assert priorities == sorted(set(priorities), reverse=True), "levels out of order"
-        assert {one.priority: one for one in self._levels} == self._level_of, "a level that can't be found"
-        names = Counter(name for level in self._levels for name in level.rings if name is not None)
-        assert names == self._named, "named partitions are miscounted"
-        for level in self._levels:
-            notified = {name: ring for name, ring in level.rings.items() if name is not None and ring.notified}
-            assert notified == level.notified, "told, but not where rebalance looks"
-            for name, ring in level.rings.items():
-                for consumer in (*ring.notified, *ring.interested):
-                    member = self._members[consumer]
-                    assert (member.priority, member.partition) == (level.priority, name), "in the wrong class"
+# Ready work. In an ordered group one consumer at a time works on a partition, so a piece of work is a partition. In a
+# shared group it is as many messages of a partition as one consumer takes. Every announcement has a mark that grows
+# with each look. An empty look removes the announcements from before it began; later ones stay.
 
 
-class Consumer(Hashable, Protocol):
-    """A waiting consumer. The pump calls these methods; they must not raise."""
+PartitionKey = tuple[str, str]
+"""A queue and a partition of it."""
 
-    @property
-    def priority(self) -> int:
-        """Consumers with a higher priority are notified first."""
+MOST_PARTITIONS = 10_000
+"""Maximum number of remembered partitions. Above it, any look can find work."""
+_MOST_COUNTS = 4
+"""Maximum number of marks with counts of a partition: few looks run at a time, so older marks can be merged."""
+_NEVER = -1
+_ALL = sys.maxsize
 
-    @property
-    def partition(self) -> str | None:
-        """The partition that it wants, if not any."""
 
-    @property
-    def batch(self) -> int:
-        """How many messages it takes at once, if it can."""
+class _Announced(msgspec.Struct, eq=False):
+    """The announced work of one partition."""
 
-    def next_pull(self) -> PopRequest | None:
-        """What to pop for it now; None: it wants nothing after all."""
+    received: int = _NEVER
+    """The mark of the last hint without a count."""
+    freed: int = _NEVER
+    """The mark of the last such hint about released work, not about new messages."""
+    counts: list[tuple[int, int]] = []
+    """Marks and numbers of announced messages of a shared group, the oldest first."""
+    looks: int = 0
+    """The number of consumers that it takes to receive all of it."""
 
-    def deliver(self, result: PopResult) -> bool:
-        """Take what came; False: it is not there any more, and what came goes back."""
+    def add(self, count: int, mark: int) -> None:
+        """Announce a number of messages."""
+        counts = self.counts
+        if counts and counts[-1][0] == mark:
+            counts[-1] = mark, counts[-1][1] + count
+            return
+        counts.append((mark, count))
+        if len(counts) > _MOST_COUNTS:
+            # Use the later mark: a wrong expectation costs a look, a missing one delays a message.
+            counts[:2] = [(counts[1][0], counts[0][1] + counts[1][1])]
 
-    def came_up_empty(self) -> None:
-        """There was nothing for it; it keeps its turn."""
+    def subtract(self, count: int, mark: int) -> None:
+        """Remove messages that were announced up to a mark: a look that began there can have taken no others."""
+        counts = self.counts
+        while count and counts and counts[0][0] <= mark:
+            announced_at, number = counts[0]
+            if number > count:
+                counts[0] = announced_at, number - count
+                return
+            count -= number
+            del counts[0]
 
-    def failed(self, failure: HarkError) -> None:
-        """The look failed, for a reason that passes; it is looked for again later."""
 
-    def refuse(self, error: HarkError) -> None:
-        """What it wants can't be."""
+class ReadyWork:
+    """The ready work of a subscription: announced by hints, and received by no consumer yet."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._mark = 0
+        self._partitions: dict[PartitionKey, _Announced] = {}
+        self._looks = 0
+        """The number of consumers that it takes to receive the work of all partitions."""
+        self._batch = self._next_batch = 1
+        self._requested: dict[str | None, int] = {}
+        """The marks of requested looks, by partition or (None) anywhere, whether or not work is expected there."""
+        self._anywhere = 0
+        """Number of consumers that may look without a known partition. It doubles after each successful look, so that
+        ten looks find a thousand ready partitions."""
+
+    def __bool__(self) -> bool:
+        return bool(self._partitions or self._requested)
+
+    def begin_look(self) -> int:
+        """The mark of a look that begins now. Later hints get a higher mark."""
+        self._mark += 1
+        return self._mark - 1
+
+    def add(self, partitions: Iterable[PartitionKey], kind: HintKind, counts: Sequence[int] = ()) -> bool:
+        """Announce work. `counts` are numbers of messages of a shared group.
+
+        False: there are too many partitions to remember; all lanes must look.
+        """
+        known = self._partitions
+        if len(known) > MOST_PARTITIONS:
+            known.clear()
+            self._looks, self._batch = 0, self._next_batch
+            return False
+        for key, count in zip(partitions, counts or repeat(0), strict=False):
+            announced = known.get(key)
+            if announced is None:
+                announced = known[key] = _Announced()
+            if count:
+                announced.add(count, self._mark)
+            else:
+                announced.received = self._mark
+                if kind == "free":
+                    announced.freed = self._mark
+            self._recount(announced)
+        return True
+
+    def set_batch(self, batch: int) -> None:
+        """Set the smallest batch size of the waiting consumers.
+
+        A larger size takes effect when no work is expected: otherwise one consumer with a small batch that joins and
+        leaves often would cause a new count each time. Until then a few consumers too many are notified.
+        """
+        self._next_batch = batch
+        if batch < self._batch or not self._partitions:
+            self._batch = batch
+            for announced in self._partitions.values():
+                self._recount(announced)
+
+    def look(self, partition: str | None) -> None:
+        """Request a look in a partition, or (None) anywhere."""
+        self._requested[partition] = self._mark
+        if partition is None:
+            self._anywhere = max(1, self._anywhere)
+
+    def took(self, key: PartitionKey, count: int, mark: int, *, leased: bool) -> bool:
+        """Note the result of a look: `count` messages of a partition. Returns whether work was expected there.
+
+        In an ordered group a leased partition is not ready, even if messages arrived during the look: its lease must
+        end first, and a hint announces that. In a shared group the other messages stay ready.
+        """
+        announced = self._partitions.get(key)
+        if announced is None:
+            return False
+        if (announced.freed if leased else announced.received) <= mark:
+            announced.received = announced.freed = _NEVER
+        announced.subtract(count, mark)
+        self._keep(key, announced)
+        return True
+
+    def expect_more(self) -> None:
+        """Allow more looks without a known partition, because every look found work and some of it was unexpected."""
+        self._anywhere = min(2 * self._anywhere, self._most)
+
+    def disprove(self, partition: str | None, queue: str | None, mark: int) -> None:
+        """Remove announcements after an empty look in a partition, or (None) anywhere."""
+        if partition is not None:
+            if self._requested.get(partition, mark + 1) <= mark:
+                del self._requested[partition]
+            if queue is not None and (queue, partition) in self._partitions:
+                self._disprove((queue, partition), mark)
+            return
+        for key in list(self._partitions):
+            self._disprove(key, mark)
+        # Without work anywhere there is none in the named partitions: their consumers need not look.
+        self._requested = {lane: requested for lane, requested in self._requested.items() if requested > mark}
+        if None not in self._requested:
+            self._anywhere = 0
+
+    def _disprove(self, key: PartitionKey, mark: int) -> None:
+        announced = self._partitions[key]
+        if announced.received <= mark:
+            announced.received = announced.freed = _NEVER
+        announced.subtract(_ALL, mark)
+        self._keep(key, announced)
+
+    def forget(self, partition: str) -> None:
+        """Remove a partition that no consumer names any more."""
+        self._requested.pop(partition, None)
+
+    def work(self, queue: str | None, named: Collection[str]) -> Work:
+        """The expected work, with the share of the named partitions."""
+        at: dict[str, int] = {}
+        extra = 0
+        if named and queue is not None:
+            partitions = self._partitions
+            if len(named) <= len(partitions):
+                known = [partition for partition in named if (queue, partition) in partitions]
+            else:
+                known = [partition for _, partition in partitions if partition in named]
+            at = {partition: partitions[queue, partition].looks for partition in known}
+            # A requested look without a waiting consumer is not work: it would go to consumers that cannot do it.
+            for partition in self._requested:
+                if partition is not None and partition in named and partition not in at:
+                    at[partition] = 1
+                    extra += 1
+        return Work(self._looks + extra + self._anywhere, at)
+
+    def _keep(self, key: PartitionKey, announced: _Announced) -> None:
+        """Remove a partition without announced work."""
+        self._recount(announced)
+        if not announced.looks:
+            del self._partitions[key]
+            if not self._partitions:
+                self._batch = self._next_batch
+
+    def _recount(self, announced: _Announced) -> None:
+        looks = -(-sum(count for _, count in announced.counts) // self._batch) + (announced.received != _NEVER)
+        self._looks += looks - announced.looks
+        announced.looks = looks

@@ -1,86 +1,63 @@
-"""Delivery: every subscription of this server, and the routing of hints to them."""
+"""Delivery: waiting pops, every subscription of this server, and the routing of hints to them."""
 
 from __future__ import annotations
 
 import asyncio
-import heapq
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+import msgspec
+
 from hark.batching import Answer
 from hark.broker.delivery.browsers import Browsers
-from hark.broker.delivery.fallback import FallbackPolls
 from hark.broker.delivery.stream import Stream
 from hark.broker.delivery.streams import Streams
 from hark.broker.delivery.subscription import DeliveryMetrics, Key, Source, Subscription
-from hark.broker.timers import Timer, Timers
+from hark.broker.timers import FallbackPolls, Timer, Timers, Wakeup
 from hark.clock import MILLISECOND, SECOND
 from hark.engine.api import Engine
 from hark.errors import EngineFailure, HarkError, Overloaded
 from hark.model import Hint, MessageFacts, PopRequest, PopResult, StoredMessage
 from hark.settings import Settings
 
-_SLACK = 64
+log = logging.getLogger(__name__)
+
+_CLOSED = PopResult(reason="nothing_ready")
+_PAUSED = PopResult(reason="paused")
 
 
-class Intention:
-    """One pop that waits: interested until it is answered, at the latest at its deadline."""
+class Intention(msgspec.Struct, eq=False):
+    """A waiting pop. It is a consumer until it is answered, at the latest at its deadline."""
 
-    __slots__ = (
-        "answer",
-        "created_at",
-        "deadline",
-        "failure",
-        "number",
-        "parked",
-        "priority",
-        "reason",
-        "request",
-        "subscription",
-    )
-
-    def __init__(
-        self,
-        number: int,
-        request: PopRequest,
-        priority: int,
-        created_at: int,
-        deadline: int,
-        subscription: Subscription,
-    ) -> None:
-        self.number = number
-        self.request = request
-        self.priority = priority
-        self.created_at = created_at
-        self.deadline = deadline
-        self.subscription = subscription
-        self.answer: Answer[PopResult] = Answer()
-        self.failure: HarkError | None = None
-        """Why the last look failed; None: it did not."""
-        self.reason: PopResult | None = None
-        """The answer if the look that is under way comes to nothing: time is up. None: it is not."""
-        self.parked = False
-        """It waits for its deadline in the heap."""
+    number: int
+    request: PopRequest
+    priority: int
+    created_at: int
+    deadline: int
+    subscription: Subscription
+    answer: Answer[PopResult] = msgspec.field(default_factory=Answer)
+    failure: HarkError | None = None
+    """The failure of the last look."""
+    reason: PopResult | None = None
+    """After the deadline: the answer if the look in progress finds nothing."""
+    timer: Timer | None = None
+    """The timer of the deadline; None during the first look."""
 
     @property
     def partition(self) -> str | None:
-        """The partition that it wants, if not any."""
         return self.request.partition
 
     @property
     def batch(self) -> int:
-        """How many messages it takes at once."""
         return self.request.batch
 
     def next_pull(self) -> PopRequest | None:
-        """One intention is one pop with its own batch and its own lease."""
         return None if self.answer.done() else self.request
 
     def deliver(self, result: PopResult) -> bool:
-        """Answer the pop, if its client is still there."""
         if self.answer.done():
             return False
         self.subscription.retire(self)
@@ -88,125 +65,36 @@ class Intention:
         return True
 
     def came_up_empty(self) -> None:
-        """Wait on, keeping the turn; a look that ended after the deadline was the last."""
         self.failure = None
-        self._end_if_late()
+        if self.reason is not None:
+            self.end(self.reason)
 
     def failed(self, failure: HarkError) -> None:
-        """Wait on: the store may be back in time."""
-        outcome_is_lost = self.request.auto_ack and failure.code == "outcome_unknown"
-        if outcome_is_lost:  # What was settled at once does not come again: the client should hear of it.
-            self.refuse(failure)
+        if self.request.auto_ack and failure.code == "outcome_unknown":
+            self.refuse(failure)  # Messages with auto-ack are not redelivered, so the client must get the error.
             return
-        self.failure = failure
-        self._end_if_late()
+        self.failure = failure  # The store may respond again before the deadline.
+        if self.reason is not None:
+            self.end(self.reason)
 
     def refuse(self, error: HarkError) -> None:
-        """Answer with an error."""
         if not self.answer.done():
             self.subscription.retire(self)
             self.answer.set_exception(error)
 
     def expire(self, reason: PopResult) -> None:
-        """Time is up, unless something is on its way: then what comes of that is the answer."""
+        """End the wait, after the look in progress if there is one."""
         if not self.answer.done():
             self.reason = reason
             self.subscription.last_chance(self, lambda: self.end(reason))
 
     def end(self, result: PopResult) -> None:
         """Answer without messages."""
-        if self.answer.done():
-            return
-        self.subscription.retire(self)
         if self.failure is not None:
-            self.answer.set_exception(self.failure)
+            self.refuse(self.failure)
         else:
-            self.answer.set_result(result)
+            self.deliver(result)
 
-    def _end_if_late(self) -> None:
-        if self.reason is not None:
-            self.end(self.reason)
-
-
-class Intentions:
-    """All intentions of this server, by number, and their deadlines in a heap with one timer."""
-
-    def __init__(self, most: int, timers: Timers) -> None:
-        self._most = most
-        self._timers = timers
-        self._all: dict[int, Intention] = {}
-        self._next = 0
-        self._heap: list[tuple[int, int]] = []
-        self._timer: Timer | None = None
-        self._rings_at = 0
-
-    def __len__(self) -> int:
-        return len(self._all)
-
-    def __iter__(self) -> Iterator[Intention]:
-        return iter(list(self._all.values()))
-
-    def admit(self) -> None:
-        """Refuse one more when there are too many."""
-        if len(self._all) >= self._most:
-            raise Overloaded(
-                f"{len(self._all)} pops are already waiting; retry later or raise limits.max_waiting",
-                code="too_many_waiting",
-            )
-
-    def register(
-        self, request: PopRequest, priority: int, created_at: int, deadline: int, subscription: Subscription
-    ) -> Intention:
-        """Add one."""
-        self._next += 1
-        intention = Intention(self._next, request, priority, created_at, deadline, subscription)
-        self._all[intention.number] = intention
-        return intention
-
-    def park(self, intention: Intention) -> None:
-        """From now on its deadline counts."""
-        intention.parked = True
-        heapq.heappush(self._heap, (intention.deadline, intention.number))
-        self._arm()
-
-    def remove(self, intention: Intention) -> None:
-        """It has been answered, or its client is gone."""
-        del self._all[intention.number]
-        if not self._all:
-            self._heap.clear()
-            self.close()
-        elif len(self._heap) > 2 * len(self._all) + _SLACK:
-            # Most of it is of those who were answered long before their deadlines.
-            self._heap = [entry for entry in self._heap if entry[1] in self._all]
-            heapq.heapify(self._heap)
-
-    def _arm(self) -> None:
-        due = self._heap[0][0]
-        if self._timer is not None:
-            if self._rings_at <= due:
-                return
-            self._timer.cancel()
-        self._rings_at = due
-        self._timer = self._timers.at(due, self._ring)
-
-    def _ring(self) -> None:
-        self._timer = None
-        now = self._timers.now()
-        while self._heap and self._heap[0][0] <= now:
-            intention = self._all.get(heapq.heappop(self._heap)[1])
-            if intention is not None:
-                intention.expire(PopResult(reason="nothing_ready"))
-        if self._heap:
-            self._arm()
-
-    def close(self) -> None:
-        """No deadline counts any more."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-
-log = logging.getLogger(__name__)
 
 _TRUSTED = 30 * SECOND
 """How long cached labels are valid on a shared store: another server can change them without a notification."""
@@ -227,34 +115,32 @@ class Labels:
         self._changes = 0
         """Number of removals from the cache: a request from before a removal can be out of date."""
         self._task: asyncio.Task[None] | None = None
-        self._timer: Timer | None = None
-        """Rings when the store is asked again that was away."""
+        self._wakeup = Wakeup(timers, self._begin)
+        """The next request to a store that was unavailable."""
 
     def of(self, queue: str, hint: Hint, source: Source) -> tuple[str, str] | None:
-        """The namespace and the task; None: they are asked for, and the hint is repeated when they are known."""
+        """The namespace and the task. None: they are requested, and the hint is repeated when they are known."""
         known = self._known.get(queue)
         if known is not None and (not self._engine.shared or self._timers.now() < known[2]):
             return known[0], known[1]
         self._awaiting_info.setdefault(queue, []).append((hint, source))
-        if self._task is None and self._timer is None:
+        if self._task is None and not self._wakeup:
             self._begin()
         return None
 
     def forget(self, queue: str) -> None:
-        """They may have changed."""
+        """Remove labels that may have changed."""
         self._known.pop(queue, None)
         self._changes += 1
 
     async def close(self) -> None:
-        """Ask no more."""
-        if self._timer is not None:
-            self._timer.cancel()
+        """Stop the requests."""
+        self._wakeup.cancel()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     def _begin(self) -> None:
-        self._timer = None
         self._task = asyncio.get_running_loop().create_task(self._ask())
 
     async def _ask(self) -> None:
@@ -267,7 +153,7 @@ class Labels:
                 log.warning(
                     "cannot read namespace and task of %d queues; retrying every second: %s", len(awaiting), error
                 )
-                self._timer = self._timers.at(self._timers.now() + _AGAIN, self._begin)
+                self._wakeup.set(self._timers.now() + _AGAIN)
                 break
             if changes != self._changes:
                 continue
@@ -282,30 +168,28 @@ class Labels:
 
 
 GroupingKey = tuple[Key, str | None]
-"""What is polled for all who wait for it: a subscription and a partition of it, or any."""
+"""The unit of fallback polls: a subscription and a named partition, or any."""
 Gone = Callable[[], Coroutine[Any, Any, None]]
 """Returns when a client has disconnected."""
 _MOST_KEPT = 1000
 _KEEP_TIME = 60 * SECOND
-"""The store must learn now and then that a group has consumers: an idle group does not hold up retention."""
-_CLOSED = PopResult(reason="nothing_ready")
-_PAUSED = PopResult(reason="paused")
+"""The store must see from time to time that a group has consumers: an idle group does not hold up retention."""
 
 
 class Pops(Protocol):
-    """How pops get to the store and back."""
+    """Pops of the store; the broker implements it."""
 
     def submit(self, request: PopRequest) -> asyncio.Future[PopResult]:
-        """Pop once, together with others."""
+        """Pop once, in a shared batch."""
 
     def give_back(self, result: PopResult) -> object:
         """Release popped messages that no consumer received, without using an attempt."""
 
     def unseal(self, result: PopResult) -> None:
-        """Make payloads readable; raises, and gives all of it back, where there is no key."""
+        """Decrypt payloads. If a key is missing, release all messages and raise."""
 
     def show(self, messages: Sequence[StoredMessage]) -> None:
-        """Make the payloads of browsed messages readable, or say why that is impossible."""
+        """Decrypt the payloads of browsed messages. One that cannot be read is null, with the reason."""
 
 
 class Delivery:
@@ -324,13 +208,18 @@ class Delivery:
         self.shared = engine.shared
         self.cap = settings.batching.max_items
         self.suspended = False
-        """Nothing is delivered for now."""
+        """Deliveries are stopped for maintenance."""
         self.metrics = DeliveryMetrics()
         self.fallback: FallbackPolls[GroupingKey] = FallbackPolls(settings.fallback, timers, self._poll, random)
-        self.intentions = Intentions(settings.limits.max_waiting, timers)
+        self.intentions: dict[Intention, None] = {}
+        """The waiting pops, in the order of their requests."""
+        self._max_waiting = settings.limits.max_waiting
+        self._next_number = 0
+        self._loop = asyncio.get_running_loop()
+        self.soon = self._loop.call_soon
+        """Runs a function at the end of this turn of the event loop, so that its notifications share a call."""
         self.streams = Streams(self, engine, settings, random)
         self.browsers = Browsers(engine, settings, timers, random, pops.show)
-        self._loop = asyncio.get_running_loop()
         self._labels = Labels(engine, timers, self._hint_labels)
         self._subscriptions: dict[Key, Subscription] = {}
         self._by_queue: dict[str, dict[str, Subscription]] = {}
@@ -343,14 +232,20 @@ class Delivery:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    # Those who wait ----------------------------------------------------------------------------------------
+    # Consumers ---------------------------------------------------------------------------------------------
 
     def wait(self, request: PopRequest, seconds: float, priority: int) -> asyncio.Future[PopResult]:
         """Return the result of a pop that waits for its first message. Cancel the future if the client disconnects."""
-        self.intentions.admit()
+        if len(self.intentions) >= self._max_waiting:
+            raise Overloaded(
+                f"{len(self.intentions)} pops are already waiting; retry later or raise limits.max_waiting",
+                code="too_many_waiting",
+            )
         now = self.timers.now()
         subscription = self.subscription(request)
-        intention = self.intentions.register(request, priority, now, now + round(seconds * SECOND), subscription)
+        self._next_number += 1
+        intention = Intention(self._next_number, request, priority, now, now + round(seconds * SECOND), subscription)
+        self.intentions[intention] = None
         subscription.join(intention)
         answer = intention.answer
         answer.add_done_callback(partial(self._answered, intention))
@@ -366,7 +261,9 @@ class Delivery:
         return answer
 
     def _answered(self, intention: Intention, _answer: asyncio.Future[PopResult]) -> None:
-        self.intentions.remove(intention)
+        del self.intentions[intention]
+        if intention.timer is not None:
+            intention.timer.cancel()
         intention.subscription.leave(intention)
 
     def _looked(self, intention: Intention, look: asyncio.Future[PopResult]) -> None:
@@ -402,7 +299,7 @@ class Delivery:
         if self._closed or self.suspended:
             intention.end(_PAUSED if self.suspended else _CLOSED)
         else:
-            self.intentions.park(intention)
+            intention.timer = self.timers.at(intention.deadline, partial(intention.expire, _CLOSED))
             intention.subscription.set_interest(intention, True)
 
     def _must_look(self, intention: Intention) -> bool:
@@ -415,14 +312,15 @@ class Delivery:
         return mode not in (None, subscription.mode) or not subscription.waits_before(intention)
 
     def open_stream(self, credit: int, *, mute: bool = False) -> Stream:
-        """A client that gets messages as they come; `mute`: it can't send anything on its connection."""
+        """Open a stream of messages to a client. `mute`: the client cannot send on its connection."""
         return self.streams.open(credit, mute=mute)
 
     def subscription(self, request: PopRequest) -> Subscription:
-        """The subscription that a request is about, made if there is none."""
+        """The subscription of a request. Creates it if there is none."""
         key = Key(request.queue, request.namespace, request.task, request.group)
         found = self._subscriptions.get(key)
-        if found is not None and self._kept.pop(key, None) is not None and self._is_old(found):
+        was_kept = self._kept.pop(key, None) is not None
+        if found is not None and was_kept and self.timers.now() > found.looked_at + self._keep_time:
             found.close()
             found = None
         if found is None:
@@ -438,9 +336,6 @@ class Delivery:
         self._kept[subscription.key] = subscription
         if len(self._kept) > _MOST_KEPT:
             next(iter(self._kept.values())).close()
-
-    def _is_old(self, subscription: Subscription) -> bool:
-        return self.timers.now() > subscription.looked_at + self._keep_time
 
     def closed(self, subscription: Subscription) -> None:
         """Remove a subscription without consumers."""
@@ -462,7 +357,7 @@ class Delivery:
     # Hints -------------------------------------------------------------------------------------------------
 
     def hint(self, hints: Sequence[Hint], source: Source | None = None) -> None:
-        """Tell those whom the hints concern; `source` is what they came by, if not from this server's own calls."""
+        """Notify the consumers that hints concern. `source` is given if they are not from calls of this server."""
         for hint in hints:
             if hint.ended:
                 self.streams.ended(hint.ended)
@@ -470,30 +365,25 @@ class Delivery:
                 continue
             by: Source = source or ("push" if hint.kind == "message" else "settle")
             if self._by_queue:
-                for subscription in self._concerned(self._by_queue.get(hint.queue), hint):
+                groups = self._by_queue.get(hint.queue, {})
+                names = [name for name in groups if name not in hint.excluded] if hint.group is None else [hint.group]
+                for subscription in [groups[name] for name in names if name in groups]:
                     subscription.on_hint(hint, by)
             if hint.group is None:
                 if hint.kind == "message":
                     if self.browsers.by_queue:
                         self.browsers.hint(hint.queue, hint.partitions)
                 elif hint.partitions is None:
-                    self._labels.forget(hint.queue)  # Its options were changed, or it is gone.
+                    self._labels.forget(hint.queue)  # Its options were changed, or it was deleted.
             if self._by_label:
                 self._hint_labels(hint, by)
-
-    def _concerned(self, groups: dict[str, Subscription] | None, hint: Hint) -> list[Subscription]:
-        if not groups:
-            return []
-        if hint.group is not None:
-            return [groups[hint.group]] if hint.group in groups else []
-        return [subscription for name, subscription in groups.items() if name not in hint.excluded]
 
     def _hint_labels(self, hint: Hint, source: Source) -> None:
         if hint.group is not None and hint.group not in self._by_label:
             return
         labels = self._labels.of(hint.queue, hint, source)
         if labels is None:
-            return  # They are asked for; the hint comes again when they are known.
+            return  # They are requested; the hint is repeated when they are known.
         for group, subscriptions in list(self._by_label.items()):
             if (hint.group is None and group not in hint.excluded) or hint.group == group:
                 for subscription in list(subscriptions):
@@ -511,12 +401,12 @@ class Delivery:
     # Stopping ----------------------------------------------------------------------------------------------
 
     def suspend(self) -> None:
-        """Stop deliveries: pops that wait are answered, streams stay and get nothing."""
+        """Stop deliveries. Waiting pops are answered; streams stay open."""
         self.suspended = True
         self._answer_all(_PAUSED)
 
     def resume(self) -> None:
-        """Deliver again."""
+        """Start deliveries again."""
         self.suspended = False
         for subscription in list(self._subscriptions.values()):
             subscription.resume()
@@ -531,13 +421,12 @@ class Delivery:
         self.browsers.close()
 
     def _answer_all(self, result: PopResult) -> None:
-        for intention in self.intentions:
-            if intention.parked:  # The others are on their first look, and are answered after it.
+        for intention in list(self.intentions):
+            if intention.timer is not None:  # The others are on their first look, and are answered after it.
                 intention.expire(result)
 
     async def drain(self) -> None:
-        """Wait for the looks that are under way, and stop all timers."""
-        self.intentions.close()
+        """Wait for the looks in progress, and stop the fallback polls."""
         self.fallback.close()
         under_way: tuple[asyncio.Future[Any], ...]
         while under_way := (*self._tasks, *self._looks):
@@ -545,10 +434,6 @@ class Delivery:
         await self._labels.close()
 
     # What subscriptions need -------------------------------------------------------------------------------
-
-    def soon(self, callback: Callable[[], None]) -> None:
-        """Run a function at the end of this turn of the event loop, so that its notifications share a call."""
-        self._loop.call_soon(callback)
 
     def when_done(self, looks: Sequence[asyncio.Future[PopResult]], finish: Callable[[], None]) -> None:
         """Run a function when all these looks are done."""
@@ -566,12 +451,12 @@ class Delivery:
             look.add_done_callback(done)
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run something to its end."""
+        """Run a coroutine as a task that `drain` waits for."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    # Looking -----------------------------------------------------------------------------------------------
+    # Metrics -----------------------------------------------------------------------------------------------
 
     @property
     def subscriptions(self) -> int:
@@ -579,7 +464,7 @@ class Delivery:
         return len(self._subscriptions) - len(self._kept)
 
     def count_waiting(self, message: MessageFacts, group: str) -> int:
-        """How many consumers of a group wait here who could get a message."""
+        """The number of waiting consumers of a group that could receive a message."""
         found = [self._by_queue.get(message.queue, {}).get(group)]
         for subscription in self._by_label.get(group, ()):
             key = subscription.key
@@ -588,7 +473,7 @@ class Delivery:
         return sum(one.manager.count_waiting(message.partition) for one in found if one is not None)
 
     def snapshot(self) -> dict[str, object]:
-        """Numbers about those who wait."""
+        """Metrics of waiting consumers."""
         return {
             "waiting": len(self.intentions),
             "subscriptions": self.subscriptions,

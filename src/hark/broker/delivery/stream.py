@@ -1,4 +1,4 @@
-"""The window of a stream: what it got and has not settled."""
+"""A stream: one client with its subscriptions, its credit and its unsettled messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from hark.broker.delivery.subscription import Subscription
-from hark.broker.timers import Timer
+from hark.broker.timers import Timer, Wakeup
 from hark.clock import MILLISECOND, SECOND
 from hark.errors import Conflict, HarkError
 from hark.model import PopRequest, PopResult, Settlement, SettleOutcome
@@ -20,28 +20,28 @@ if TYPE_CHECKING:
 
 
 class LeasedMessages:
-    """What is left of the messages of one lease, by partition."""
+    """The unsettled messages of one lease, by partition."""
 
     __slots__ = ("addresses", "expires_at", "parts")
 
     def __init__(self, result: PopResult) -> None:
         self.expires_at = result.expires_at
         self.parts: dict[str, dict[str, str]] = {}
-        """The ids of messages by their transaction ids, which are unique in a partition only."""
+        """The ids of messages by transaction id, which is unique in its partition only."""
         self.addresses: dict[str, tuple[str, str]] = {}
-        """The partition and the transaction id of a message, by its id."""
+        """The partition and the transaction id of each message, by its id."""
         for message in result.messages:
             self.parts.setdefault(message.partition_id, {})[message.transaction_id] = message.id
             self.addresses[message.id] = message.partition_id, message.transaction_id
 
     def find(self, item: Settlement) -> tuple[str, str] | None:
-        """Which message a settlement is about, whatever it names it by: partition and transaction id."""
+        """The partition and transaction id of the message that a settlement names, by either of its ids."""
         if item.transaction_id in self.parts.get(item.partition_id, ()):
             return item.partition_id, item.transaction_id
         return self.addresses.get(item.transaction_id)
 
     def remove(self, address: tuple[str, str]) -> None:
-        """Forget a message."""
+        """Remove a message."""
         partition, transaction_id = address
         part = self.parts[partition]
         del self.addresses[part.pop(transaction_id)]
@@ -49,81 +49,19 @@ class LeasedMessages:
             del self.parts[partition]
 
     def remove_part(self, partition: str) -> None:
-        """Forget all messages of a partition, if there are any."""
+        """Remove all messages of a partition, if there are any."""
         for message_id in self.parts.pop(partition, {}).values():
             del self.addresses[message_id]
 
 
-class Window:
-    """Unsettled messages by lease."""
-
-    def __init__(self) -> None:
-        self._leases: dict[str, LeasedMessages] = {}
-        self._messages = 0
-
-    def __len__(self) -> int:
-        return self._messages
-
-    def leases(self) -> Sequence[str]:
-        """The leases of what is held."""
-        return list(self._leases)
-
-    def first_end(self) -> int | None:
-        """When the first of them is over."""
-        return min(
-            (leased.expires_at for leased in self._leases.values() if leased.expires_at is not None), default=None
-        )
-
-    def add(self, result: PopResult) -> None:
-        """Messages came under a lease."""
-        leased = self._leases[result.lease_id] = LeasedMessages(result)
-        self._messages += len(leased.addresses)
-
-    def settled(self, lease_id: str, item: Settlement, outcome: SettleOutcome) -> bool:
-        """A message of a lease was settled; whether the lease is over with that.
-
-        In an ordered group one that fails takes along what was behind it in its partition: that comes again, in order,
-        after it. In a shared group each goes by itself.
-        """
-        leased = self._leases.get(lease_id)
-        if leased is None:
-            return False
-        before = len(leased.addresses)
-        address = leased.find(item)
-        if outcome.lease_released:
-            leased.remove_part(item.partition_id if address is None else address[0])
-        elif address is not None:
-            leased.remove(address)
-        self._messages -= before - len(leased.addresses)
-        if leased.addresses:
-            return False
-        del self._leases[lease_id]
-        return True
-
-    def end(self, lease_id: str) -> LeasedMessages | None:
-        """A lease is over, with all that is left of it, which is returned."""
-        leased = self._leases.pop(lease_id, None)
-        if leased is not None:
-            self._messages -= len(leased.addresses)
-        return leased
-
-    def renewed(self, lease_id: str, expires_at: int) -> None:
-        """A lease ends later."""
-        leased = self._leases.get(lease_id)
-        if leased is not None:
-            leased.expires_at = expires_at
-
-
-# A stream has one credit and any number of subscriptions. It is interested while it has credit left, is not paused,
-# and
-# everything that it was given has been handed to its socket: so a client that does not read holds no more than one
-# batch.
+# A stream has one credit and any number of subscriptions. It is interested while it has credit left, is not paused, and
+# all its messages have been passed to its socket. So a client that does not read holds at most one batch.
 
 
 _AFTER_THE_END = 10 * MILLISECOND
-"""When a lease is asked about after its time: the store has let go of it by then."""
+"""Delay of the check of a lease after its end: the store has expired it by then."""
 _CLOCKS_DIFFER = 100 * MILLISECOND
-"""A lease in a shared store that ended at most this long before its time may have expired by the store's clock."""
+"""Maximum difference of clocks: a lease in a shared store that ended this early may have expired."""
 
 
 class Arrival(NamedTuple):
@@ -135,7 +73,7 @@ class Arrival(NamedTuple):
 
 
 class StreamConsumer:
-    """A stream's part in one subscription."""
+    """A stream as a consumer of one subscription."""
 
     def __init__(
         self, name: str, stream: Stream, request: PopRequest, priority: int, subscription: Subscription
@@ -148,92 +86,81 @@ class StreamConsumer:
 
     @property
     def partition(self) -> str | None:
-        """The partition that it wants, if not any."""
         return self.request.partition
 
     @property
     def batch(self) -> int:
-        """How many messages it takes at once, with enough credit."""
         return self.request.batch
 
     def next_pull(self) -> PopRequest | None:
-        """A pop of at most what the stream has credit for."""
         batch = self.stream.begin_pull(self)
         if batch == self.request.batch:
             return self.request
         return msgspec.structs.replace(self.request, batch=batch) if batch else None
 
     def deliver(self, result: PopResult) -> bool:
-        """Hand it to the stream, if that is still there."""
         return self.stream.arrived(Arrival(self, result))
 
     def came_up_empty(self) -> None:
-        """There was nothing; it keeps its turn."""
         self.stream.end_pull()
 
     def failed(self, failure: HarkError) -> None:
-        """The store is away; it is looked for again later."""
         if self.request.auto_ack and failure.code == "outcome_unknown":
-            self.refuse(failure)  # What was settled at once does not come again: the client should hear of it.
+            self.refuse(failure)  # Messages with auto-ack are not redelivered, so the client must get the error.
         else:
             self.stream.end_pull()
 
     def refuse(self, error: HarkError) -> None:
-        """What it wants can't be: the subscription ends."""
         self.stream.refused(self, error)
 
 
 class Stream:
-    """One client, its credit and what it holds."""
+    """One client, its credit and its unsettled messages."""
 
     def __init__(self, streams: Streams, number: int, credit: int, created_at: int, *, mute: bool) -> None:
         self.number = number
         self.mute = mute
-        """Its client can't send anything on it."""
+        """The client cannot send on its connection."""
         self.created_at = created_at
         self.credit = credit
         self.paused = False
         self.draining = False
         self.closed = False
         self._ended_here = False
-        """The server closed it, not its client."""
+        """The server closed the stream, not its client."""
         self.silent = False
-        """A lease expired, and the client has said nothing since: it may not read what it is sent."""
+        """A lease expired, and the client has sent nothing since: it may not read its messages."""
         self._hang_up: Timer | None = None
         self.consumers: dict[str, StreamConsumer] = {}
         self._streams = streams
-        self._window = Window()
+        self._leases: dict[str, LeasedMessages] = {}
+        """The unsettled messages of each lease."""
+        self.unsettled = 0
+        """The number of unsettled messages."""
         self._pulling: StreamConsumer | None = None
         self._writing: Arrival | None = None
-        """What was given out by `next` and has not been handed to the socket yet."""
+        """The result of `next` that has not been passed to the socket yet."""
         self._outbox: deque[Arrival] = deque()
         self._declined: OrderedDict[StreamConsumer, None] = OrderedDict()
         """Subscriptions without interest until the stream has room again, in order of turns. While the stream is busy
-        for a short time the others stay interested, and decline when they are notified.
-        """
+        for a short time the others stay interested, and decline when they are notified."""
         self._withdrawn = False
-        """All subscriptions are parked: the stream wants no messages."""
+        """No subscription is interested, because the stream has no room."""
         self._turn: StreamConsumer | None = None
-        """The one that was just told of something and may fetch it before the others."""
+        """The subscription that was just notified, and may pop before the others."""
         self._changed = asyncio.Event()
-        self._check: Timer | None = None
-        self._check_at = 0
+        self._check = Wakeup(streams.timers, self._check_leases)
         self._first_end: int | None = None
-        """No lease that it holds ends before this."""
-
-    @property
-    def unsettled(self) -> int:
-        """Messages that it got and that have not been settled."""
-        return len(self._window)
+        """A lower bound of the ends of its leases."""
 
     @property
     def interested(self) -> bool:
-        """Whether it can take messages now."""
+        """Whether it can receive messages now."""
         return not self._is_quiet and not self._is_busy
 
     @property
     def _is_quiet(self) -> bool:
-        """Whether it can take nothing until its client says or settles something."""
+        """Whether it can receive nothing until its client sends or settles something."""
         return self.paused or self.draining or self.closed or self.silent or self.unsettled >= self.credit
 
     @property
@@ -243,7 +170,7 @@ class Stream:
     # The client's side -------------------------------------------------------------------------------------
 
     def subscribe(self, name: str, request: PopRequest, priority: int = 0) -> StreamConsumer:
-        """Take messages of a subscription as well."""
+        """Add a subscription."""
         if name in self.consumers:
             raise Conflict(
                 f"this connection already has a subscription {name!r}; use another name", code="subscription_exists"
@@ -257,7 +184,7 @@ class Stream:
         return consumer
 
     def unsubscribe(self, name: str) -> bool:
-        """Take no more of a subscription; what it holds of it stays."""
+        """Remove a subscription. Its unsettled messages stay. False for an unknown name."""
         consumer = self.consumers.pop(name, None)
         if consumer is None:
             return False
@@ -271,23 +198,23 @@ class Stream:
         self._update()
 
     def pause(self) -> None:
-        """Give it nothing until it is resumed."""
+        """Stop deliveries until `resume`."""
         self.paused = True
         self._update()
 
     def resume(self) -> None:
-        """Give it messages again, after a pause or a drain."""
+        """Start deliveries again, after a pause or a drain."""
         self.paused = self.draining = False
         self._update()
 
     def drain(self) -> None:
-        """Give it nothing more; `next` says when all that was on its way has been handed over."""
+        """Stop deliveries. `next` reports when the last messages have been passed on."""
         self.draining = True
         self._update()
         self._changed.set()
 
     def spoke(self) -> None:
-        """Its client gave a sign of life: a frame, or a settlement or renewal of something that it got."""
+        """Note that the client is alive: it sent a frame, or settled or renewed one of its messages."""
         if self.silent:
             self._end_silence()
             self._update()
@@ -297,7 +224,7 @@ class Stream:
         if not self.silent:
             self.silent = True
             if self.mute:
-                # It may have said something to another server. A client that lives connects again.
+                # It may have settled at another server. A client that is alive connects again.
                 timers = self._streams.timers
                 self._hang_up = timers.at(timers.now() + self._streams.grace, self.end)
 
@@ -310,11 +237,11 @@ class Stream:
 
     @property
     def drained(self) -> bool:
-        """Whether nothing more will come until it is resumed."""
+        """Whether nothing more is delivered until `resume`."""
         return self.draining and not self._is_busy
 
     async def next(self) -> Arrival | None:
-        """What came, to be written; None: nothing came, but something changed (it was drained or closed)."""
+        """Wait for messages to write; None when the stream is drained or closed."""
         while not self._outbox:
             self._changed.clear()
             if self.closed or self.drained:
@@ -324,7 +251,7 @@ class Stream:
         return self._writing
 
     def written(self) -> None:
-        """What `next` gave has been handed to the socket."""
+        """Note that the result of `next` has been passed to the socket."""
         written, self._writing = self._writing, None
         if self.closed and written is not None and written.result.lease_id and not self._ended_here:
             self._streams.shorten([written.result.lease_id])
@@ -332,19 +259,18 @@ class Stream:
         self._changed.set()
 
     def lost(self, arrival: Arrival) -> None:
-        """What `next` gave could not be written: it is free again, uncounted."""
+        """Release the result of `next`, which could not be written, without using an attempt."""
         self._writing = None
-        self._window.end(arrival.result.lease_id)
-        self._streams.release(arrival.result.lease_id)
+        self._remove(arrival.result.lease_id)
         self._streams.pops.give_back(arrival.result)
 
     def end(self) -> None:
-        """The server ends it: what was written runs out with its lease."""
+        """Close the stream by the server. Written messages stay leased until their lease expires."""
         self._ended_here = True
         self.close()
 
     def close(self) -> None:
-        """The client is gone: what was not written is free again, what was written soon runs out (rule 17)."""
+        """Close after a disconnect: unwritten messages are released, written ones soon expire (rule 17)."""
         if self.closed:
             return
         self.closed = True
@@ -358,17 +284,16 @@ class Stream:
             unwritten.add(result.lease_id)
             self._streams.pops.give_back(result)
         if not self._ended_here:
-            self._streams.shorten([lease for lease in self._window.leases() if lease not in unwritten])
-        if self._check is not None:
-            self._check.cancel()
+            self._streams.shorten([lease for lease in self._leases if lease not in unwritten])
+        self._check.cancel()
         self._end_silence()
-        self._streams.forget(self, self._window.leases())
+        self._streams.forget(self, self._leases)
         self._changed.set()
 
     # The pump's side ---------------------------------------------------------------------------------------
 
     def begin_pull(self, consumer: StreamConsumer) -> int:
-        """How many messages may be fetched for a consumer now; the others of the stream have to wait meanwhile."""
+        """The number of messages to pop for a consumer now. The other consumers of the stream wait meanwhile."""
         if not self.interested or self._turn not in (None, consumer) or self._has_overdue():
             self._declined[consumer] = None
             return 0
@@ -377,13 +302,13 @@ class Stream:
         return min(consumer.request.batch, self.credit - self.unsettled)
 
     def end_pull(self) -> None:
-        """What was fetched came to nothing."""
+        """Note an empty or failed pop."""
         self._pulling = None
         self._update()
         self._changed.set()
 
     def arrived(self, arrival: Arrival) -> bool:
-        """Messages for this stream; False: its client is gone."""
+        """Receive messages. False: the subscription has ended."""
         self._pulling = None
         if self.consumers.get(arrival.consumer.name) is not arrival.consumer:
             self._update()
@@ -400,13 +325,14 @@ class Stream:
         try:
             self._streams.pops.unseal(result)
         except HarkError:
-            # It was given back, and the next pop knows that something in the queue cannot be read.
+            # The messages were given back, and the next pop sets the unreadable ones aside.
             self._declined[arrival.consumer] = None
             self.end_pull()
             return True
         if result.lease_id:
-            self._window.add(result)
-            self._streams.hold(self, result.lease_id)
+            leased = self._leases[result.lease_id] = LeasedMessages(result)
+            self.unsettled += len(leased.addresses)
+            self._streams.by_lease[result.lease_id] = self
             if result.expires_at is not None:
                 self._first_end = min(self._first_end or result.expires_at, result.expires_at)
             self._check_when(result.expires_at)
@@ -439,7 +365,7 @@ class Stream:
             consumer.subscription.set_interest(consumer, False)
 
     def _resume(self) -> None:
-        """Say that it can take something, until a subscription has something for it: the others come later."""
+        """Set the interest of subscriptions until one of them is notified. The others follow later."""
         self._withdrawn = False
         while self._declined:
             consumer, _ = self._declined.popitem(last=False)
@@ -455,7 +381,7 @@ class Stream:
         self._update()
 
     def _update(self) -> None:
-        """Whether it can take messages may have changed."""
+        """Adapt the interest of the subscriptions to the state of the stream."""
         if self._is_quiet:
             if not self._withdrawn:
                 self._withdraw()
@@ -463,19 +389,39 @@ class Stream:
             self._resume()
         self._streams.watch(self, full=not self.closed and 0 < self.credit <= self.unsettled)
 
-    # What became of what it holds --------------------------------------------------------------------------
+    # Leases ------------------------------------------------------------------------------------------------
 
     def settled(self, lease_id: str, item: Settlement, outcome: SettleOutcome) -> None:
-        """A message of one of its leases was settled on this server."""
-        if self._window.settled(lease_id, item, outcome):
-            self._streams.release(lease_id)
+        """Note that one of its messages was settled on this server.
+
+        In an ordered group a failed message ends the lease of its partition: later messages are redelivered after it.
+        In a shared group each message is settled separately.
+        """
+        leased = self._leases.get(lease_id)
+        if leased is not None:
+            before = len(leased.addresses)
+            address = leased.find(item)
+            if outcome.lease_released:
+                leased.remove_part(item.partition_id if address is None else address[0])
+            elif address is not None:
+                leased.remove(address)
+            self.unsettled -= before - len(leased.addresses)
+            if not leased.addresses:
+                self._remove(lease_id)
         self.spoke()
         self._update()
 
+    def _remove(self, lease_id: str) -> LeasedMessages | None:
+        """Remove a lease with its unsettled messages."""
+        leased = self._leases.pop(lease_id, None)
+        if leased is not None:
+            self.unsettled -= len(leased.addresses)
+        self._streams.by_lease.pop(lease_id, None)
+        return leased
+
     def ended(self, lease_id: str) -> None:
-        """A lease of it is over, however it ended."""
-        leased = self._window.end(lease_id)
-        self._streams.release(lease_id)
+        """Note the end of one of its leases, for any reason."""
+        leased = self._remove(lease_id)
         if leased is not None and leased.expires_at is not None:
             latest = self._streams.timers.now() + (_CLOCKS_DIFFER if self._streams.shared else 0)
             if leased.expires_at <= latest:
@@ -485,51 +431,49 @@ class Stream:
         self._update()
 
     def renewed(self, lease_id: str, expires_at: int) -> None:
-        """A lease of it goes on."""
-        self._window.renewed(lease_id, expires_at)
+        """Note the renewal of one of its leases."""
+        if lease_id in self._leases:
+            self._leases[lease_id].expires_at = expires_at
         self.spoke()
 
     def leases(self) -> Sequence[str]:
         """The leases that it holds, as far as this server knows."""
-        return self._window.leases()
+        return list(self._leases)
+
+    def _earliest_end(self) -> int | None:
+        return min(
+            (leased.expires_at for leased in self._leases.values() if leased.expires_at is not None), default=None
+        )
 
     def _has_overdue(self) -> bool:
         """Whether a lease has expired without a report of its end."""
         now = self._streams.timers.now()
         if self._first_end is not None and self._first_end <= now:
-            self._first_end = self._window.first_end()
+            self._first_end = self._earliest_end()
         return self._first_end is not None and self._first_end <= now
 
     def _check_when(self, due: int | None) -> None:
         """Check the store when the first lease should expire: another server can have renewed it."""
-        if due is None or self.closed:
-            return
-        if self._check is not None:
-            if self._check_at <= due:
-                return
-            self._check.cancel()
-        self._check_at = due
-        # Not again and again in the same turn where the store's clock is behind.
-        timers = self._streams.timers
-        self._check = timers.at(max(due, timers.now()) + _AFTER_THE_END, self._check_leases)
+        if due is not None and not self.closed:
+            # At least after a pause, because the clock of the store can be behind.
+            self._check.set(max(due, self._streams.timers.now()) + _AFTER_THE_END)
 
     def check_later(self) -> None:
-        """The store could not be asked."""
+        """Check the leases again after a failure of the store."""
         self._check_when(self._streams.timers.now() + SECOND)
 
     def _check_leases(self) -> None:
-        self._check = None
         if not self.closed:
             self._streams.verify(self)
 
     def verified(self, ends: dict[str, int | None]) -> bool:
-        """What the store says of its leases; whether some of them are over."""
+        """Apply the ends of its leases in the store. Returns whether some have ended."""
         over = [lease for lease, end in ends.items() if end is None]
         for lease in over:
             self.ended(lease)
         for lease, end in ends.items():
-            if end is not None:
-                self._window.renewed(lease, end)
-        self._check_when(self._window.first_end())
+            if end is not None and lease in self._leases:
+                self._leases[lease].expires_at = end
+        self._check_when(self._earliest_end())
         self._update()
         return bool(over)

@@ -1,4 +1,4 @@
-"""All streams of this server: how many there may be, which of them holds which lease, and what became of that."""
+"""All streams of this server, and the leases of each."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from hark.broker.delivery.fallback import FallbackPolls
 from hark.broker.delivery.stream import LeasedMessages, Stream
+from hark.broker.timers import FallbackPolls
 from hark.clock import MILLISECOND
 from hark.engine.api import Engine
 from hark.errors import HarkError, Overloaded, Unavailable
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Name = str | tuple[str, str]
-"""A lease or a message, as a settlement names it: by its id, or by its transaction id and the id of its partition."""
+"""A lease or message in a settlement: its id, or the transaction id and the partition id of the message."""
 _REMEMBERED = 1024
-"""Leases that may have ended while what they hold was on its way to a stream."""
+"""Maximum number of remembered leases that ended before their messages reached a stream."""
 
 
 class Streams:
-    """All streams of this server, and which of them holds which lease."""
+    """All streams of this server, and the stream of each lease."""
 
     def __init__(self, delivery: Delivery, engine: Engine, settings: Settings, random: Callable[[], float]) -> None:
         self._delivery = delivery
@@ -36,12 +36,13 @@ class Streams:
         self._all: dict[int, Stream] = {}
         self._next = 0
         self._closed = False
-        self._by_lease: dict[str, Stream] = {}
+        self.by_lease: dict[str, Stream] = {}
+        """The stream of each lease."""
         self._expired: dict[Name, Stream] = {}
-        """Streams that have said nothing since a lease of theirs expired, by its id and by its messages."""
+        """Streams whose client has sent nothing since a lease expired, by the names of the lease and its messages."""
         self._expired_of: dict[Stream, list[Name]] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
-        """The last leases that ended and were held by no stream."""
+        """The last ended leases that were of no stream."""
         self._left: list[str] = []
         """Leases of streams that were disconnected in this turn of the event loop."""
         self._polls: FallbackPolls[Stream] = FallbackPolls(settings.fallback, delivery.timers, self.verify, random)
@@ -59,7 +60,7 @@ class Streams:
         return iter(list(self._all.values()))
 
     def open(self, credit: int, *, mute: bool) -> Stream:
-        """A new one."""
+        """Open a stream. Raises if there are too many."""
         if self._closed:
             raise Unavailable("the server is shutting down; retry", code="stopping")
         if len(self._all) >= self._most:
@@ -72,14 +73,14 @@ class Streams:
         return stream
 
     def forget(self, stream: Stream, leases: Iterable[str]) -> None:
-        """A stream is closed."""
+        """Remove a closed stream."""
         self._all.pop(stream.number, None)
         self._polls.forget(stream)
         for lease in leases:
-            self.release(lease)
+            self.by_lease.pop(lease, None)
 
     def shorten(self, leases: Sequence[str]) -> None:
-        """Clients are gone: what they hold comes again soon, unless they renew it."""
+        """Shorten the leases of disconnected clients, so that their messages are redelivered soon."""
         if leases and not self._left:
             self.soon(self._shorten_all)
         self._left += leases
@@ -92,43 +93,35 @@ class Streams:
         try:
             await self._engine.shorten(leases, self.grace)
         except HarkError as error:
-            log.warning("%d leases of streams that were disconnected last to their end: %s", len(leases), error)
-
-    def hold(self, stream: Stream, lease_id: str) -> None:
-        """A stream got messages under a lease."""
-        self._by_lease[lease_id] = stream
-
-    def release(self, lease_id: str) -> None:
-        """A lease is over."""
-        self._by_lease.pop(lease_id, None)
+            log.warning("cannot shorten %d leases of disconnected streams; they expire in time: %s", len(leases), error)
 
     def settled(self, items: Sequence[Settlement], outcomes: Sequence[SettleOutcome]) -> None:
-        """Settlements of any client; those of messages that streams hold make room there."""
-        if not self._by_lease and not self._expired:
+        """Note settlements by any client. Streams get room for new messages."""
+        if not self.by_lease and not self._expired:
             return
         for item, outcome in zip(items, outcomes, strict=True):
             lease_id = outcome.lease_id or item.lease_id
-            stream = None if lease_id is None else self._by_lease.get(lease_id)
+            stream = None if lease_id is None else self.by_lease.get(lease_id)
             if stream is None:
                 self.tried([item])
             elif outcome.success and lease_id is not None:
                 stream.settled(lease_id, item, outcome)
 
     def tried(self, items: Iterable[Settlement]) -> None:
-        """Settlements of any client, whether they count or not: who tries to settle what expired is there."""
+        """Note settlements by any client, successful or not: a client that settles an expired message is alive."""
         for item in items:
             address = item.transaction_id, item.partition_id
             for name in (item.lease_id,) if item.lease_id else (item.transaction_id, address):
                 self.tried_lease(name)
 
     def tried_lease(self, name: Name) -> None:
-        """The same of a renewal."""
+        """Note a settlement or renewal by the name of a lease or message."""
         stream = self._expired.get(name)
         if stream is not None:
             stream.spoke()
 
     def note_expired(self, stream: Stream, lease_id: str, leased: LeasedMessages) -> None:
-        """A lease of a stream expired; it gets nothing until its client gives a sign of life."""
+        """Note an expired lease. The stream receives nothing until its client sends something."""
         names: list[Name] = [lease_id]
         for message_id, (partition_id, transaction_id) in leased.addresses.items():
             names += [message_id, (transaction_id, partition_id)]
@@ -136,17 +129,17 @@ class Streams:
         self._expired.update(dict.fromkeys(names, stream))
 
     def forget_expired(self, stream: Stream) -> None:
-        """A stream is not silent any more."""
+        """Remove the expired leases of a stream whose client is alive."""
         for name in self._expired_of.pop(stream, ()):
             if self._expired.get(name) is stream:
                 del self._expired[name]
 
     def ended(self, lease_ids: Sequence[str]) -> None:
-        """Leases are over."""
+        """Note ended leases."""
         if not self._all:
             return
         for lease_id in lease_ids:
-            stream = self._by_lease.get(lease_id)
+            stream = self.by_lease.get(lease_id)
             if stream is not None:
                 stream.ended(lease_id)
             else:
@@ -155,17 +148,17 @@ class Streams:
                     self._ended.popitem(last=False)
 
     def is_over(self, lease_id: str) -> bool:
-        """Whether a lease ended before what it holds arrived: a seek may overtake a pop."""
+        """Whether a lease ended before its messages arrived: a seek can overtake a pop."""
         return lease_id in self._ended
 
     def renewed(self, lease_id: str, expires_at: int) -> None:
-        """A lease goes on."""
-        stream = self._by_lease.get(lease_id)
+        """Note a renewed lease."""
+        stream = self.by_lease.get(lease_id)
         if stream is not None:
             stream.renewed(lease_id, expires_at)
 
     def watch(self, stream: Stream, *, full: bool) -> None:
-        """Where others settle too, without a word, the leases of a stream that has no credit left are asked about."""
+        """Poll the leases of a full stream in a shared store: other servers can settle without a notification."""
         if self._delivery.shared:
             if full:
                 self._polls.watch(stream)
@@ -173,7 +166,7 @@ class Streams:
                 self._polls.unwatch(stream)
 
     def verify(self, stream: Stream) -> None:
-        """Ask the store which leases of a stream are over."""
+        """Check in the store which leases of a stream have ended."""
         self._delivery.run(self._verify(stream))
 
     async def _verify(self, stream: Stream) -> None:

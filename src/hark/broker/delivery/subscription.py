@@ -1,17 +1,17 @@
-"""The parts of a subscription: what it is about, who in it wants the same, and what a look for them came to."""
+"""A subscription: its waiting consumers, their notification, and the pops that serve them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args
 
-from hark.broker.delivery.consumers import Consumer, ConsumerManager, State
-from hark.broker.delivery.ready import PartitionKey, ReadyWork
-from hark.broker.timers import Wakeups
-from hark.clock import SECOND
+from hark.broker.delivery.consumers import ConsumerManager, ReadyWork, State
+from hark.broker.timers import Wakeup
+from hark.clock import MILLISECOND, SECOND
 from hark.errors import EngineFailure, HarkError, Overloaded
 from hark.model import GroupMode, Hint, PopRequest, PopResult
 from hark.prometheus import Histogram
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Key(NamedTuple):
-    """What a subscription is about: a queue, or all queues with a namespace and/or a task; and for which group."""
+    """A queue, or all queues with a namespace and/or a task; and a group."""
 
     queue: str | None
     namespace: str | None
@@ -29,58 +29,35 @@ class Key(NamedTuple):
     group: str
 
 
-class Lane:
-    """Consumers of a subscription that want the same partition, or any."""
+class Consumer(Hashable, Protocol):
+    """A waiting consumer. The pump calls these methods; they must not raise."""
 
-    __slots__ = ("consumers", "polling")
+    @property
+    def priority(self) -> int:
+        """Consumers with a higher priority are notified first."""
 
-    def __init__(self) -> None:
-        self.consumers = 0
-        self.polling = False
-        """A look for some of them is under way."""
+    @property
+    def partition(self) -> str | None:
+        """The partition that it names; None for any partition."""
 
+    @property
+    def batch(self) -> int:
+        """The number of messages that it takes at once, with enough credit."""
 
-class LookResult:
-    """What a look for several consumers came to."""
+    def next_pull(self) -> PopRequest | None:
+        """The pop to submit now; None if the consumer does not want messages any more."""
 
-    __slots__ = ("empty", "failed", "found", "surprised")
+    def deliver(self, result: PopResult) -> bool:
+        """Receive messages. False: the consumer has left, and the messages are given back."""
 
-    def __init__(self) -> None:
-        self.found = False
-        """A consumer received messages."""
-        self.surprised = False
-        """A message came from a place without expected work."""
-        self.empty = False
-        """A consumer received nothing."""
-        self.failed = False
+    def came_up_empty(self) -> None:
+        """Note an empty pop. The consumer keeps its turn."""
 
+    def failed(self, failure: HarkError) -> None:
+        """Note a temporary failure. Another pop follows later."""
 
-class Batches:
-    """How many messages consumers take at once."""
-
-    def __init__(self) -> None:
-        self._consumers: dict[int, int] = {}
-        """The number of consumers of each batch size."""
-        self.smallest = 1
-        """The smallest batch size."""
-
-    def add(self, batch: int) -> bool:
-        """A consumer came; whether another batch is the smallest now."""
-        known = self._consumers.get(batch, 0)
-        self._consumers[batch] = known + 1
-        return not known and self._changed()
-
-    def remove(self, batch: int) -> bool:
-        """A consumer went; whether another batch is the smallest now."""
-        self._consumers[batch] -= 1
-        if self._consumers[batch]:
-            return False
-        del self._consumers[batch]
-        return bool(self._consumers) and self._changed()
-
-    def _changed(self) -> bool:
-        before, self.smallest = self.smallest, min(self._consumers)
-        return self.smallest != before
+    def refuse(self, error: HarkError) -> None:
+        """End with an error."""
 
 
 Source = Literal["push", "settle", "timer", "peer", "poll", "handover"]
@@ -95,21 +72,11 @@ class DeliveryMetrics:
 
     def __init__(self) -> None:
         self.wakes: dict[Source, int] = dict.fromkeys(get_args(Source), 0)
+        """Number of notified consumers."""
         self.empty: dict[Source, int] = dict.fromkeys(get_args(Source), 0)
+        """Number of notified consumers that found nothing, because the hint was stale."""
         self.latency = Histogram([bound / 1000 for bound in _BOUNDS_MS])
         """Seconds from the notification of a consumer to its delivery."""
-
-    def woke(self, source: Source, consumers: int) -> None:
-        """Count notified consumers."""
-        self.wakes[source] += consumers
-
-    def came_up_empty(self, source: Source) -> None:
-        """Count a notified consumer that found nothing, because the hint was stale."""
-        self.empty[source] += 1
-
-    def delivered(self, microseconds: int) -> None:
-        """Record the time from a notification to its delivery."""
-        self.latency.add(microseconds / SECOND)
 
     def snapshot(self) -> dict[str, object]:
         """All metrics. The buckets are cumulative: each counts deliveries up to its number of milliseconds."""
@@ -127,13 +94,16 @@ class DeliveryMetrics:
 
 
 # A notified consumer is served in the same turn of the event loop: the pump submits one pop for each notified consumer
-# in
-# a shared batch, and passes each its result. A lane has one look (pop) in progress at a time, which serves the
-# notified
-# consumers in order. This keeps the turns fair.
+# in a shared batch, and passes each its result. A lane is the consumers that name the same partition, or none. It has
+# one look (pop) in progress at a time, which serves the notified consumers in order. This keeps the turns fair.
 
 
 log = logging.getLogger(__name__)
+
+_SOON = MILLISECOND
+"""Minimum wait for a due time that has just passed: otherwise a look could repeat itself in the same turn for ever."""
+
+Pull = tuple[Consumer, "asyncio.Future[PopResult]"]
 
 
 class Subscription:
@@ -145,13 +115,19 @@ class Subscription:
         """The mode of the group, if a consumer named one and the store confirmed it. The pump notices a change."""
         self._delivery = delivery
         self._metrics = delivery.metrics
-        self._manager: ConsumerManager[Consumer] = ConsumerManager(delivery.cap)
-        self._ready_work = ReadyWork(delivery.cap)
-        self._lanes: dict[str | None, Lane] = {}
-        self._batches = Batches()
+        self.manager: ConsumerManager[Consumer] = ConsumerManager(delivery.cap)
+        """The consumers and their states."""
+        self._ready = ReadyWork(delivery.cap)
+        self._lanes: Counter[str | None] = Counter()
+        """The number of consumers of each lane."""
+        self._resolving: set[str | None] = set()
+        """Lanes with a look in progress."""
+        self._batches: Counter[int] = Counter()
+        """The number of consumers of each batch size."""
         self._woken_by: dict[Consumer, tuple[Source, int]] = {}
         """The cause and time of the notification of each notified consumer."""
-        self._wakeups = Wakeups(delivery.timers, self._ring)
+        self._wakeups: dict[str | None, Wakeup] = {}
+        """The due time of the next look of each lane. An alarm outlives its lane: other lanes may receive the work."""
         self._pulled: set[Consumer] = set()
         """Consumers with a pop in progress, notified or not."""
         self._late: dict[Consumer, Callable[[], None]] = {}
@@ -164,82 +140,79 @@ class Subscription:
         self.looked_at = 0
         """When the last look ended."""
 
-    @property
-    def manager(self) -> ConsumerManager[Consumer]:
-        """The consumers and their states, for reading."""
-        return self._manager
-
     # Consumers ---------------------------------------------------------------------------------------------
 
     def join(self, consumer: Consumer) -> None:
         """Add a consumer, not interested yet. From now on it misses no hint."""
-        lane = self._lanes.get(consumer.partition)
-        if lane is None:
-            lane = self._lanes[consumer.partition] = Lane()
-            if self._delivery.shared:
-                self._delivery.fallback.watch((self.key, consumer.partition))
-        lane.consumers += 1
-        if self._batches.add(consumer.batch):
-            self._ready_work.set_batch(self._batches.smallest)
-        self._manager.add(consumer, priority=consumer.priority, partition=consumer.partition)
+        partition, batch = consumer.partition, consumer.batch
+        if partition not in self._lanes and self._delivery.shared:
+            self._delivery.fallback.watch((self.key, partition))
+        self._lanes[partition] += 1
+        self._batches[batch] += 1
+        if self._batches[batch] == 1:
+            self._ready.set_batch(min(self._batches))
+        self.manager.add(consumer, priority=consumer.priority, partition=partition)
 
     def leave(self, consumer: Consumer) -> None:
         """Remove a consumer; the next consumer gets its work."""
-        if consumer not in self._manager:
+        if consumer not in self.manager:
             return
         was_notified = self.is_notified(consumer)
-        self._manager.remove(consumer)
+        self.manager.remove(consumer)
         self._woken_by.pop(consumer, None)
         self._late.pop(consumer, None)
-        lane = self._lanes[consumer.partition]
-        lane.consumers -= 1
-        if self._batches.remove(consumer.batch):
-            self._ready_work.set_batch(self._batches.smallest)
-        if not lane.consumers:
-            self._close(consumer.partition, lane)
+        partition, batch = consumer.partition, consumer.batch
+        self._batches[batch] -= 1
+        if not self._batches[batch]:
+            del self._batches[batch]
+            if self._batches:
+                self._ready.set_batch(min(self._batches))
+        self._lanes[partition] -= 1
+        if not self._lanes[partition]:
+            self._close(partition)
         if was_notified:
             self._rebalance("handover")
 
-    def _close(self, partition: str | None, lane: Lane) -> None:
+    def _close(self, partition: str | None) -> None:
         del self._lanes[partition]
         if partition is not None:
-            self._ready_work.forget(partition)
+            self._ready.forget(partition)
         self._delivery.fallback.unwatch((self.key, partition))
-        if partition in self._polled and not lane.polling:
+        if partition in self._polled and partition not in self._resolving:
             self._report_poll(partition, found=False)
         if not self._lanes:
-            if self._is_complete and not self._ready_work and self.key.queue is not None:
+            if self._is_complete and not self._ready and self.key.queue is not None:
                 self._delivery.keep(self)
             else:
                 self.close()
 
     def close(self) -> None:
         """End a subscription without consumers. The next consumer looks for itself."""
+        for wakeup in self._wakeups.values():
+            wakeup.cancel()
         self._wakeups.clear()
         self._delivery.closed(self)
 
     def set_interest(self, consumer: Consumer, wanted: bool) -> None:
         """Set whether a consumer wants work now."""
-        if not wanted:
-            was_notified = self.is_notified(consumer)
+        must_rebalance = bool(self._ready) if wanted else self.is_notified(consumer)
+        if wanted:
+            self.manager.set_interest(consumer, True)
+        else:
             self.retire(consumer)
-            if was_notified:
-                self._rebalance("handover")
-            return
-        self._manager.set_interest(consumer, True)
-        if self._ready_work:
+        if must_rebalance:
             self._rebalance("handover")
 
     def retire(self, consumer: Consumer) -> None:
         """End the interest of a consumer that is not notified or was served. No other consumer is affected."""
-        self._manager.set_interest(consumer, False)
+        self.manager.set_interest(consumer, False)
         self._woken_by.pop(consumer, None)
         self._late.pop(consumer, None)
 
     def welcome(self, consumer: Consumer) -> None:
         """Start a look for a new consumer that does not pop itself, if work may exist."""
         if not self.waits_before(consumer):
-            self._ready_work.look(consumer.partition)
+            self._ready.look(consumer.partition)
             self._rebalance("handover")
 
     def waits_before(self, consumer: Consumer) -> bool:
@@ -251,12 +224,12 @@ class Subscription:
         """
         if consumer.partition is not None:
             return False
-        was_kept = self._is_complete and len(self._manager) == 1
-        return (was_kept and not self._ready_work) or self._manager.waits(None, consumer.priority)
+        was_kept = self._is_complete and len(self.manager) == 1
+        return (was_kept and not self._ready) or self.manager.waits(None, consumer.priority)
 
     def is_notified(self, consumer: Consumer) -> bool:
         """Whether a consumer is notified."""
-        return self._manager.state_of(consumer) is State.NOTIFIED
+        return self.manager.state_of(consumer) is State.NOTIFIED
 
     def last_chance(self, consumer: Consumer, give_up: Callable[[], None]) -> None:
         """End the wait of a consumer after its time limit, as soon as no result is on its way to it."""
@@ -268,7 +241,7 @@ class Subscription:
     def _is_expecting(self, consumer: Consumer) -> bool:
         return consumer in self._pulled or (self.is_notified(consumer) and not self._delivery.suspended)
 
-    # HintKind --------------------------------------------------------------------------------------------------
+    # Hints -------------------------------------------------------------------------------------------------
 
     def on_hint(self, hint: Hint, source: Source) -> None:
         """Partitions of a queue may be ready."""
@@ -280,11 +253,7 @@ class Subscription:
             return
         keys = [(hint.queue, partition) for partition in hint.partitions]
         # A hint for every group has counts for shared groups; the mode of this group may be ordered or unknown.
-        if hint.counts and hint.group is not None:
-            is_remembered = self._ready_work.add_counts(zip(keys, hint.counts, strict=True))
-        else:
-            is_remembered = self._ready_work.add(keys, hint.kind)
-        if not is_remembered:
+        if not self._ready.add(keys, hint.kind, () if hint.group is None else hint.counts):
             self.look_everywhere(source)
             return
         if self._delivery.shared:
@@ -297,7 +266,7 @@ class Subscription:
             self.close()
             return
         for partition in self._lanes:
-            self._ready_work.look(partition)
+            self._ready.look(partition)
         self._reset_backoff(self._lanes)
         self._rebalance(source)
 
@@ -313,11 +282,10 @@ class Subscription:
     def poll(self, partition: str | None) -> None:
         """Run a fallback poll, because a hint can be lost."""
         self._polled.add(partition)
-        lane = self._lanes.get(partition)
-        if lane is not None:
-            self._ready_work.look(partition)
+        if partition in self._lanes:
+            self._ready.look(partition)
             self._rebalance("poll")
-        if lane is None or (not lane.polling and self._manager.next_notified(partition) is None):
+        if partition not in self._resolving and self.manager.next_notified(partition) is None:
             self._report_poll(partition, found=False)  # No consumer wants work now.
 
     def note_empty(self, partition: str | None, look_again_at: int | None) -> None:
@@ -325,9 +293,11 @@ class Subscription:
         if not self._lanes:
             return
         self._is_complete |= partition is None
-        self.looked_at = self._delivery.timers.now()
+        self.looked_at = now = self._delivery.timers.now()
         if look_again_at is not None:
-            self._wakeups.note(partition, look_again_at)
+            if partition not in self._wakeups:
+                self._wakeups[partition] = Wakeup(self._delivery.timers, partial(self._ring, partition))
+            self._wakeups[partition].set(max(look_again_at, now + _SOON))
 
     def note_failure(self, partition: str | None) -> None:
         """Start fallback polls after a failed look, because the expected work may be wrong."""
@@ -336,34 +306,30 @@ class Subscription:
             if lane in self._lanes:
                 self._delivery.fallback.watch((self.key, lane))
 
-    def note_success(self, partition: str | None) -> None:
-        """Stop fallback polls of a store that is not shared, because it responds again."""
-        if not self._delivery.shared and partition in self._lanes:
-            self._delivery.fallback.unwatch((self.key, partition))
-
     def _ring(self, partition: str | None) -> None:
+        self._wakeups.pop(partition, None)
         if not self._lanes:
             self.close()
             return
         lanes = {partition}
-        if self._manager.is_empty(partition):
+        if self.manager.is_empty(partition):
             # The consumer that set this alarm has left; other consumers that could receive the work may not know of it.
-            lanes |= self._manager.named if partition is None else {None}
+            lanes |= set(self.manager.named) if partition is None else {None}
         for lane in lanes:
             if lane in self._lanes:
-                self._ready_work.look(lane)
+                self._ready.look(lane)
         self._rebalance("timer")
 
     # The pump ----------------------------------------------------------------------------------------------
 
     def _rebalance(self, source: Source) -> None:
-        manager = self._manager
-        notified = manager.rebalance(self._ready_work.work(self.key.queue, manager.named))
+        manager = self.manager
+        notified = manager.rebalance(self._ready.work(self.key.queue, manager.named))
         if notified:
             now = self._delivery.timers.now()
             for consumer in notified:
                 self._woken_by[consumer] = source, now
-            self._metrics.woke(source, len(notified))
+            self._metrics.wakes[source] += len(notified)
             self._pump_soon()
         for consumer in [one for one in self._late if not self._is_expecting(one)]:
             self._late.pop(consumer)()  # Another consumer was served first, or the work no longer exists.
@@ -383,20 +349,18 @@ class Subscription:
         if self._delivery.suspended:
             return
         # Consumers for any partition come last in the call, so that they do not receive the work of named partitions.
-        for partition in self._manager.notified_lanes():
-            lane = self._lanes[partition]
-            if not lane.polling:
-                self._look(partition, lane)
-        for partition in list(self._polled):
-            if partition not in self._lanes or not self._lanes[partition].polling:
-                self._report_poll(partition, found=False)  # The notified consumer no longer wants work.
+        for partition in self.manager.notified_lanes():
+            if partition not in self._resolving:
+                self._look(partition)
+        for partition in [one for one in self._polled if one not in self._resolving]:
+            self._report_poll(partition, found=False)  # The notified consumer no longer wants work.
 
-    def _look(self, partition: str | None, lane: Lane) -> None:
+    def _look(self, partition: str | None) -> None:
         """Start a look for all notified consumers of a lane."""
-        pulls: list[tuple[Consumer, asyncio.Future[PopResult]]] = []
-        mark = self._ready_work.begin_look()
+        pulls: list[Pull] = []
+        mark = self._ready.begin_look()
         unwilling: list[Consumer] = []
-        for consumer in self._manager.notified(partition):
+        for consumer in self.manager.notified(partition):
             request = consumer.next_pull()
             if request is None:
                 unwilling.append(consumer)
@@ -406,9 +370,8 @@ class Subscription:
         for consumer in unwilling:
             self.set_interest(consumer, False)
         if pulls:
-            lane.polling = True
-            finish = partial(self._finish, partition, lane, pulls, mark)
-            self._delivery.when_done([answer for _, answer in pulls], finish)
+            self._resolving.add(partition)
+            self._delivery.when_done([answer for _, answer in pulls], partial(self._finish, partition, pulls, mark))
 
     def _submit(self, request: PopRequest) -> asyncio.Future[PopResult]:
         try:
@@ -418,30 +381,25 @@ class Subscription:
             answer.set_exception(refusal)
             return answer
 
-    def _finish(
-        self,
-        partition: str | None,
-        lane: Lane,
-        pulls: Sequence[tuple[Consumer, asyncio.Future[PopResult]]],
-        mark: int,
-    ) -> None:
+    def _finish(self, partition: str | None, pulls: Sequence[Pull], mark: int) -> None:
+        """Pass each consumer of a look its result, and notify the next consumers."""
         try:
-            came = self._hand_over(partition, pulls, mark)
-            if came.empty or came.failed:
-                self._ready_work.disprove(partition, self.key.queue, mark)
-            elif came.surprised and partition is None:
-                self._ready_work.expect_more()
-            if came.failed:
+            came = {self._hand_over(partition, consumer, answer, mark) for consumer, answer in pulls}
+            if came & {"empty", "failed"}:
+                self._ready.disprove(partition, self.key.queue, mark)
+            elif "surprise" in came and partition is None:
+                self._ready.expect_more()
+            if "failed" in came:
                 self.note_failure(partition)
-            else:
-                self.note_success(partition)
+            elif not self._delivery.shared and partition in self._lanes:
+                self._delivery.fallback.unwatch((self.key, partition))  # The store responds again.
         finally:
-            lane.polling = False
+            self._resolving.discard(partition)
             self.looked_at = self._delivery.timers.now()
         if partition in self._polled:
-            self._report_poll(partition, found=came.found)
+            self._report_poll(partition, found=bool(came & {"found", "surprise"}))
         self._rebalance("handover")
-        if self._manager.next_notified(partition) is not None:
+        if self.manager.next_notified(partition) is not None:
             self._pump_soon()
 
     def _report_poll(self, partition: str | None, *, found: bool) -> None:
@@ -449,46 +407,33 @@ class Subscription:
         self._delivery.fallback.polled((self.key, partition), found=found)
 
     def _hand_over(
-        self, partition: str | None, pulls: Sequence[tuple[Consumer, asyncio.Future[PopResult]]], mark: int
-    ) -> LookResult:
-        """Pass each consumer its result."""
-        came = LookResult()
-        for consumer, answer in pulls:
-            self._pulled.discard(consumer)
-            source, since = self._woken_by.pop(consumer, ("handover", 0))
-            try:
-                result = answer.result()
-            except (EngineFailure, Overloaded) as failure:
-                came.failed = True
-                consumer.failed(failure)
-            except HarkError as error:
-                came.found = True  # This consumer has its answer: the next one can look.
-                consumer.refuse(error)
-            except Exception as error:
-                came.found = True
-                log.exception("a pop failed because of a bug; please report it: %s", self.key)
-                consumer.refuse(HarkError(f"internal error: {type(error).__name__}; see the server log"))
-            else:
-                if result.messages:
-                    came.found = True
-                    came.surprised |= self._deliver(consumer, result, mark)
-                    self._metrics.delivered(self._delivery.timers.now() - since if since else 0)
-                else:
-                    came.empty = True
-                    self._metrics.came_up_empty(source)
-                    self.note_empty(partition, result.look_again_at)
-                    consumer.came_up_empty()
-        return came
-
-    def _deliver(self, consumer: Consumer, result: PopResult, mark: int) -> bool:
-        """Deliver messages. Returns whether some of them are from a place without expected work."""
-        taken: dict[PartitionKey, int] = {}
-        for message in result.messages:
-            key = message.queue, message.partition
-            taken[key] = taken.get(key, 0) + 1
+        self, partition: str | None, consumer: Consumer, answer: asyncio.Future[PopResult], mark: int
+    ) -> Literal["found", "surprise", "empty", "failed"]:
+        """Pass a consumer its result. Messages from a partition without expected work are a surprise."""
+        self._pulled.discard(consumer)
+        source, since = self._woken_by.pop(consumer, ("handover", 0))
+        try:
+            result = answer.result()
+        except (EngineFailure, Overloaded) as failure:
+            consumer.failed(failure)
+            return "failed"
+        except HarkError as error:
+            consumer.refuse(error)
+            return "found"  # This consumer has its answer: the next one can look.
+        except Exception as error:
+            log.exception("a pop failed because of a bug; please report it: %s", self.key)
+            consumer.refuse(HarkError(f"internal error: {type(error).__name__}; see the server log"))
+            return "found"
+        if not result.messages:
+            self._metrics.empty[source] += 1
+            self.note_empty(partition, result.look_again_at)
+            consumer.came_up_empty()
+            return "empty"
+        taken = Counter((message.queue, message.partition) for message in result.messages)
         leased = bool(result.lease_id)
-        known = [self._ready_work.took(key, count, mark, leased=leased) for key, count in taken.items()]
-        self._manager.served(consumer)
+        known = [self._ready.took(key, count, mark, leased=leased) for key, count in taken.items()]
+        self.manager.served(consumer)
         if not consumer.deliver(result):
             self._delivery.pops.give_back(result)
-        return not all(known)
+        self._metrics.latency.add((self._delivery.timers.now() - since) / SECOND if since else 0)
+        return "found" if all(known) else "surprise"

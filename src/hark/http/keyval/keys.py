@@ -279,7 +279,7 @@ async def paginate_keys(call: Call) -> types.keys.EntryPage:
 
 async def count_keys(call: Call) -> types.keys.KeyCount:
     """Count entries. Returns the number of entries below a prefix, or of all entries."""
-    return types.keys.KeyCount(await call.broker.keyvalue.count_keys(PREFIX.of(call.query) or ()))
+    return types.keys.KeyCount(await call.engine.count_keys(PREFIX.of(call.query) or ()))
 
 
 def _range(query: Query) -> KeyRange:

@@ -12,8 +12,8 @@ from typing import TypeVar
 import msgspec
 
 from hark.api.types.keys import WireEntry
+from hark.broker.keyvalue import Change, Shown
 from hark.broker.tallies import Operation
-from hark.broker.watch import Change, Shown
 from hark.broker.work_queues import DEFAULT_QUEUE
 from hark.clock import MILLISECOND
 from hark.errors import InvalidInput

@@ -404,7 +404,7 @@ async def metrics(call: Call) -> types.keys.KeyvalMetrics:
     Returns counts and latencies of operations, the state of a work queue and the size of the key-value store.
     """
     tallies = call.broker.operations.tallies()
-    storage = await call.broker.keyvalue.key_stats()
+    storage = await call.broker.engine.key_stats()
     return types.keys.KeyvalMetrics(
         operations=types.keys.OperationsNumbers(
             operations={
@@ -425,7 +425,7 @@ async def metrics(call: Call) -> types.keys.KeyvalMetrics:
 
 async def prometheus(call: Call) -> Response:
     """Get metrics of the key-value API for Prometheus. Returns the Prometheus text format."""
-    storage = await call.broker.keyvalue.key_stats()
+    storage = await call.broker.engine.key_stats()
     families = list(_operation_metrics(call.broker))
     for state, number in msgspec.structs.asdict(await show_stats(call)).items():
         families.append(gauge(f"keyval_queue_{state}", f"{_STATES[state]} of the work queue.", one(number)))

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from hark.api import operations, types
 from hark.broker import Broker
 from hark.broker.delivery.stream import Arrival, Stream
-from hark.broker.watch import Change, Shown, Watcher
+from hark.broker.keyvalue import Change, Shown, Watcher
 from hark.errors import InvalidInput
 from hark.http import responses
 from hark.http.admission import identity_of, permitted_labels

@@ -12,7 +12,7 @@ from starlette.responses import StreamingResponse
 from hark.access.identity import Identity
 from hark.api import operations, types
 from hark.api.options import LIMITS, OPTIONS, Limits, Option, QueueOptions
-from hark.broker.observer import list_queues as list_queues_of
+from hark.broker.survey import list_queues as list_queues_of
 from hark.clock import SECOND
 from hark.errors import InvalidInput, NotFound
 from hark.http.admission import permitted_labels, shown_lease
