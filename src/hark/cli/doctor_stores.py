@@ -32,8 +32,7 @@ def database_checks(settings: Settings) -> list[Check]:
 
 async def _postgres_checks(settings: Settings) -> list[Check]:
     try:
-        from hark.engine.postgres.connections import shown
-        from hark.engine.postgres.pool import Pool
+        from hark.engine.postgres.pool import Pool, shown
 
         about = settings.postgres
         pool = Pool(settings.engine, size=1, wait_ms=about.wait_ms, prepared=about.prepared)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from typing import Any, TypeVar
 
 import asyncpg
 import msgspec
 
 from hark.engine.hints import read_bound, set_state
 from hark.engine.postgres.discovery import BUCKET
-from hark.engine.postgres.pool import NOW, Pool, Where, can_be_stored
+from hark.engine.postgres.pool import Pool
 from hark.engine.postgres.pop import NO_OPTIONS, decode_options
+from hark.errors import EngineFailure
 from hark.ids import IdCodec
 from hark.keys import decode_key
 from hark.model import (
@@ -29,6 +32,95 @@ from hark.model import (
     Trace,
     TraceName,
 )
+
+T = TypeVar("T")
+
+NOW = "(select hark.time_v1($1))"
+"""The time of the call, worked out once. The first parameter is the time given; null: the database's own."""
+
+
+class Where:
+    """Conditions of a query, with all its parameters; what does not matter is left out, so that plans are made for
+    what is asked."""
+
+    def __init__(self, *args: object) -> None:
+        self.args = list(args)
+        """Parameters, first those that the query has anyhow."""
+        self._conditions = ["true"]
+
+    def __str__(self) -> str:
+        """The conditions in SQL."""
+        return " and ".join(self._conditions)
+
+    def also(self, condition: str, *values: object) -> None:
+        """Insist on a condition, which says `{}` for each of its values; if the first is None it does not matter."""
+        if values[0] is None:
+            return
+        if not can_be_stored(*values):
+            self.nothing()
+            return
+        numbers = range(len(self.args) + 1, len(self.args) + len(values) + 1)
+        self.args += values
+        self._conditions.append(condition.format(*(f"${number}" for number in numbers)))
+
+    def page(self, limit: int, offset: int) -> tuple[str, list[object]]:
+        """The end of a query for some of the rows, and all its parameters."""
+        count = len(self.args)
+        return f"limit ${count + 1} offset ${count + 2}", [*self.args, limit, offset]
+
+    def nothing(self) -> None:
+        """Match no row."""
+        self._conditions.append("false")
+
+
+def can_be_stored(*values: object) -> bool:
+    """Whether PostgreSQL can have such values at all; if not, nothing is equal to them."""
+    return not any(isinstance(value, str) and "\0" in value for value in values)
+
+
+class Looks:
+    """Runs lists and counts beside the verbs of the queue, which must always find a connection.
+
+    Of equal ones, one runs at a time. Those that come meanwhile share the next one, which begins after all of them
+    have asked: so each sees what was committed before it asked.
+    """
+
+    def __init__(self, limit: int, wait_seconds: float) -> None:
+        self._turns = asyncio.Semaphore(limit)
+        self._wait_seconds = wait_seconds
+        self._running: dict[Hashable, asyncio.Task[Any]] = {}
+        self._waiting: dict[Hashable, asyncio.Task[Any]] = {}
+
+    async def share(self, key: Hashable, look: Callable[[], Awaitable[T]]) -> T:
+        """Run a look, or wait for an equal one that has not begun yet; raises `EngineFailure` if its turn is late."""
+        task: asyncio.Task[T] | None = self._waiting.get(key)
+        if task is None:
+            task = self._waiting[key] = asyncio.create_task(self._run(key, look))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(task)
+
+    async def _run(self, key: Hashable, look: Callable[[], Awaitable[T]]) -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            async with asyncio.timeout(self._wait_seconds):
+                while key in self._running:
+                    await asyncio.wait([self._running[key]])
+                await self._turns.acquire()
+        except TimeoutError as error:
+            raise EngineFailure(
+                f"too many lists are being computed: this one could not begin within {self._wait_seconds:g} s; it had "
+                "no effect; retry later"
+            ) from error
+        finally:
+            del self._waiting[key]
+        self._running[key] = task
+        try:
+            return await look()
+        finally:
+            del self._running[key]
+            self._turns.release()
+
 
 READ = "select * from hark.read_v1($1::text[], $2::text[], $3::bigint[], $4::int[], $5)"
 POSITIONS = "select * from hark.positions_v1($1, $2, $3, $4, $5)"

@@ -10,12 +10,13 @@ from hark.clock import Clock, SystemClock
 from hark.engine.api import Answers, KeyListener, Listener, ignore_keys
 from hark.engine.postgres import admin, browse, explain, retention, views
 from hark.engine.postgres.admin import AdminVerbs
+from hark.engine.postgres.browse import Looks
 from hark.engine.postgres.discovery import Hearing, Late, peer_secret
 from hark.engine.postgres.explain import Explainer
 from hark.engine.postgres.keyvalue import KeyVerbs
 from hark.engine.postgres.migrate import migrate, own_tag
 from hark.engine.postgres.partitions import Directory
-from hark.engine.postgres.pool import Looks, Pool
+from hark.engine.postgres.pool import Pool
 from hark.engine.postgres.pop import Popper
 from hark.engine.postgres.push import PUSH, Pushes, Telling
 from hark.engine.postgres.retention import Expirer, Retention
@@ -239,7 +240,7 @@ class PostgresEngine(KeyVerbs, AdminVerbs, LookingVerbs):
             wait_ms=wait_ms,
             prepared=prepared,
             on_return=self._hint_all,
-            on_told=self._told_keys,
+            on_notice=self._told_keys,
         )
         self._looks = Looks(max(1, pool_size // _SHARE_OF_LISTS), wait_ms / 1000)
         self._retention = Retention(self._pool, completed_retention_seconds, idle_group_seconds)

@@ -10,7 +10,8 @@ import msgspec
 
 from hark.clock import SECOND
 from hark.engine.postgres.admin import info_of
-from hark.engine.postgres.pool import NOW, Pool, Where, can_be_stored
+from hark.engine.postgres.browse import NOW, Where, can_be_stored
+from hark.engine.postgres.pool import Pool
 from hark.errors import HarkError, NotFound
 from hark.ids import IdCodec
 from hark.model import (

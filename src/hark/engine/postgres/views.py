@@ -8,7 +8,8 @@ import asyncpg
 
 from hark.clock import SECOND
 from hark.engine.postgres.admin import info_of
-from hark.engine.postgres.pool import NOW, Pool, Where, can_be_stored
+from hark.engine.postgres.browse import NOW, Where, can_be_stored
+from hark.engine.postgres.pool import Pool
 from hark.ids import IdCodec
 from hark.model import (
     Counts,
