@@ -110,10 +110,10 @@ async def test_a_lease_that_ended_elsewhere_is_forgotten(there: Driver) -> None:
     assert isinstance(there.engine, PostgresEngine)
     await there.push("orders", "p1", 1, transaction_id="t")
     [held] = await there.pop("orders")
-    assert there.engine._deliveries.knows(held.lease)
+    assert there.engine._store.deliveries.knows(held.lease)
     ended = Hint("orders", held.group, (), ended=(held.lease,))
     assert there.engine.hear([ended]) == [ended]
-    assert not there.engine._deliveries.knows(held.lease)
+    assert not there.engine._store.deliveries.knows(held.lease)
 
 
 @pytest.mark.parametrize("leased_by", ["the one that hears", "the one that tells"])

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Hashable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 import asyncpg
 import msgspec
 
 from hark.engine.hints import read_bound, set_state
-from hark.engine.postgres.discovery import BUCKET
-from hark.engine.postgres.pool import Pool
+from hark.engine.postgres.partitions import Store
 from hark.engine.postgres.pop import NO_OPTIONS, decode_options
-from hark.errors import EngineFailure
+from hark.engine.postgres.ready import BUCKET
 from hark.ids import IdCodec
 from hark.keys import decode_key
 from hark.model import (
@@ -32,8 +29,6 @@ from hark.model import (
     Trace,
     TraceName,
 )
-
-T = TypeVar("T")
 
 NOW = "(select hark.time_v1($1))"
 """The time of the call, worked out once. The first parameter is the time given; null: the database's own."""
@@ -78,59 +73,15 @@ def can_be_stored(*values: object) -> bool:
     return not any(isinstance(value, str) and "\0" in value for value in values)
 
 
-class Looks:
-    """Runs lists and counts beside the verbs of the queue, which must always find a connection.
-
-    Of equal ones, one runs at a time. Those that come meanwhile share the next one, which begins after all of them
-    have asked: so each sees what was committed before it asked.
-    """
-
-    def __init__(self, limit: int, wait_seconds: float) -> None:
-        self._turns = asyncio.Semaphore(limit)
-        self._wait_seconds = wait_seconds
-        self._running: dict[Hashable, asyncio.Task[Any]] = {}
-        self._waiting: dict[Hashable, asyncio.Task[Any]] = {}
-
-    async def share(self, key: Hashable, look: Callable[[], Awaitable[T]]) -> T:
-        """Run a look, or wait for an equal one that has not begun yet; raises `EngineFailure` if its turn is late."""
-        task: asyncio.Task[T] | None = self._waiting.get(key)
-        if task is None:
-            task = self._waiting[key] = asyncio.create_task(self._run(key, look))
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return await asyncio.shield(task)
-
-    async def _run(self, key: Hashable, look: Callable[[], Awaitable[T]]) -> T:
-        task = asyncio.current_task()
-        assert task is not None
-        try:
-            async with asyncio.timeout(self._wait_seconds):
-                while key in self._running:
-                    await asyncio.wait([self._running[key]])
-                await self._turns.acquire()
-        except TimeoutError as error:
-            raise EngineFailure(
-                f"too many lists are being computed: this one could not begin within {self._wait_seconds:g} s; it had "
-                "no effect; retry later"
-            ) from error
-        finally:
-            del self._waiting[key]
-        self._running[key] = task
-        try:
-            return await look()
-        finally:
-            del self._running[key]
-            self._turns.release()
-
-
 READ = "select * from hark.read_v1($1::text[], $2::text[], $3::bigint[], $4::int[], $5)"
 POSITIONS = "select * from hark.positions_v1($1, $2, $3, $4, $5)"
 
 
-async def read(pool: Pool, codec: IdCodec, requests: Sequence[Read]) -> list[ReadResult]:
+async def read(store: Store, _now: int | None, requests: Sequence[Read]) -> list[ReadResult]:
     """An answer to each request."""
     bound = read_bound(len(requests))
     possible = {n: one for n, one in enumerate(requests) if can_be_stored(one.queue, one.partition)}
-    rows = await pool.fetch(
+    rows = await store.pool.fetch(
         READ,
         [one.queue for one in possible.values()],
         [one.partition for one in possible.values()],
@@ -142,7 +93,7 @@ async def read(pool: Pool, codec: IdCodec, requests: Sequence[Read]) -> list[Rea
     numbers = list(possible)
     for row in rows:
         found.setdefault(numbers[row["request"] - 1], []).append(row)
-    return [_result(codec, request, found.get(n, ()), bound) for n, request in enumerate(requests)]
+    return [_result(store.codec, request, found.get(n, ()), bound) for n, request in enumerate(requests)]
 
 
 def _result(codec: IdCodec, request: Read, rows: Sequence[asyncpg.Record], bound: int) -> ReadResult:
@@ -178,14 +129,20 @@ def _delivery(codec: IdCodec, request: Read, row: asyncpg.Record) -> StoredMessa
 
 
 async def offsets(
-    pool: Pool, queue: str, start: BrowseFrom, partition: str | None, changed_since: int | None
+    store: Store,
+    _now: int | None,
+    queue: str,
+    start: BrowseFrom,
+    partition: str | None = None,
+    changed_since: int | None = None,
 ) -> list[PartitionOffset]:
     """Where a browser starts in the partitions of a queue, or in one of them."""
     if not can_be_stored(queue, partition):
         return []
     time = start if isinstance(start, int) else None
-    touched = None if changed_since is None else changed_since // BUCKET
-    rows = await pool.fetch(POSITIONS, queue, partition, start == "tail", time, touched)
+    since = None if changed_since is None else store.late.since(changed_since - store.skew)
+    touched = None if since is None else since // BUCKET
+    rows = await store.pool.fetch(POSITIONS, queue, partition, start == "tail", time, touched)
     return [PartitionOffset(name, offset) for name, offset in rows]
 
 
@@ -228,19 +185,19 @@ def _uuid(text: str) -> uuid.UUID | None:
     return value if str(value) == text else None
 
 
-async def dead_letters(pool: Pool, codec: IdCodec, where: DeadLetterFilter) -> DeadLetters:
+async def dead_letters(store: Store, _now: int | None, where: DeadLetterFilter) -> DeadLetters:
     """A page of dead letters, in the order of their failures, and how many there are in all."""
-    matching = dead_letters_where(where, codec)
-    total = await pool.fetchval(f"select count(*) from hark.dead_letters where {matching}", *matching.args)
+    matching = dead_letters_where(where, store.codec)
+    total = await store.pool.fetchval(f"select count(*) from hark.dead_letters where {matching}", *matching.args)
     page, args = matching.page(where.limit, where.offset)
     payload = "payload" if where.payloads else "'null'::bytea as payload"
     order = "asc" if where.oldest_first else "desc"
-    rows = await pool.fetch(
+    rows = await store.pool.fetch(
         f"select {_COLUMNS}, {payload} from hark.dead_letters where {matching}"
         f" order by failed_at {order}, id {order} {page}",
         *args,
     )
-    return DeadLetters([_dead_letter(row, codec) for row in rows], total)
+    return DeadLetters([_dead_letter(row, store.codec) for row in rows], total)
 
 
 def _dead_letter(row: asyncpg.Record, codec: IdCodec) -> DeadLetter:
@@ -279,13 +236,13 @@ join hark.queues as queue on queue.id = place.queue
 
 
 async def traces(
-    pool: Pool,
-    codec: IdCodec,
-    partition_id: str | None,
-    transaction_id: str | None,
-    name: str | None,
-    limit: int,
-    offset: int,
+    store: Store,
+    _now: int | None,
+    partition_id: str | None = None,
+    transaction_id: str | None = None,
+    name: str | None = None,
+    limit: int = 100,
+    offset: int = 0,
 ) -> tuple[list[Trace], int]:
     """Events of one message, oldest first, or of one name, newest first; and how many there are in all."""
     where = Where()
@@ -294,14 +251,14 @@ async def traces(
         where.also("trace.id in (select trace_names.trace from hark.trace_names where trace_names.name = {})", name)
     else:
         order = "asc"
-        view = await message(pool, codec, None, partition_id or "", transaction_id or "")
-        place = None if view is None else codec.decode(view.id)
+        view = await message(store, None, partition_id or "", transaction_id or "")
+        place = None if view is None else store.codec.decode(view.id)
         if place is None:
             return [], 0
         where.also('trace.partition = {} and trace."offset" = {}', *place)
-    total = await pool.fetchval(f"select count(*) from {_TRACES} where {where}", *where.args)
+    total = await store.pool.fetchval(f"select count(*) from {_TRACES} where {where}", *where.args)
     page, args = where.page(limit, offset)
-    rows = await pool.fetch(
+    rows = await store.pool.fetch(
         f"""
         select page.*, message.transaction_id, message.payload, message.sealed,
             array(select trace_names.name from hark.trace_names where trace_names.trace = page.id order by 1) as names
@@ -318,7 +275,7 @@ async def traces(
         """,
         *args,
     )
-    return [_trace(row, codec) for row in rows], total
+    return [_trace(row, store.codec) for row in rows], total
 
 
 def _trace(row: asyncpg.Record, codec: IdCodec) -> Trace:
@@ -338,11 +295,11 @@ def _trace(row: asyncpg.Record, codec: IdCodec) -> Trace:
     )
 
 
-async def trace_names(pool: Pool, limit: int, offset: int) -> tuple[list[TraceName], int]:
+async def trace_names(store: Store, _now: int | None, limit: int = 50, offset: int = 0) -> tuple[list[TraceName], int]:
     """Names of events, the last used first, and how many there are."""
     named = f"hark.trace_names join ({_TRACES}) on trace.id = trace_names.trace"
-    total = await pool.fetchval(f"select count(distinct trace_names.name) from {named}")
-    rows = await pool.fetch(
+    total = await store.pool.fetchval(f"select count(distinct trace_names.name) from {named}")
+    rows = await store.pool.fetch(
         f"""
         select trace_names.name, count(*) as traces, count(distinct (trace.partition, trace."offset")) as messages,
             max(trace.created_at) as last_seen
@@ -435,12 +392,12 @@ from (select 1 as n, $2::bigint as partition, hark.find_message_v1($2, $3, $4) a
 """
 
 
-async def messages(pool: Pool, codec: IdCodec, now: int | None, where: MessageFilter) -> list[MessageView]:
+async def messages(store: Store, now: int | None, where: MessageFilter) -> list[MessageView]:
     """A page of messages, newest first, without payloads."""
     names = (where.queue, where.partition, where.namespace, where.task)
     if not can_be_stored(*names):
         return []
-    rows = await pool.fetch(
+    rows = await store.pool.fetch(
         _NEWEST,
         now,
         *names,
@@ -450,22 +407,20 @@ async def messages(pool: Pool, codec: IdCodec, now: int | None, where: MessageFi
         where.offset + where.limit,
         where.offset,
     )
-    return [_view(row, codec) for row in rows]
+    return [_view(row, store.codec) for row in rows]
 
 
-async def message(
-    pool: Pool, codec: IdCodec, now: int | None, partition_id: str, transaction_id: str
-) -> MessageView | None:
+async def message(store: Store, now: int | None, partition_id: str, transaction_id: str) -> MessageView | None:
     """One message with its payload, by transaction id or message id."""
-    place = codec.decode(partition_id)
+    place = store.codec.decode(partition_id)
     if place is None or not can_be_stored(transaction_id):
         return None
-    own = codec.decode(transaction_id)
+    own = store.codec.decode(transaction_id)
     offset = own.offset if own is not None and own.partition == place.partition else None
-    row = await pool.fetchrow(_ONE, now, place.partition, transaction_id, offset)
+    row = await store.pool.fetchrow(_ONE, now, place.partition, transaction_id, offset)
     if row is None:
         return None
-    view = _view(row, codec)
+    view = _view(row, store.codec)
     view.payload = msgspec.Raw(row["payload"])
     return view
 

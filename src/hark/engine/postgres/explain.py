@@ -9,9 +9,10 @@ import asyncpg
 import msgspec
 
 from hark.clock import SECOND
+from hark.engine.api import Answers
 from hark.engine.postgres.admin import info_of
 from hark.engine.postgres.browse import NOW, Where, can_be_stored
-from hark.engine.postgres.pool import Pool
+from hark.engine.postgres.partitions import Store
 from hark.errors import HarkError, NotFound
 from hark.ids import IdCodec
 from hark.model import (
@@ -58,19 +59,22 @@ _FIRST = "select * from hark.first_of_v1($1, $2, $3, $4::bigint[], $5::bigint[],
 _LIMIT = "select * from hark.reached_limit_v1($1, $2)"
 
 
+async def explain(store: Store, now: int | None, requests: Sequence[Explain]) -> Answers[Facts]:
+    """What is in the way of messages."""
+    explainer = Explainer(store, now)
+    return [await explainer.facts(request) or _unknown() for request in requests]
+
+
 class Explainer:
     """Answers for one engine, at one moment."""
 
-    def __init__(self, pool: Pool, codec: IdCodec, now: int | None) -> None:
-        self._pool = pool
-        self._codec = codec
+    def __init__(self, store: Store, now: int | None) -> None:
+        self._pool = store.pool
+        self._codec = store.codec
         self._now = now
 
-    async def explain(self, requests: Sequence[Explain]) -> list[Facts | HarkError]:
-        """An answer to each request."""
-        return [await self._facts(request) or _unknown() for request in requests]
-
-    async def _facts(self, request: Explain) -> Facts | None:
+    async def facts(self, request: Explain) -> Facts | None:
+        """The facts of one message; None: it has never existed."""
         place = self._codec.decode(request.message_id)
         row = None if place is None else await self._pool.fetchrow(_MESSAGE, self._now, *place)
         if place is None or row is None:
@@ -314,18 +318,18 @@ left join lateral (select * from hark.leases as x where x.id = held.lease limit 
 """
 
 
-async def leases(pool: Pool, codec: IdCodec, now: int | None, where: LeaseFilter) -> Leases:
+async def leases(store: Store, now: int | None, where: LeaseFilter) -> Leases:
     """A page of the live leases, oldest first."""
     wanted = Where(now)
     wanted.also("queue.name = {}", where.queue)
     wanted.also("place.name = {}", where.partition)
     wanted.also("grp.name = {}", where.group)
-    total = await pool.fetchval(f"select count(*) from ({_HELD} where {wanted}) as matching", *wanted.args)
+    total = await store.pool.fetchval(f"select count(*) from ({_HELD} where {wanted}) as matching", *wanted.args)
     page, args = wanted.page(where.limit, where.offset)
-    rows = await pool.fetch(
+    rows = await store.pool.fetch(
         f"{_HELD} where {wanted} order by lease.since, held.lease, queue.name, place.name {page}", *args
     )
-    return Leases([_part(row, codec) for row in rows], total)
+    return Leases([_part(row, store.codec) for row in rows], total)
 
 
 def _part(row: asyncpg.Record, codec: IdCodec) -> LeasePart:
@@ -344,11 +348,11 @@ def _part(row: asyncpg.Record, codec: IdCodec) -> LeasePart:
     )
 
 
-async def queues_of(pool: Pool, codec: IdCodec, ids: Sequence[str]) -> list[str | None]:
+async def queues_of(store: Store, _now: int | None, ids: Sequence[str]) -> list[str | None]:
     """The queues of partitions, or of the partitions of messages."""
-    places = [codec.decode(one) for one in ids]
+    places = [store.codec.decode(one) for one in ids]
     numbers = [place.partition for place in places if place is not None]
-    rows = await pool.fetch(
+    rows = await store.pool.fetch(
         "select place.id, queue.name from hark.partitions as place join hark.queues as queue on queue.id = place.queue"
         " where place.id = any ($1::bigint[])",
         numbers,

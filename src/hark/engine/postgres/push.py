@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby, islice
 from typing import Any
 
 from hark.clock import MILLISECOND
+from hark.engine.api import Answers
 from hark.engine.hints import HintBook
-from hark.engine.postgres.partitions import Directory, Group, Place, SharedReady
-from hark.ids import IdCodec
+from hark.engine.postgres.partitions import Group, Place, Store
+from hark.engine.postgres.ready import SharedReady
 from hark.keys import encode_key
-from hark.model import Hint, Key, NewMessage, PushOutcome
+from hark.model import Hint, Key, KeyNotification, NewMessage, PushOutcome
 from hark.model.messages import RESERVED, RESERVED_TEXT
 
 _DUPLICATE, _MISMATCH, _FULL, NOT_YET = 1, 2, 3, 4
@@ -60,9 +62,8 @@ class Arrival:
 class Pushes:
     """Messages that go to the database together."""
 
-    def __init__(self, directory: Directory, codec: IdCodec) -> None:
-        self._directory = directory
-        self._codec = codec
+    def __init__(self, store: Store) -> None:
+        self._store = store
         self.names: list[tuple[str, str]] = []
         """The partitions, each once."""
         self.ids: list[int | None] = []
@@ -113,14 +114,14 @@ class Pushes:
         number = self._positions[key] = len(self.names)
         self.names.append(key)
         self._labels.append(labels or (None, None))
-        known = self._directory.places.get(key)
+        known = self._store.places.get(key)
         self.ids.append(None if known is None else known.id)
         self.counts.append(0)
         return number
 
     def _note_transaction_id(self, number: int, transaction_id: str) -> None:
         self._has_transaction_ids = True
-        own = self._codec.decode(transaction_id)
+        own = self._store.codec.decode(transaction_id)
         if own is not None and own.offset and self.ids[number] in (None, own.partition):
             self._same_as[len(self.place)] = own.offset
 
@@ -145,14 +146,14 @@ class Pushes:
 
     def adopt(self, ids: Sequence[int]) -> list[Place]:
         """The partitions by their numbers in the answer; new ones are remembered."""
-        adopt = self._directory.adopt_place
+        adopt = self._store.adopt_place
         return [adopt(number, *key) for number, key in zip(ids, self.names, strict=True)]
 
     def outcomes(
         self, places: Sequence[Place], tails: Sequence[int], offsets: Sequence[int] | None, codes: Sequence[int] | None
     ) -> list[PushOutcome]:
         """What became of each message."""
-        with_prefix = self._codec.with_prefix
+        with_prefix = self._store.codec.with_prefix
         stored: list[PushOutcome] = []
         if offsets is None or codes is None:
             for number, ordinal, transaction_id in zip(self.place, self.ordinal, self.transaction_id, strict=True):
@@ -184,7 +185,7 @@ class Pushes:
                 f"queue {place.queue!r} is full: its unsettled messages reached maxSize; retry later or raise maxSize"
             )
             return PushOutcome("failed", transaction_id, None, place.uid, "queue_full", text)
-        message_id = self._codec.with_prefix(place.prefix, offset)
+        message_id = self._store.codec.with_prefix(place.prefix, offset)
         return PushOutcome(
             "duplicate" if code == _DUPLICATE else "queued", transaction_id or message_id, message_id, place.uid
         )
@@ -248,17 +249,19 @@ _FEW = 16
 
 
 class Telling:
-    """The news of one call."""
+    """The hints of one call."""
 
-    def __init__(self, directory: Directory) -> None:
-        self._directory = directory
+    def __init__(self, store: Store) -> None:
+        self._store = store
         self.book = HintBook()
         self.keys: dict[bytes, Key] = {}
         """Keys that were written, by their bytes (1 and True are the same to a dict)."""
 
-    def hints(self) -> list[Hint]:
-        """Whom to tell."""
-        return self.book.hints()
+    def send(self) -> None:
+        """Send the hints, and the keys that were written."""
+        if self.keys:
+            self._store.key_listener(KeyNotification(tuple(self.keys.values())))
+        self._store.hint(self.book.hints())
 
     def arrived(self, arrivals: Iterable[Arrival]) -> None:
         """Partitions got messages: their groups may take them."""
@@ -266,7 +269,7 @@ class Telling:
         for arrival in arrivals:
             queues.setdefault(arrival.place.queue, []).append(arrival)
         for queue, pushed in queues.items():
-            groups = self._directory.groups_of(queue)
+            groups = self._store.groups_of(queue)
             came = {one.place.name: max(1, one.number) for one in pushed}
             self.book.arrived(queue, came, [group.name for group in groups], came)
             for group in groups:
@@ -308,7 +311,7 @@ class Telling:
 
     def has_room(self, group: Group) -> None:
         """Fewer messages are in flight: groups of the queue that could not take more may do so."""
-        for one in self._directory.groups_of(group.queue):
+        for one in self._store.groups_of(group.queue):
             if one.ready.blocked:
                 one.ready.blocked = False
                 for _, _, partition in one.ready.heads(_FEW):
@@ -327,7 +330,7 @@ class Telling:
 
     def looked_behind(self) -> None:
         """Messages were removed: what groups wait for may be among them."""
-        for group in self._directory.groups.values():
+        for group in self._store.groups.values():
             for partition in group.ready.look_behind():
                 self._tell(group, partition)
 
@@ -338,7 +341,7 @@ class Telling:
     def removed(self, places: Iterable[Place]) -> None:
         """Messages of partitions were removed: what comes after them need not wait for them."""
         for place in places:
-            groups = list(self._directory.groups_of(place.queue))
+            groups = list(self._store.groups_of(place.queue))
             alone = all(group.shared is None for group in groups)
             for name in [None] if alone else [group.name for group in groups if group.shared is None]:
                 self.book.add(place.queue, name, (place.name,))
@@ -352,10 +355,114 @@ class Telling:
         self.book.ended(group.queue, group.name, lease)
 
     def _tell(self, group: Group, partition: int, number: int = 1) -> None:
-        place = self._directory.places_by_id.get(partition)
+        place = self._store.places_by_id.get(partition)
         if place is None:
             self.book.add(group.queue, group.name, None)
         elif group.shared is None:
             self.book.add(group.queue, group.name, (place.name,))
         else:
             self.book.add(group.queue, group.name, (place.name,), counts={place.name: number})
+
+
+async def push(store: Store, now: int | None, requests: Sequence[Sequence[NewMessage]]) -> Answers[list[PushOutcome]]:
+    """Store messages; the outcomes of each request."""
+    if not any(requests):
+        return [[] for _ in requests]
+    while True:
+        batch = Pushes(store)
+        for request in requests:
+            batch.add(request)
+        row = await store.pool.fetchrow(PUSH, now, *batch.arguments())
+        assert row is not None
+        stale, ids, tails, offsets, codes = row
+        if stale is None:
+            break
+        store.forget_places(stale)
+    places = batch.adopt(ids)
+    outcomes = batch.outcomes(places, tails, offsets, codes)
+    telling = Telling(store)
+    telling.arrived(batch.arrivals(places, codes, store.now()))
+    telling.send()
+    if len(requests) == 1:
+        return [outcomes]
+    each = iter(outcomes)
+    return [list(islice(each, len(request))) for request in requests]
+
+
+# Hints of other servers -----
+
+
+class Hearing:
+    """Hints of other servers. Like all that is in `Ready`, they are verified when a consumer pops."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def hear(self, hints: Sequence[Hint]) -> list[Hint]:
+        """Take over hints; returns those for the consumers of this server."""
+        telling = Telling(self._store)
+        for news, same in groupby(hints, lambda hint: hint.news):
+            if news == "message":
+                self._arrived(list(same), telling)
+            else:
+                for hint in same:
+                    self._free(hint, telling)
+        # At the end: a lease over several queues is in several hints.
+        for lease in (lease for hint in hints for lease in hint.ended):
+            self._store.deliveries.end(lease)
+        return telling.book.hints()
+
+    def _arrived(self, hints: Sequence[Hint], telling: Telling) -> None:
+        """Messages arrived: they are for every group here, not only for those that the other server has notified."""
+        came: dict[Place, int] = {}
+        for hint in hints:
+            counts = dict(zip(hint.partitions or (), hint.counts, strict=False))
+            for place in self._known(hint):
+                came[place] = max(came.get(place, 1), counts.get(place.name, 1))
+        telling.arrived([Arrival(place, number) for place, number in came.items()])
+        for hint in hints:
+            self._unknown(hint, telling)
+
+    def _unknown(self, hint: Hint, telling: Telling) -> None:
+        """Pops discover the partitions that this server does not know."""
+        names = {place.name for place in self._known(hint)}
+        unknown = None if hint.partitions is None else [name for name in hint.partitions if name not in names]
+        if unknown == []:
+            return
+        groups = list(self._store.groups_of(hint.queue))
+        for group in groups if unknown is None else ():
+            group.ready.forget()
+        told = [group.name for group in groups]
+        telling.book.arrived(hint.queue, (), told)
+        for name in (None, *told):
+            telling.book.add(hint.queue, name, unknown, "message")
+
+    def _free(self, hint: Hint, telling: Telling) -> None:
+        for group in self._store.groups_of(hint.queue):
+            if hint.group in (None, group.name):
+                self._believe(group, hint, telling)
+        if hint.partitions is None or hint.partitions:
+            counts = dict(zip(hint.partitions or (), hint.counts, strict=False))
+            telling.book.add(hint.queue, hint.group, hint.partitions, counts=counts or None)
+        if hint.group is not None:
+            for lease in hint.ended:
+                telling.book.ended(hint.queue, hint.group, lease)
+
+    def _believe(self, group: Group, hint: Hint, telling: Telling) -> None:
+        if hint.partitions is None:
+            group.ready.forget()
+        for place in self._known(hint):
+            group.ready.add(place.id)
+        if hint.ended:
+            telling.has_room(group)
+        if group.shared is not None:
+            return  # A lease on messages does not block the partition.
+        if hint.ended:
+            telling.free(group, group.ready.doubt_leases())
+        for lease in hint.ended:
+            for partition in self._store.deliveries.partitions_of(lease):
+                telling.drained(group, partition)
+
+    def _known(self, hint: Hint) -> list[Place]:
+        places = self._store.places
+        return [places[hint.queue, name] for name in hint.partitions or () if (hint.queue, name) in places]

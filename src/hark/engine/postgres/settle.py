@@ -2,115 +2,19 @@
 
 from __future__ import annotations
 
-import heapq
 import uuid
 from collections.abc import Iterable, Sequence
+from itertools import chain, islice
+from typing import Any
 
-from hark.clock import MILLISECOND
-from hark.engine.postgres.partitions import Directory, Group, Place
-from hark.engine.postgres.pool import Pool
+from hark.clock import MILLISECOND, SECOND
+from hark.engine.api import Answers
+from hark.engine.postgres.partitions import Group, Place, Store
 from hark.engine.postgres.push import Telling, storable
+from hark.engine.postgres.ready import RUNNING
 from hark.errors import HarkError
 from hark.ids import IdCodec
-from hark.model import Settlement, SettleOutcome
-
-MAX_REMEMBERED = 500_000
-"""Messages; beyond that the oldest leases are forgotten, and what they handed out is looked up when it is settled."""
-
-MAX_COMPLETED = 100_000
-
-
-class Deliveries:
-    """Leases that this server gave, until they are settled here or over."""
-
-    def __init__(self) -> None:
-        self._offsets: dict[str, dict[tuple[int, str], int]] = {}
-        self._until: dict[str, int] = {}
-        self._open: dict[str, int] = {}
-        self._partitions: dict[str, list[int]] = {}
-        self._heap: list[tuple[int, str]] = []
-        self._size = 0
-        self._completed: dict[tuple[int, str | None, str, str], None] = {}
-        """The last messages that were completed here, by group, lease, partition and name."""
-
-    def add(self, lease: str, until: int, partition: int, number: int, named: Iterable[tuple[str, int]]) -> None:
-        """A lease handed out messages of a partition; those with an id from their producer by that and the offset."""
-        self._partitions.setdefault(lease, []).append(partition)
-        self._open[lease] = self._open.get(lease, 0) + number
-        offsets = self._offsets.setdefault(lease, {})
-        before = len(offsets)
-        for transaction_id, offset in named:
-            offsets[partition, transaction_id] = offset
-        self._size += len(offsets) - before
-        self.renew(lease, until)
-        while self._size > MAX_REMEMBERED:
-            self.end(next(iter(self._offsets)))
-
-    def find(self, lease: str, partition: int, transaction_id: str) -> int | None:
-        """The offset of a message by the transaction id that its producer gave."""
-        return self._offsets.get(lease, {}).get((partition, transaction_id))
-
-    def partitions_of(self, lease: str) -> Sequence[int]:
-        """Where a lease handed out messages."""
-        return self._partitions.get(lease, ())
-
-    def knows(self, lease: str | None) -> bool:
-        """Whether all that a lease handed out is known here."""
-        return lease in self._offsets
-
-    def renew(self, lease: str, until: int) -> None:
-        """A lease ends at another time."""
-        if lease in self._offsets and self._until.get(lease) != until:
-            self._until[lease] = until
-            heapq.heappush(self._heap, (until, lease))
-
-    def settled(self, lease: str, number: int) -> bool:
-        """Some of what a lease handed out is settled. True: all of it, and of one partition; False: who knows.
-
-        (What is said twice counts twice. Of one partition the database says whether the lease still is on it.)
-        """
-        if lease not in self._open:
-            return False
-        self._open[lease] -= number
-        if self._open[lease] > 0:
-            return False
-        alone = len(self._partitions[lease]) == 1
-        self.end(lease)
-        return alone
-
-    def completed(self, group: int, item: Settlement) -> None:
-        """A message was completed for a group under the lease that the settlement names."""
-        self._completed[group, item.lease_id, item.partition_id, item.transaction_id] = None
-        if len(self._completed) > MAX_COMPLETED:
-            del self._completed[next(iter(self._completed))]
-
-    def was_completed(self, group: int, item: Settlement) -> bool:
-        """Whether that is so of a message, as far as it is known here."""
-        key = (group, item.lease_id, item.partition_id, item.transaction_id)
-        return item.lease_id is not None and key in self._completed
-
-    def forget_completed(self) -> None:
-        """A group moved: what was completed may be delivered again."""
-        self._completed.clear()
-
-    def end(self, lease: str) -> None:
-        """A lease is over."""
-        self._size -= len(self._offsets.pop(lease, ()))
-        self._until.pop(lease, None)
-        self._open.pop(lease, None)
-        self._partitions.pop(lease, None)
-
-    def next_end(self, now: int) -> int | None:
-        """When the next lease ends; those whose time is up are forgotten."""
-        while self._heap:
-            until, lease = self._heap[0]
-            if self._until.get(lease) == until:
-                if until > now:
-                    return until
-                self.end(lease)
-            heapq.heappop(self._heap)
-        return None
-
+from hark.model import Expired, Renewal, RenewOutcome, Settlement, SettleOutcome
 
 NO_LEASE = uuid.UUID(int=0)
 """Stands for what a client sent as a lease id and no engine ever gave."""
@@ -124,11 +28,11 @@ def lease_uuid(text: str) -> uuid.UUID:
         return NO_LEASE
 
 
-async def lease_ends(pool: Pool, given: int | None, lease_ids: Sequence[str]) -> list[int | None]:
+async def _ends(store: Store, given: int | None, lease_ids: Sequence[str]) -> list[int | None]:
     """When leases end, by the database's clock; None: over, or never was."""
     if not lease_ids:
         return []
-    ends: list[int | None] = await pool.fetchval(
+    ends: list[int | None] = await store.pool.fetchval(
         "select hark.lease_ends_v1($1, $2::uuid[])", given, [lease_uuid(lease_id) for lease_id in lease_ids]
     )
     return ends
@@ -150,11 +54,11 @@ class Released:
         self._over |= other._over
         self._unsure |= other._unsure
 
-    async def tell(self, pool: Pool, given: int | None, telling: Telling) -> None:
+    async def tell(self, store: Store, given: int | None, telling: Telling) -> None:
         """Find out which are over, and tell."""
         unsure = [lease for lease in self._unsure if lease not in self._over]
         try:
-            ends = await lease_ends(pool, given, unsure)
+            ends = await _ends(store, given, unsure)
         except HarkError:  # What was settled is settled: that nobody can be told of an end is no failure of it.
             unsure, ends = [], []
         for lease, end in zip(unsure, ends, strict=True):
@@ -196,10 +100,8 @@ def partition_of(item: Settlement, codec: IdCodec) -> int:
 class Settlements:
     """Settlements that go to the database together."""
 
-    def __init__(self, directory: Directory, deliveries: Deliveries, codec: IdCodec) -> None:
-        self._directory = directory
-        self._deliveries = deliveries
-        self._codec = codec
+    def __init__(self, store: Store) -> None:
+        self._store = store
         self.items: list[Settlement] = []
         self.places: list[Place | None] = []
         self.positions: list[tuple[int, int]] = []
@@ -225,9 +127,9 @@ class Settlements:
 
     def add(self, request: int, items: Iterable[Settlement]) -> None:
         """Add the settlements of a request; their partitions and groups have been loaded as far as they exist."""
-        deliveries, decode = self._deliveries, self._codec.decode
+        deliveries, decode = self._store.deliveries, self._store.codec.decode
         for item in items:
-            place = self._directory.places_by_id.get(partition_of(item, self._codec))
+            place = self._store.places_by_id.get(partition_of(item, self._store.codec))
             number = self._position(place, item.group)
             group, partition = self.positions[number]
             self.items.append(item)
@@ -250,7 +152,7 @@ class Settlements:
             self.known.append(deliveries.was_completed(group, item))
 
     def _position(self, place: Place | None, group_name: str) -> int:
-        group = None if place is None else self._directory.groups.get((place.queue, group_name))
+        group = None if place is None else self._store.groups.get((place.queue, group_name))
         key = (_NOWHERE if group is None else group.id, _NOWHERE if place is None else place.id)
         number = self._positions.get(key)
         if number is None:
@@ -296,12 +198,12 @@ class Settlements:
                 continue
             settled[lease] = settled.get(lease, 0) + 1
             if item.status == "completed":
-                self._deliveries.completed(self.positions[position - 1][0], item)
+                self._store.deliveries.completed(self.positions[position - 1][0], item)
             group = self.groups[position - 1]
             if free and group is not None:
                 self._freed.add(position - 1)
                 let_go[lease] = group
-        over = {lease for lease, number in settled.items() if self._deliveries.settled(lease, number)}
+        over = {lease for lease, number in settled.items() if self._store.deliveries.settled(lease, number)}
         for lease, group in let_go.items():
             self.released.add(lease, group, over=lease in over or group.shared is not None)
         self._settled = {
@@ -341,41 +243,153 @@ class Settlements:
                 telling.has_room(group)
 
 
-class Settler:
-    """Settles for one engine."""
+async def settle(
+    store: Store, now: int | None, requests: Sequence[Sequence[Settlement]]
+) -> Answers[list[SettleOutcome]]:
+    """Settle messages; the outcomes of each request."""
+    if not any(requests):
+        return [[] for _ in requests]
+    while True:
+        await load(store, chain.from_iterable(requests))
+        batch = Settlements(store)
+        for number, request in enumerate(requests):
+            batch.add(number, request)
+        row = await store.pool.fetchrow(_SETTLE, now, *batch.arguments())
+        assert row is not None
+        if row["o_stale"] is None:
+            break
+        store.forget_groups(row["o_stale"])
+    outcomes = iter(batch.outcomes(row["o_codes"], row["o_released"], row["o_dead"], row["o_holders"]))
+    telling = Telling(store)
+    batch.tell(row["o_ready"], row["o_counts"], row["o_dues"], telling)
+    await batch.released.tell(store, now, telling)
+    telling.send()
+    return [list(islice(outcomes, len(request))) for request in requests]
 
-    def __init__(self, pool: Pool, directory: Directory, deliveries: Deliveries, codec: IdCodec) -> None:
-        self._pool = pool
-        self._directory = directory
-        self._deliveries = deliveries
-        self._codec = codec
 
-    async def settle(
-        self, requests: Sequence[Sequence[Settlement]], given: int | None, telling: Telling
-    ) -> list[list[SettleOutcome]]:
-        """The outcomes of each request."""
-        if not any(requests):
-            return [[] for _ in requests]
-        while True:
-            await self.load(item for request in requests for item in request)
-            batch = Settlements(self._directory, self._deliveries, self._codec)
-            for number, request in enumerate(requests):
-                batch.add(number, request)
-            row = await self._pool.fetchrow(_SETTLE, given, *batch.arguments())
-            assert row is not None
-            if row["o_stale"] is None:
-                break
-            self._directory.forget_groups(row["o_stale"])
-        outcomes = iter(batch.outcomes(row["o_codes"], row["o_released"], row["o_dead"], row["o_holders"]))
-        batch.tell(row["o_ready"], row["o_counts"], row["o_dues"], telling)
-        await batch.released.tell(self._pool, given, telling)
-        return [[next(outcomes) for _ in request] for request in requests]
+async def load(store: Store, items: Iterable[Settlement]) -> None:
+    """Look up what settlements name, as far as it is not known here."""
+    places = store.places_by_id
+    wanted = [(partition_of(item, store.codec), item.group) for item in items]
+    await store.load_places(dict.fromkeys(number for number, _ in wanted if number != _NOWHERE))
+    await store.load_groups(
+        dict.fromkeys((places[partition].queue, group) for partition, group in wanted if partition in places)
+    )
 
-    async def load(self, items: Iterable[Settlement]) -> None:
-        """Find what the settlements name, as far as it is not known here."""
-        places = self._directory.places_by_id
-        wanted = [(partition_of(item, self._codec), item.group) for item in items]
-        await self._directory.load_places(list(dict.fromkeys(number for number, _ in wanted if number != _NOWHERE)))
-        await self._directory.load_groups(
-            dict.fromkeys((places[partition].queue, group) for partition, group in wanted if partition in places)
-        )
+
+# Ends of leases -----
+
+_EXPIRE = f"select *, {RUNNING} as running from hark.expire_v1($1, $2, $3, $4)"
+_ENDED = 4
+"""Code of `renew_v1`."""
+_OVERLAP = 1 * SECOND
+_LATE = 60 * SECOND
+"""A lease may become visible late: each search looks again at the last second, and now and then at the last minute."""
+
+
+class Expirer:
+    """Ends expired leases for one engine, of any server."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._done = (0, NO_LEASE)
+        """The end and the id of the last lease that was looked at."""
+        self._looked = self._looked_back = 0
+        self._late_end = store.late.newest
+        self.behind = False
+        """Whether the last call did not get to the end of what is due."""
+        self.ended = 0
+        """Number of leases that it ended."""
+        self.buried = 0
+        """Number of messages that this dead-lettered."""
+
+    async def expire(self, given: int | None, limit: int) -> Expired:
+        """End what is due, at most `limit` leases."""
+        store, late = self._store, self._store.late
+        look = late.look()
+        row = await store.pool.fetchrow(_EXPIRE, given, *self._done, limit)
+        assert row is not None
+        now: int = row["o_now"]
+        late.note(row["running"], look, now)
+        if given is None:
+            store.skew = store.clock.now() - now
+        next_due: int | None = now
+        self.behind = True
+        if row["o_examined"] >= limit:
+            self._done = row["o_last"], row["o_last_id"]
+        elif late.newest is not self._late_end:
+            # A long transaction has ended, which may have made leases that are over by now.
+            self._late_end = late.newest
+            self._done, self._looked = (late.since(self._looked, reach=0), NO_LEASE), now
+        else:
+            self.behind = False
+            self._looked = now
+            far = now - self._looked_back >= _LATE
+            self._looked_back = now if far else self._looked_back
+            self._done = now - (_LATE + _OVERLAP if far else _OVERLAP), NO_LEASE
+            next_due = store.deliveries.next_end(now)
+        free(store, zip(row["o_grps"], row["o_partitions"], row["o_ended"], row["o_counts"], strict=True))
+        self.ended += row["o_leases"]
+        self.buried += row["o_buried"]
+        return Expired(row["o_leases"], None if next_due is None else store.to_local(next_due))
+
+
+def free(store: Store, positions: Iterable[Any]) -> None:
+    """Send the hints for positions and messages that are free again, with the leases that ended."""
+    groups = {group.id: group for group in store.groups.values()}
+    telling = Telling(store)
+    for number, partition, lease, messages in positions:
+        group = groups.get(number)
+        if group is None:
+            continue
+        if group.shared is None:
+            telling.free(group, (partition,))
+        else:
+            telling.given_back(group, partition, messages)
+        telling.ended(group, str(lease))
+        telling.has_room(group)
+    telling.send()
+
+
+async def release(store: Store, now: int | None, lease_ids: Sequence[str]) -> None:
+    """End leases."""
+    rows = await store.pool.fetch(
+        "select * from hark.release_v1($1, $2::uuid[])", now, list(map(lease_uuid, lease_ids))
+    )
+    for lease in lease_ids:
+        store.deliveries.end(lease)
+    free(store, rows)
+
+
+async def lease_ends(store: Store, now: int | None, lease_ids: Sequence[str]) -> list[int | None]:
+    """Ends of leases by the local clock."""
+    ends = await _ends(store, now, lease_ids)
+    return [None if end is None else store.to_local(end) for end in ends]
+
+
+async def shorten(store: Store, now: int | None, lease_ids: Sequence[str], microseconds: int) -> None:
+    """Let leases end sooner."""
+    sql = "select * from hark.shorten_v1($1, $2::uuid[], $3)"
+    for row in await store.pool.fetch(sql, now, list(map(lease_uuid, lease_ids)), microseconds):
+        store.deliveries.renew(str(row["o_lease"]), row["o_until"])
+
+
+async def renew(store: Store, now: int | None, requests: Sequence[Renewal]) -> Answers[RenewOutcome]:
+    """Hold leases longer."""
+    row = await store.pool.fetchrow(
+        "select * from hark.renew_v1($1, $2::uuid[], $3::bigint[])",
+        now,
+        [lease_uuid(request.lease_id) for request in requests],
+        [request.seconds for request in requests],
+    )
+    assert row is not None
+    answers: list[RenewOutcome] = []
+    for request, until, code in zip(requests, row["o_until"], row["o_codes"], strict=True):
+        if not code:
+            store.deliveries.renew(request.lease_id, until)
+            answers.append(RenewOutcome(True, store.to_local(until)))
+        elif code == _ENDED:
+            answers.append(RenewOutcome(False, None, "lease_expired", "Lease already expired"))
+        else:
+            answers.append(RenewOutcome(False, None, "lease_not_found", "Lease not found"))
+    return answers

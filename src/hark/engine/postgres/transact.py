@@ -6,15 +6,77 @@ from collections.abc import Sequence
 from itertools import accumulate, chain
 from typing import Any
 
-from hark.engine.keyvalue import joined, parted
-from hark.engine.postgres.keyvalue import KeyWrites
-from hark.engine.postgres.partitions import Directory
-from hark.engine.postgres.pool import Pool
+import msgspec
+
+from hark.clock import MILLISECOND
+from hark.engine.api import Answers
+from hark.engine.keyvalue import bounds, failed_check, joined, misfit, mismatch_text, parted
+from hark.engine.postgres.partitions import Store
 from hark.engine.postgres.push import NOT_YET, OPTIONS, PLACES, Pushes, Telling
-from hark.engine.postgres.settle import REFUSALS, Deliveries, Released, Settlements, Settler, lease_uuid
-from hark.ids import IdCodec
-from hark.model import NewMessage, PushOutcome, Settlement, SettleOutcome, Transaction, TransactionOutcome
+from hark.engine.postgres.settle import REFUSALS, Released, Settlements, lease_uuid, load
+from hark.keys import decode_key, encode_key, prefix_bounds
+from hark.model import (
+    Key,
+    KeyEntry,
+    KeyNotification,
+    KeyRange,
+    KeyStats,
+    KeyWrite,
+    KeyWritten,
+    NewMessage,
+    PushOutcome,
+    Settlement,
+    SettleOutcome,
+    Transaction,
+    TransactionOutcome,
+)
 from hark.model.messages import RESERVED, RESERVED_TEXT
+
+CHECK_FAILED, MISFIT = 5, 6
+"""Codes of `transact_v1`."""
+_KINDS = {"set": 0, "delete": 1, "delete_tree": 2, "sum": 3, "min": 4, "max": 5, "append": 6, "prepend": 7}
+_NO_WRITE = KeyWrite()
+
+
+class KeyWrites:
+    """What one transaction says of keys, as arrays."""
+
+    def __init__(self, request: KeyWrite | None) -> None:
+        self.given = request is not None
+        self._request = request or _NO_WRITE
+        self.checks = [(encode_key(check.key), check.version) for check in self._request.checks]
+        self.mutations = [
+            (
+                _KINDS[one.kind],
+                encode_key(one.key),
+                prefix_bounds(one.key)[1] if one.kind == "delete_tree" else one.value,
+                None if one.ttl_ms is None else one.ttl_ms * MILLISECOND,
+            )
+            for one in self._request.mutations
+        ]
+
+    def arguments(self) -> tuple[Sequence[Any], ...]:
+        """The arrays c_ and u_ of `transact_v1`."""
+        checks = zip(*self.checks, strict=True) if self.checks else ((), ())
+        mutations = zip(*self.mutations, strict=True) if self.mutations else ((), (), (), ())
+        return (*checks, *mutations)
+
+    def refusal(self, code: int, failed: int, why: int) -> TransactionOutcome | None:
+        """Why nothing of the transaction happened, if it is because of its keys."""
+        if code == CHECK_FAILED:
+            return failed_check(failed - 1)
+        if code == MISFIT:
+            return misfit(failed - 1, self._request.mutations[failed - 1], mismatch_text(why))
+        return None
+
+    def written(self, version: int, deleted: int) -> KeyWritten | None:
+        """What became of it."""
+        return KeyWritten(True, version, None, deleted) if self.given else None
+
+    def changed(self) -> dict[bytes, Key]:
+        """The keys that it names, by their bytes; what else it removes the database tells."""
+        return {encode_key(mutation.key): mutation.key for mutation in self._request.mutations}
+
 
 _SETTLEMENT_REFUSED, _MESSAGE_REFUSED, _LEASE_NOT_LIVE, _LEASE_EXPIRED = 1, 2, 3, 4
 _LEASE_CODES = {_LEASE_NOT_LIVE: 3, _LEASE_EXPIRED: 2}
@@ -34,65 +96,46 @@ _ARGUMENTS = ", ".join(
 _TRANSACT = f"select * from hark.transact_v1($1, {_ARGUMENTS})"
 
 
-class Transactor:
-    """Applies transactions for one engine."""
-
-    def __init__(
-        self, pool: Pool, directory: Directory, deliveries: Deliveries, settler: Settler, codec: IdCodec
-    ) -> None:
-        self._pool = pool
-        self._directory = directory
-        self._deliveries = deliveries
-        self._settler = settler
-        self._codec = codec
-
-    async def transact(
-        self, requests: Sequence[Transaction], given: int | None, now: int, telling: Telling
-    ) -> list[TransactionOutcome]:
-        """The outcome of each transaction. `given`: the time to tell the database, `now`: what that is or will be."""
-        outcomes = await self._transact([joined(request) for request in requests], given, now, telling)
-        return [parted(request, outcome) for request, outcome in zip(requests, outcomes, strict=True)]
-
-    async def _transact(
-        self, requests: Sequence[Transaction], given: int | None, now: int, telling: Telling
-    ) -> list[TransactionOutcome]:
-        settlements = [one for request in requests for one in request.operations if isinstance(one, Settlement)]
-        while True:
-            await self._settler.load(settlements)
-            parts = [_Part(request, self._directory, self._deliveries, self._codec) for request in requests]
-            row = await self._pool.fetchrow(_TRANSACT, given, *_arguments(parts))
-            assert row is not None
-            if row["o_stale"] is None and row["o_stale_groups"] is None:
-                break
-            self._directory.forget_places(row["o_stale"] or ())
-            self._directory.forget_groups(row["o_stale_groups"] or ())
-        answers: list[TransactionOutcome] = []
-        released = Released()
-        ends = _Ends(parts)
-        for number, part in enumerate(parts):
-            answer = _Answer(row, ends, number)
-            code, failed = row["o_codes"][number], row["o_failed"][number]
-            refusal = part.refusal(code, failed, answer) or part.keys.refusal(code, failed, row["o_why"][number])
-            if refusal is not None:
-                answers.append(refusal)
-            else:
-                written = part.keys.written(row["o_versions"][number], row["o_deleted"][number])
-                answers.append(TransactionOutcome(True, part.results(answer, now, telling), keys=written))
-                telling.keys |= part.keys.changed()
-                released.join(part.settlements.released)
-        await released.tell(self._pool, given, telling)
-        return answers
+async def transact(store: Store, now: int | None, requests: Sequence[Transaction]) -> Answers[TransactionOutcome]:
+    """The outcome of each transaction."""
+    joint = [joined(request) for request in requests]
+    settlements = [one for request in joint for one in request.operations if isinstance(one, Settlement)]
+    while True:
+        await load(store, settlements)
+        parts = [_Part(request, store) for request in joint]
+        row = await store.pool.fetchrow(_TRANSACT, now, *_arguments(parts))
+        assert row is not None
+        if row["o_stale"] is None and row["o_stale_groups"] is None:
+            break
+        store.forget_places(row["o_stale"] or ())
+        store.forget_groups(row["o_stale_groups"] or ())
+    outcomes: list[TransactionOutcome] = []
+    telling, released, ends = Telling(store), Released(), _Ends(parts)
+    for number, part in enumerate(parts):
+        answer = _Answer(row, ends, number)
+        code, failed = row["o_codes"][number], row["o_failed"][number]
+        refusal = part.refusal(code, failed, answer) or part.keys.refusal(code, failed, row["o_why"][number])
+        if refusal is not None:
+            outcomes.append(refusal)
+        else:
+            written = part.keys.written(row["o_versions"][number], row["o_deleted"][number])
+            outcomes.append(TransactionOutcome(True, part.results(answer, store.now(), telling), keys=written))
+            telling.keys |= part.keys.changed()
+            released.join(part.settlements.released)
+    await released.tell(store, now, telling)
+    telling.send()
+    return [parted(request, outcome) for request, outcome in zip(requests, outcomes, strict=True)]
 
 
 class _Part:
     """One transaction of a call."""
 
-    def __init__(self, request: Transaction, directory: Directory, deliveries: Deliveries, codec: IdCodec) -> None:
+    def __init__(self, request: Transaction, store: Store) -> None:
         self._operations = request.operations
         self.required = request.required_leases
-        self.settlements = Settlements(directory, deliveries, codec)
+        self.settlements = Settlements(store)
         self.settlements.add(1, [one for one in request.operations if isinstance(one, Settlement)])
-        self.pushes = Pushes(directory, codec)
+        self.pushes = Pushes(store)
         self.pushes.add([one for one in request.operations if isinstance(one, NewMessage)])
         self.keys = KeyWrites(request.keys)
 
@@ -142,8 +185,8 @@ class _Ends:
         self.places = list(accumulate(len(part.pushes.names) for part in parts))
         self.messages = list(accumulate(len(part.pushes.place) for part in parts))
         self.options = list(accumulate(part.pushes.options_number for part in parts))
-        self.checks = list(accumulate(part.keys.checks_number for part in parts))
-        self.mutations = list(accumulate(part.keys.mutations_number for part in parts))
+        self.checks = list(accumulate(len(part.keys.checks) for part in parts))
+        self.mutations = list(accumulate(len(part.keys.mutations) for part in parts))
 
 
 class _Answer:
@@ -203,3 +246,69 @@ def _joined(parts: Sequence[Sequence[Any]], number: int, ends: Sequence[int]) ->
             for part, start, end in zip(parts, starts, ends, strict=False)
         )
     )
+
+
+# Keys -----
+
+
+def notification_of(texts: Sequence[str]) -> KeyNotification:
+    """The keys that `tell_keys_v1` named."""
+    if "any" in texts:
+        return KeyNotification(None)
+    encoded = dict.fromkeys(key for text in texts for key in text.split(","))
+    return KeyNotification(tuple(decode_key(bytes.fromhex(key)) for key in encoded))
+
+
+async def read_keys(store: Store, now: int | None, keys: Sequence[Key]) -> list[KeyEntry | None]:
+    """The entries of keys, by position."""
+    found: list[KeyEntry | None] = [None] * len(keys)
+    if keys:
+        encoded = [encode_key(key) for key in keys]
+        for number, *columns in await store.pool.fetch(
+            "select * from hark.read_keys_v1($1, $2::bytea[])", now, encoded
+        ):
+            found[number - 1] = _entry(store, encoded[number - 1], *columns)
+    return found
+
+
+async def list_keys(store: Store, now: int | None, ranges: Sequence[KeyRange]) -> list[list[KeyEntry]]:
+    """The entries of ranges."""
+    found: list[list[KeyEntry]] = [[] for _ in ranges]
+    if not ranges:
+        return found
+    limits = [bounds(one) for one in ranges]
+    rows = await store.pool.fetch(
+        "select * from hark.list_keys_v1($1, $2::bytea[], $3::bytea[], $4::bigint[], $5::boolean[])",
+        now,
+        [low for low, _ in limits],
+        [high for _, high in limits],
+        [max(0, one.limit) for one in ranges],
+        [one.reverse for one in ranges],
+    )
+    for number, *columns in rows:
+        found[number - 1].append(_entry(store, *columns))
+    return found
+
+
+def _entry(
+    store: Store, key: bytes, value: bytes, version: int, expires_at: int | None, sealed_by: str | None
+) -> KeyEntry:
+    ends = None if expires_at is None else store.to_local(expires_at)
+    return KeyEntry(decode_key(key), msgspec.Raw(value), version, ends, sealed_by)
+
+
+async def count_keys(store: Store, now: int | None, prefix: Key) -> int:
+    """How many entries are below a prefix."""
+    return int(await store.pool.fetchval("select hark.count_keys_v1($1, $2, $3)", now, *prefix_bounds(prefix)))
+
+
+async def key_stats(store: Store, now: int | None) -> KeyStats:
+    """How much there is; looks at every entry."""
+    row = await store.pool.fetchrow("select * from hark.key_stats_v1($1)", now)
+    assert row is not None
+    return KeyStats(*row)
+
+
+async def sweep_keys(store: Store, now: int | None, limit: int = 1000) -> int:
+    """Remove expired entries."""
+    return int(await store.pool.fetchval("select hark.sweep_keys_v1($1, $2)", now, limit))

@@ -9,8 +9,7 @@ import asyncpg
 from hark.clock import SECOND
 from hark.engine.postgres.admin import info_of
 from hark.engine.postgres.browse import NOW, Where, can_be_stored
-from hark.engine.postgres.pool import Pool
-from hark.ids import IdCodec
+from hark.engine.postgres.partitions import Store
 from hark.model import (
     Counts,
     Depth,
@@ -174,13 +173,13 @@ with chosen as materialized (
 
 
 async def partition_stats(
-    pool: Pool, codec: IdCodec, now: int | None, queue: str, search: str | None, limit: int, offset: int
+    store: Store, now: int | None, queue: str, search: str | None = None, limit: int = 1000, offset: int = 0
 ) -> list[PartitionStats]:
     """A page of a queue's partitions by name, with counts."""
     where = Where(now, limit, offset)
     where.also("place.queue = (select id from hark.queues where name = {})", queue)
     where.also("strpos(place.name, {}) > 0", search)
-    rows = await pool.fetch(
+    rows = await store.pool.fetch(
         f"""
         with page as materialized (
             select place as p, place.*, {stored("queue", "place")} as total
@@ -220,7 +219,7 @@ async def partition_stats(
     )
     return [
         PartitionStats(
-            id=codec.encode(row["id"], 0),
+            id=store.codec.encode(row["id"], 0),
             name=row["name"],
             created_at=row["created_at"],
             counts=counts_of(row),
@@ -274,13 +273,12 @@ def counts_of(row: asyncpg.Record) -> Counts:
 
 
 async def position_stats(
-    pool: Pool,
-    codec: IdCodec,
+    store: Store,
     now: int | None,
-    group: str | None,
-    queue: str | None,
-    min_lag_seconds: int | None,
-    limit: int,
+    group: str | None = None,
+    queue: str | None = None,
+    min_lag_seconds: int | None = None,
+    limit: int = 1000,
     partitions: Sequence[str] | None = None,
     queues: Sequence[str] | None = None,
 ) -> list[PositionStats]:
@@ -300,13 +298,13 @@ async def position_stats(
     else:
         late.also(f"waiting.oldest <= {NOW} - {{}}", min_lag_seconds * SECOND)
         sql = _POSITIONS.format(places=where, late=late)
-    rows = await pool.fetch(sql, *late.args)
+    rows = await store.pool.fetch(sql, *late.args)
     return [
         PositionStats(
             group=row["group_name"],
             queue=row["queue"],
             partition=row["name"],
-            partition_id=codec.encode(row["partition"], 0),
+            partition_id=store.codec.encode(row["partition"], 0),
             cursor=row["cursor"],
             lag=row["unsettled"] - row["scheduled"],
             oldest_waiting=row["oldest"],
@@ -320,21 +318,23 @@ async def position_stats(
     ]
 
 
-async def group_names(pool: Pool, queue: str | None) -> list[str]:
+async def group_names(store: Store, _now: int | None, queue: str | None = None) -> list[str]:
     """The names of groups, each once."""
     where = Where()
     where.also("groups.queue = {}", queue)
     return [
         row["name"]
-        for row in await pool.fetch(f"select distinct name from hark.groups where {where} order by name", *where.args)
+        for row in await store.pool.fetch(
+            f"select distinct name from hark.groups where {where} order by name", *where.args
+        )
     ]
 
 
 async def group_stats(
-    pool: Pool,
+    store: Store,
     now: int | None,
-    group: str | None,
-    queue: str | None,
+    group: str | None = None,
+    queue: str | None = None,
     queues: Sequence[str] | None = None,
     uncounted: Sequence[str] = (),
 ) -> list[GroupStats]:
@@ -343,7 +343,7 @@ async def group_stats(
     where.also("groups.name = {}", group)
     where.also("groups.queue = {}", queue)
     where.also("groups.queue = any ({})", None if queues is None else list(queues))
-    rows = await pool.fetch(
+    rows = await store.pool.fetch(
         f"""
         with chosen as (select * from hark.groups where {where}),
         member as materialized (
@@ -457,12 +457,12 @@ group by queue, name having sum(messages) > 0
 """
 
 
-async def queue_stats(pool: Pool, now: int | None, where: QueueFilter) -> QueuePage:
+async def queue_stats(store: Store, now: int | None, where: QueueFilter) -> QueuePage:
     """A page of queues with counts, and how many there are."""
     counted = _matching(where)
-    total = await pool.fetchval(f"select count(*) from hark.queues where {counted}", *counted.args)
+    total = await store.pool.fetchval(f"select count(*) from hark.queues where {counted}", *counted.args)
     matching, order = _matching(where, now, where.limit, where.offset, list(where.uncounted)), _ORDERS[where.sort]
-    rows = await pool.fetch(
+    rows = await store.pool.fetch(
         f"""
         with chosen as materialized (
             select * from hark.queues where {matching} order by {order} limit $2::bigint offset $3::bigint
@@ -528,9 +528,9 @@ def _matching(where: QueueFilter, *args: object) -> Where:
     return matching
 
 
-async def survey(pool: Pool, now: int | None, after: tuple[int, str], limit: int) -> Survey:
+async def survey(store: Store, now: int | None, after: tuple[int, str] = (0, ""), limit: int = 1000) -> Survey:
     """What is stored and open in the partitions after a place, as many of them as one step takes."""
-    rows = await pool.fetch(_SURVEY, now, *after, limit)
+    rows = await store.pool.fetch(_SURVEY, now, *after, limit)
     depths = [
         Depth(
             row["queue"],
@@ -543,13 +543,13 @@ async def survey(pool: Pool, now: int | None, after: tuple[int, str], limit: int
         )
         for row in rows
     ]
-    last = await pool.fetchrow(_LAST, *after, limit)
+    last = await store.pool.fetchrow(_LAST, *after, limit)
     return Survey(depths, None if last is None else (last["queue"], last["name"]))
 
 
-async def totals(pool: Pool, now: int | None) -> Totals:
+async def totals(store: Store, now: int | None) -> Totals:
     """How many queues, dead letters and messages on leases there are."""
-    queues = await pool.fetchval("select count(*) from hark.queues")
-    dead = await pool.fetch("select queue, count(*) from hark.dead_letters group by queue")
-    held = await pool.fetch(_HELD, now)
+    queues = await store.pool.fetchval("select count(*) from hark.queues")
+    dead = await store.pool.fetch("select queue, count(*) from hark.dead_letters group by queue")
+    held = await store.pool.fetch(_HELD, now)
     return Totals(queues, {row[0]: row[1] for row in dead}, {(row[0], row[1]): row[2] for row in held})

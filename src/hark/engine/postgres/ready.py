@@ -1,0 +1,468 @@
+"""What a server believes: which partitions are ready, what it delivered, which transactions may be visible late.
+
+The database verifies each pop, so losing all of this costs latency only: what is not known is discovered.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterable, Sequence
+from itertools import count
+
+from hark.clock import SECOND
+from hark.model import EmptyReason, Settlement
+
+_turns = count(1)
+
+
+class Ready:
+    """Partitions of one group, the one served longest ago first."""
+
+    def __init__(self) -> None:
+        self.discovered: int | None = None
+        """The time of the last discovery; None: there was none yet, so nothing is known."""
+        self.discover_after = 0.0
+        """The loop's time before which a group with work is not searched for more."""
+        self.waking: dict[int, tuple[int, EmptyReason]] = {}
+        """Partitions that will be ready at a time, and what they wait for."""
+        self.prioritized = False
+        """Whether messages may have priorities; only shared groups have use for that."""
+        self.blocked = False
+        """Whether too many messages were in flight for somebody to take more: then he is told when there are fewer."""
+        self._ready: dict[int, tuple[int, int]] = {}
+        self._heap: list[tuple[int, int, int]] = []
+        self._waking_heap: list[tuple[int, int]] = []
+        self._served: dict[int, int] = {}
+        self._heard: dict[int, int] = {}
+        """When (in turns) something was last said of a partition by anybody but a pop."""
+        self._forgotten = 0
+        self._missed: set[int] = set()
+        """Partitions that got messages while they waited."""
+        self._untold: dict[int, int] = {}
+        """Partitions that pops made ready, and that nobody was told of; in shared groups with a number of messages."""
+        self._leased_elsewhere: set[int] = set()
+        """Partitions that the database said are leased, by whomever."""
+
+    def forget(self) -> None:
+        """Something changed beyond what is tracked here: everything has to be discovered again."""
+        self.discovered = None
+        self._forgotten = next(_turns)
+        self.waking.clear()
+        self._waking_heap.clear()
+        self._missed.clear()
+        self._leased_elsewhere.clear()
+
+    # What happened -----------------------------------------------------------------------------------------
+
+    def add(self, partition: int) -> None:
+        """A partition may be taken, and whoever says so tells others."""
+        self._heard[partition] = next(_turns)
+        self.found(partition)
+        self._untold.pop(partition, None)
+
+    def offer(self, partition: int) -> bool:
+        """A partition got a message: it may be taken (True) unless what it waits for comes first."""
+        if partition in self.waking:
+            self._heard[partition] = next(_turns)
+            self._missed.add(partition)
+            return False
+        self.add(partition)
+        return True
+
+    def drained(self, partition: int) -> bool:
+        """A lease ended, and at that time nothing was left; True: something has come since, it may be taken."""
+        if partition in self._missed:
+            self.add(partition)
+            return True
+        self._heard[partition] = next(_turns)
+        self._stop_waiting(partition)
+        return False
+
+    def look_behind(self) -> list[int]:
+        """What partitions wait for, other than leases, may be gone: they may be taken; which they are."""
+        found = [partition for partition, (_, reason) in self.waking.items() if reason != "lease_held"]
+        for partition in found:
+            self.add(partition)
+        return found
+
+    def doubt_leases(self) -> list[int]:
+        """A lease of another server ended somewhere: believe in none of those; what they kept from being offered."""
+        missed = [partition for partition in self._leased_elsewhere if partition in self._missed]
+        for partition in list(self._leased_elsewhere):
+            self._stop_waiting(partition)
+        for partition in missed:
+            self.add(partition)
+        return missed
+
+    # What pops find ----------------------------------------------------------------------------------------
+
+    def now(self) -> int:
+        """A turn to compare with what is heard later."""
+        return next(_turns)
+
+    def heard_since(self, partition: int, turn: int) -> bool:
+        """Whether something was said of a partition since: then an answer that was under way may be too old."""
+        return max(self._heard.get(partition, 0), self._forgotten) > turn
+
+    def found(self, partition: int) -> None:
+        """A partition may be taken, as a pop found."""
+        self._stop_waiting(partition)
+        if partition not in self._ready:
+            self._enter(partition)
+            self._untold[partition] = 1
+
+    def _enter(self, partition: int) -> None:
+        """Among the ready ones in the order in which they are tried."""
+        key = self._rank(partition), self._served.get(partition, 0)
+        if self._ready.get(partition) != key:
+            self._ready[partition] = key
+            heapq.heappush(self._heap, (*key, partition))
+
+    def _rank(self, _partition: int) -> int:
+        """What comes before turns: nothing."""
+        return 0
+
+    def put_back(self, partition: int) -> None:
+        """A partition may be taken some day, but to tell anybody of it now would be of no use."""
+        self.found(partition)
+        self._untold.pop(partition, None)
+
+    def take_untold(self) -> dict[int, int]:
+        """The partitions that are ready and that nobody was told of; they are told now."""
+        untold, self._untold = self._untold, {}
+        return untold
+
+    def remove(self, partition: int) -> None:
+        """A partition can't be taken, until something is heard of it again."""
+        self._leave(partition)
+        self._stop_waiting(partition)
+
+    def _leave(self, partition: int) -> None:
+        self._ready.pop(partition, None)
+        self._untold.pop(partition, None)
+
+    def _stop_waiting(self, partition: int) -> None:
+        self.waking.pop(partition, None)
+        self._missed.discard(partition)
+        self._leased_elsewhere.discard(partition)
+
+    def leased_until(self, partition: int, due: int) -> None:
+        """Somebody has leased a partition; who, the database did not say."""
+        self.wake_at(partition, due, "lease_held")
+        self._leased_elsewhere.add(partition)
+
+    def wake_at(self, partition: int, due: int, reason: EmptyReason) -> None:
+        """A partition may be taken from a time on."""
+        self._leave(partition)
+        self._leased_elsewhere.discard(partition)
+        if self.waking.get(partition) != (due, reason):
+            self.waking[partition] = due, reason
+            heapq.heappush(self._waking_heap, (due, partition))
+
+    def wake_due(self, now: int) -> None:
+        """Move what has fallen due to the ready ones."""
+        heap = self._waking_heap
+        while heap and heap[0][0] <= now:
+            due, partition = heapq.heappop(heap)
+            if partition in self.waking and self.waking[partition][0] == due:
+                self.found(partition)
+
+    def next_wake(self) -> int | None:
+        """When the next partition wakes."""
+        heap = self._waking_heap
+        while heap:
+            due, partition = heap[0]
+            if partition in self.waking and self.waking[partition][0] == due:
+                return due
+            heapq.heappop(heap)
+        return None
+
+    def first(self) -> tuple[int, int, int] | None:
+        """The ready partition that was served longest ago, as (rank, turn, partition)."""
+        heap = self._heap
+        while heap:
+            rank, turn, partition = heap[0]
+            if self._ready.get(partition) == (rank, turn):
+                return heap[0]
+            heapq.heappop(heap)
+        return None
+
+    def heads(self, number: int) -> list[tuple[int, int, int]]:
+        """The first of the ready partitions, as `first` answers them; they stay ready."""
+        found: list[tuple[int, int, int]] = []
+        while len(found) < number and (head := self.first()) is not None:
+            found.append(head)
+            heapq.heappop(self._heap)
+        for one in found:
+            heapq.heappush(self._heap, one)
+        return found
+
+    def take(self) -> int:
+        """Remove the partition that `first` answered."""
+        partition = heapq.heappop(self._heap)[-1]
+        self._leave(partition)
+        return partition
+
+    def serve(self, partition: int) -> None:
+        """A partition had its turn."""
+        self.remove(partition)
+        self._served[partition] = next(_turns)
+
+
+class SharedReady(Ready):
+    """Partitions of one group: the highest priority first, then the one served longest ago."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tops: dict[int, int] = {}
+        """The highest priority that is believed ready."""
+        self._told: dict[int, int] = {}
+        """How many messages others have been told of that are still there, as far as is known."""
+        self._told_due: dict[int, int] = {}
+        """Times that whoever looks learns, and that others have been told to look for."""
+
+    def forget(self) -> None:
+        """Everything has to be discovered again."""
+        super().forget()
+        self._told.clear()
+        self._told_due.clear()
+
+    def _rank(self, partition: int) -> int:
+        return -self._tops.get(partition, 0)
+
+    # What happened -----------------------------------------------------------------------------------------
+
+    def arrived(self, partition: int, number: int, top: int) -> None:
+        """So many messages may be taken, and whoever says so tells others."""
+        self._raise(partition, top)
+        self._told[partition] = self._told.get(partition, 0) + number
+        self.add(partition)
+        self._enter(partition)
+
+    def later(self, partition: int, due: int) -> bool:
+        """A message may be taken from a time on; True: others have to be told, so that somebody learns the time."""
+        waking = self.waking.get(partition)
+        known = self._told_due.get(partition)
+        if waking is not None and waking[0] <= due and known is not None and known <= due:
+            self._heard[partition] = self.now()
+            return False
+        self._told_due[partition] = due
+        self.add(partition)
+        return True
+
+    def _raise(self, partition: int, top: int) -> None:
+        before = self._tops.get(partition, 0) if partition in self._ready else 0
+        self._tops[partition] = max(before, top)
+        self.prioritized |= top > 0
+
+    # What pops find ----------------------------------------------------------------------------------------
+
+    def served(self, partition: int, number: int) -> None:
+        """A partition had its turn and gave so many messages."""
+        self._served[partition] = self.now()
+        if partition in self._ready:
+            self._enter(partition)  # It stays ready, but behind the others: whatever is said of it next.
+        self._told[partition] = max(0, self._told.get(partition, 0) - number)
+
+    def has_left(self, partition: int, counts: Sequence[int]) -> None:
+        """There is more to take: so many messages of each priority, or at least one look."""
+        self._stop_waiting(partition)
+        self._tops[partition] = max((priority for priority, number in enumerate(counts) if number), default=0)
+        self.prioritized |= self._tops[partition] > 0
+        self._enter(partition)
+        self._untold.pop(partition, None)
+        number, told = max(1, sum(counts)), self._told.get(partition, 0)
+        if number > told:
+            self._untold[partition] = number - told
+            self._told[partition] = number
+
+    def has_nothing(self, partition: int) -> None:
+        """There is nothing to take, until something is heard of it."""
+        self.remove(partition)
+        self._told.pop(partition, None)
+        self._told_due.pop(partition, None)
+
+    def waits(self, partition: int, due: int, reason: EmptyReason, now: int) -> None:
+        """There is nothing to take until a time. Unless others know that, they have to look: then so do they."""
+        self.wake_at(partition, due, reason)
+        self._told.pop(partition, None)
+        known = self._told_due.get(partition)
+        if reason != "lease_held" and (known is None or known <= now or due < known):
+            self._told_due[partition] = due
+            self._untold[partition] = 1
+
+    def pass_by(self, partition: int) -> None:
+        """Somebody else is at it."""
+        self._leave(partition)
+
+
+# Deliveries -----
+
+MAX_REMEMBERED = 500_000
+"""Messages; beyond that the oldest leases are forgotten, and what they handed out is looked up when it is settled."""
+
+MAX_COMPLETED = 100_000
+
+
+class Deliveries:
+    """Leases that this server gave, until they are settled here or over."""
+
+    def __init__(self) -> None:
+        self._offsets: dict[str, dict[tuple[int, str], int]] = {}
+        self._until: dict[str, int] = {}
+        self._open: dict[str, int] = {}
+        self._partitions: dict[str, list[int]] = {}
+        self._heap: list[tuple[int, str]] = []
+        self._size = 0
+        self._completed: dict[tuple[int, str | None, str, str], None] = {}
+        """The last messages that were completed here, by group, lease, partition and name."""
+
+    def add(self, lease: str, until: int, partition: int, number: int, named: Iterable[tuple[str, int]]) -> None:
+        """A lease handed out messages of a partition; those with an id from their producer by that and the offset."""
+        self._partitions.setdefault(lease, []).append(partition)
+        self._open[lease] = self._open.get(lease, 0) + number
+        offsets = self._offsets.setdefault(lease, {})
+        before = len(offsets)
+        for transaction_id, offset in named:
+            offsets[partition, transaction_id] = offset
+        self._size += len(offsets) - before
+        self.renew(lease, until)
+        while self._size > MAX_REMEMBERED:
+            self.end(next(iter(self._offsets)))
+
+    def find(self, lease: str, partition: int, transaction_id: str) -> int | None:
+        """The offset of a message by the transaction id that its producer gave."""
+        return self._offsets.get(lease, {}).get((partition, transaction_id))
+
+    def partitions_of(self, lease: str) -> Sequence[int]:
+        """Where a lease handed out messages."""
+        return self._partitions.get(lease, ())
+
+    def knows(self, lease: str | None) -> bool:
+        """Whether all that a lease handed out is known here."""
+        return lease in self._offsets
+
+    def renew(self, lease: str, until: int) -> None:
+        """A lease ends at another time."""
+        if lease in self._offsets and self._until.get(lease) != until:
+            self._until[lease] = until
+            heapq.heappush(self._heap, (until, lease))
+
+    def settled(self, lease: str, number: int) -> bool:
+        """Some of what a lease handed out is settled. True: all of it, and of one partition; False: who knows.
+
+        (What is said twice counts twice. Of one partition the database says whether the lease still is on it.)
+        """
+        if lease not in self._open:
+            return False
+        self._open[lease] -= number
+        if self._open[lease] > 0:
+            return False
+        alone = len(self._partitions[lease]) == 1
+        self.end(lease)
+        return alone
+
+    def completed(self, group: int, item: Settlement) -> None:
+        """A message was completed for a group under the lease that the settlement names."""
+        self._completed[group, item.lease_id, item.partition_id, item.transaction_id] = None
+        if len(self._completed) > MAX_COMPLETED:
+            del self._completed[next(iter(self._completed))]
+
+    def was_completed(self, group: int, item: Settlement) -> bool:
+        """Whether that is so of a message, as far as it is known here."""
+        key = (group, item.lease_id, item.partition_id, item.transaction_id)
+        return item.lease_id is not None and key in self._completed
+
+    def forget_completed(self) -> None:
+        """A group moved: what was completed may be delivered again."""
+        self._completed.clear()
+
+    def end(self, lease: str) -> None:
+        """A lease is over."""
+        self._size -= len(self._offsets.pop(lease, ()))
+        self._until.pop(lease, None)
+        self._open.pop(lease, None)
+        self._partitions.pop(lease, None)
+
+    def next_end(self, now: int) -> int | None:
+        """When the next lease ends; those whose time is up are forgotten."""
+        while self._heap:
+            until, lease = self._heap[0]
+            if self._until.get(lease) == until:
+                if until > now:
+                    return until
+                self.end(lease)
+            heapq.heappop(self._heap)
+        return None
+
+
+# Late transactions -----
+
+# A search for what other servers did goes back a little in time. That is not enough for a transaction that runs for
+# long.
+# So every search also asks which transactions are running, and when a long one has ended, all go back to its
+# beginning.
+
+
+RUNNING = """array(
+    with snapshot as (select pg_current_snapshot() as s)
+    select x::text::bigint from snapshot cross join lateral pg_snapshot_xip(s) x
+    union all
+    select x from snapshot cross join lateral generate_series(
+        pg_snapshot_xmax(s)::text::bigint,
+        pg_snapshot_xmax(s)::text::bigint + least(age(pg_snapshot_xmax(s)::xid), 10000) - 1) x
+)"""
+"""SQL: the transactions of all databases that have begun and that its statement does not see. A snapshot does not list
+those after the last one that has ended; `age` tells how many numbers were given since."""
+
+LATE = 30 * SECOND
+"""So far back every look goes."""
+BUCKET = 10 * SECOND
+"""Partitions are indexed by the bucket of time of their last change."""
+_LONG = 10 * SECOND
+"""A transaction that ended within this time is found by every look."""
+_NOT_YET_RUNNING = LATE - _LONG
+"""How much earlier a call may have read the clock than its transaction got its number."""
+_MANY = 100
+
+
+class Late:
+    """The transactions that one engine has seen running, and those of them that ended after a long time."""
+
+    def __init__(self) -> None:
+        self._looks = 0
+        self._looked = 0
+        self._running: dict[int, int] = {}
+        """By number, the time of the last look at which each was not running yet."""
+        self._ended: list[tuple[int, int]] = []
+        """When it was noticed that a long transaction had ended, and since when its changes may date."""
+
+    def look(self) -> tuple[int, int]:
+        """Begin a look, before the database is asked; `note` wants what this answers."""
+        return self._looks, self._looked
+
+    def note(self, running: Collection[int], look: tuple[int, int], now: int) -> None:
+        """Take note of the transactions that were running at a look, which began at the time `now`."""
+        number, before = look
+        for one in running:
+            self._running.setdefault(one, before)
+        if number != self._looks:
+            return  # Another look was answered meanwhile. It may be the newer one, so it is unknown which have ended.
+        self._looks += 1
+        self._looked = now
+        ended = [self._running.pop(one) for one in list(self._running) if one not in running]
+        began = min(ended, default=now)
+        if began < now - _LONG:
+            self._ended.append((now, max(0, began - _NOT_YET_RUNNING)))
+        if len(self._ended) > _MANY:
+            (_, first), (noticed, second) = self._ended[:2]
+            self._ended[:2] = [(noticed, min(first, second))]
+
+    @property
+    def newest(self) -> tuple[int, int] | None:
+        """The last long transaction that ended; for those who have to know whether there was another one."""
+        return self._ended[-1] if self._ended else None
+
+    def since(self, looked: int, reach: int = LATE) -> int:
+        """The time back to which to look, for one who last looked at a time and looks back so far anyway."""
+        return min([max(0, looked - reach), *(began for noticed, began in self._ended if noticed >= looked)])
