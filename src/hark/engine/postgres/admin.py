@@ -38,7 +38,6 @@ from hark.model import (
 
 log = logging.getLogger(__name__)
 
-_OPTIONS = tuple(field.name for field in msgspec.structs.fields(QueueOptions))
 _CONFIGURE = "select * from hark.configure_v1($1, $2, $3, $4, jsonb_populate_record(null::hark.queues, $5::jsonb), $6)"
 _CANCELLED: tuple[CancelOutcome, ...] = ("cancelled", "not_found", "leased", "settled")
 _IMPORT = (
@@ -93,15 +92,7 @@ async def queue_infos(store: Store, _now: int | None, names: Sequence[str] | Non
 
 def info_of(row: asyncpg.Record) -> QueueInfo:
     """A queue, of a row that has all columns of `hark.queues`."""
-    return QueueInfo(
-        id=str(row["uid"]),
-        name=row["name"],
-        namespace=row["namespace"],
-        task=row["task"],
-        options=QueueOptions(**{name: row[name] for name in _OPTIONS}),
-        created_at=row["created_at"],
-        paused=row["paused"],
-    )
+    return browse.struct_of(QueueInfo, row, id=str(row["uid"]), options=browse.struct_of(QueueOptions, row))
 
 
 async def delete_queues(store: Store, _now: int | None, names: Sequence[str]) -> list[bool]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from typing import TypeVar
 
 import asyncpg
 import msgspec
@@ -71,6 +72,22 @@ class Where:
 def can_be_stored(*values: object) -> bool:
     """Whether PostgreSQL can have such values at all; if not, nothing is equal to them."""
     return not any(isinstance(value, str) and "\0" in value for value in values)
+
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def struct_of(kind: type[S], row: asyncpg.Record, **more: object) -> S:
+    """A struct of the columns and values that it has fields for."""
+    values = {**row, **more}
+    return kind(**{name: values[name] for name in kind.__struct_fields__ if name in values})
+
+
+def _ids(row: asyncpg.Record, codec: IdCodec) -> dict[str, str]:
+    """The ids of a message, of its number of partition, offset and transaction id."""
+    message_id = codec.encode(row["number"], row["offset"])
+    partition_id = codec.encode(row["number"], 0)
+    return {"id": message_id, "transaction_id": row["transaction_id"] or message_id, "partition_id": partition_id}
 
 
 READ = "select * from hark.read_v1($1::text[], $2::text[], $3::bigint[], $4::int[], $5)"
@@ -149,8 +166,9 @@ async def offsets(
 # Dead letters ----------------------------------------------------------------------------------------------
 
 
-_COLUMNS = """uid, queue, partition, partition_name, grp, "offset", transaction_id, created_at, sealed, trace_id,
-    producer, attempts, error, failed_at, priority, backoff, undelivered, trace_context"""
+_COLUMNS = """uid, queue, partition as number, partition_name as partition, grp as "group", "offset", transaction_id,
+    created_at, sealed is true as sealed, trace_id, producer, attempts, error, failed_at,
+    coalesce(priority, 0) as priority, backoff, undelivered, trace_context"""
 _BY_ID = """id in (
     select id from hark.dead_letters where uid = any({}::uuid[])
     union
@@ -194,34 +212,21 @@ async def dead_letters(store: Store, _now: int | None, where: DeadLetterFilter) 
     order = "asc" if where.oldest_first else "desc"
     rows = await store.pool.fetch(
         f"select {_COLUMNS}, {payload} from hark.dead_letters where {matching}"
-        f" order by failed_at {order}, id {order} {page}",
+        f" order by failed_at {order}, dead_letters.id {order} {page}",
         *args,
     )
     return DeadLetters([_dead_letter(row, store.codec) for row in rows], total)
 
 
 def _dead_letter(row: asyncpg.Record, codec: IdCodec) -> DeadLetter:
-    message_id = codec.encode(row["partition"], row["offset"])
-    return DeadLetter(
-        id=str(row["uid"]),
-        message_id=message_id,
-        transaction_id=row["transaction_id"] or message_id,
-        partition_id=codec.encode(row["partition"], 0),
-        queue=row["queue"],
-        partition=row["partition_name"],
-        group=row["grp"],
+    ids = _ids(row, codec)
+    return struct_of(
+        DeadLetter,
+        row,
+        **ids | {"id": str(row["uid"]), "message_id": ids["id"]},
         payload=msgspec.Raw(row["payload"]),
-        sealed=bool(row["sealed"]),
-        producer=row["producer"],
-        trace_id=row["trace_id"],
-        attempts=row["attempts"],
-        error=row["error"],
-        created_at=row["created_at"],
-        failed_at=row["failed_at"],
-        priority=row["priority"] or 0,
         backoff_ms=None if row["backoff"] is None else tuple(row["backoff"]),
         undelivered_keys=tuple(map(decode_key, row["undelivered"] or ())),
-        trace_context=row["trace_context"],
     )
 
 
@@ -260,18 +265,19 @@ async def traces(
     page, args = where.page(limit, offset)
     rows = await store.pool.fetch(
         f"""
-        select page.*, message.transaction_id, message.payload, message.sealed,
-            array(select trace_names.name from hark.trace_names where trace_names.trace = page.id order by 1) as names
+        select page.*, message.transaction_id, message.payload, message.sealed is true as sealed,
+            array(select named.name from hark.trace_names as named where named.trace = page.event_id order by 1) as names
         from (
-            select trace.*, queue.name as queue, place.name as partition_name
+            select trace.id as event_id, trace.uid, trace.event, trace.data, trace.grp as "group", trace.created_at,
+                trace.partition as number, trace."offset", queue.name as queue, place.name as partition
             from {_TRACES} where {where} order by trace.id {order} {page}
         ) as page
         cross join lateral (
             select * from hark.messages as message
-            where message.partition = page.partition and message."offset" = page."offset"
+            where message.partition = page.number and message."offset" = page."offset"
             offset 0
         ) as message
-        order by page.id {order}
+        order by page.event_id {order}
         """,
         *args,
     )
@@ -279,20 +285,8 @@ async def traces(
 
 
 def _trace(row: asyncpg.Record, codec: IdCodec) -> Trace:
-    return Trace(
-        id=str(row["uid"]),
-        event=row["event"],
-        data=msgspec.Raw(row["data"]),
-        group=row["grp"],
-        created_at=row["created_at"],
-        names=row["names"],
-        transaction_id=row["transaction_id"] or codec.encode(row["partition"], row["offset"]),
-        partition_id=codec.encode(row["partition"], 0),
-        queue=row["queue"],
-        partition=row["partition_name"],
-        payload=msgspec.Raw(row["payload"]),
-        sealed=bool(row["sealed"]),
-    )
+    ids = _ids(row, codec) | {"id": str(row["uid"])}
+    return struct_of(Trace, row, **ids, data=msgspec.Raw(row["data"]), payload=msgspec.Raw(row["payload"]))
 
 
 async def trace_names(store: Store, _now: int | None, limit: int = 50, offset: int = 0) -> tuple[list[TraceName], int]:
@@ -362,9 +356,10 @@ _GROUPS = f"""(
 
 # The messages at wanted places, which have an order (n).
 _MESSAGES = f"""
-select message.partition, message."offset", message.created_at, message.transaction_id, message.trace_id,
-    message.producer, message.priority, message.deliver_at, message.sealed, queue.name as queue,
-    place.name as partition_name, queue.namespace, queue.task, queue.priority as queue_priority, {NOW} as now, {_GROUPS}
+select message.partition as number, message."offset", message.created_at, message.transaction_id, message.trace_id,
+    message.producer, coalesce(message.priority, 0) as priority, message.deliver_at, message.sealed is true as sealed,
+    queue.name as queue, place.name as partition, queue.namespace, queue.task, queue.priority as queue_priority,
+    {NOW} as now, {_GROUPS}
 """
 _FROM = """
 cross join lateral (
@@ -398,14 +393,7 @@ async def messages(store: Store, now: int | None, where: MessageFilter) -> list[
     if not can_be_stored(*names):
         return []
     rows = await store.pool.fetch(
-        _NEWEST,
-        now,
-        *names,
-        where.state,
-        where.since,
-        where.until,
-        where.offset + where.limit,
-        where.offset,
+        _NEWEST, now, *names, where.state, where.since, where.until, where.offset + where.limit, where.offset
     )
     return [_view(row, store.codec) for row in rows]
 
@@ -426,26 +414,7 @@ async def message(store: Store, now: int | None, partition_id: str, transaction_
 
 
 def _view(row: asyncpg.Record, codec: IdCodec) -> MessageView:
-    message_id = codec.encode(row["partition"], row["offset"])
     groups = [] if row["groups"] is None else _decode_groups(row["groups"])
-    view = MessageView(
-        id=message_id,
-        transaction_id=row["transaction_id"] or message_id,
-        partition_id=codec.encode(row["partition"], 0),
-        queue=row["queue"],
-        partition=row["partition_name"],
-        namespace=row["namespace"],
-        task=row["task"],
-        offset=row["offset"],
-        state="pending",
-        trace_id=row["trace_id"],
-        producer=row["producer"],
-        priority=row["priority"] or 0,
-        queue_priority=row["queue_priority"],
-        created_at=row["created_at"],
-        deliver_at=row["deliver_at"],
-        groups=groups,
-        sealed=bool(row["sealed"]),
-    )
+    view = struct_of(MessageView, row, **_ids(row, codec), state="pending", groups=groups)
     set_state(view, groups, row["now"])
     return view

@@ -254,14 +254,7 @@ async def _label_groups(store: Store, request: PopRequest, given: int | None) ->
     subscription = _subscription(request)
     since = subscription.since if subscription.mode == "timestamp" else None
     rows = await store.pool.fetch(
-        _LABEL,
-        given,
-        request.group,
-        request.namespace,
-        request.task,
-        request.group_mode,
-        subscription.mode,
-        since,
+        _LABEL, given, request.group, request.namespace, request.task, request.group_mode, subscription.mode, since
     )
     groups = []
     for queue, queue_id, priority, number, mode, namespace in rows:

@@ -97,47 +97,18 @@ def _batches(
     return verb
 
 
-def _calls(body: Body[P, T]) -> Callable[Concatenate[PostgresEngine, P], Async[T]]:
-    """Bind a verb that applies what is due itself, or does not depend on it."""
+def _calls(
+    body: Body[P, T], *, due: bool = False, shared: bool = False
+) -> Callable[Concatenate[PostgresEngine, P], Async[T]]:
+    """Bind a verb. `due`: everything that is due is applied first. `shared`: equal calls share one run."""
 
     async def verb(self: PostgresEngine, /, *args: P.args, **named: P.kwargs) -> T:
-        now = self._now
-        return await body(self._store, now, *args, **named)
-
-    return verb
-
-
-def _applied(body: Body[P, T]) -> Callable[Concatenate[PostgresEngine, P], Async[T]]:
-    """Bind a verb that runs after everything that is due has been applied."""
-
-    async def verb(self: PostgresEngine, /, *args: P.args, **named: P.kwargs) -> T:
-        now = await self._apply_due()
-        return await body(self._store, now, *args, **named)
-
-    return verb
-
-
-def _counts(body: Body[P, T]) -> Callable[Concatenate[PostgresEngine, P], Async[T]]:
-    """Bind a verb that reads much, and that equal calls share."""
-
-    async def verb(self: PostgresEngine, /, *args: P.args, **named: P.kwargs) -> T:
-        now = self._now
-        key = (body.__name__, repr(args), repr(named))
-        return await self._looks.share(key, lambda: body(self._store, now, *args, **named))
-
-    return verb
-
-
-def _lists(body: Body[P, T]) -> Callable[Concatenate[PostgresEngine, P], Async[T]]:
-    """Bind a verb that equal calls share, and that runs after everything that is due has been applied."""
-
-    async def verb(self: PostgresEngine, /, *args: P.args, **named: P.kwargs) -> T:
-        async def look() -> T:
-            now = await self._apply_due()
+        async def run() -> T:
+            now = await self._apply_due() if due else self._now
             return await body(self._store, now, *args, **named)
 
         self._check_open()
-        return await self._looks.share((body.__name__, repr(args), repr(named)), look)
+        return await (self._looks.share((body.__name__, repr(args), repr(named)), run) if shared else run())
 
     return verb
 
@@ -244,8 +215,8 @@ class PostgresEngine:
     settle = _batches(settle.settle)
     read = _calls(browse.read)
     offsets = _calls(browse.offsets)
-    cancel = _applied(admin.cancel)
-    delete_messages = _applied(admin.delete_messages)
+    cancel = _calls(admin.cancel, due=True)
+    delete_messages = _calls(admin.delete_messages, due=True)
 
     def pop(self, requests: Sequence[PopRequest]) -> Awaitable[Answers[PopResult]]:
         return Call(self._popper.pop(self._now, requests))
@@ -263,38 +234,38 @@ class PostgresEngine:
 
     # Queues and groups -------------------------------------------------------------------------------------
 
-    configure = _applied(admin.configure)
+    configure = _calls(admin.configure, due=True)
     make_queues = _calls(admin.make_queues)
     delete_queues = _calls(admin.delete_queues)
-    purge = _applied(admin.purge)
+    purge = _calls(admin.purge, due=True)
     pause = _calls(admin.pause)
     queue_infos = _calls(admin.queue_infos)
-    queue_stats = _lists(views.queue_stats)
-    partition_stats = _lists(views.partition_stats)
-    survey = _counts(views.survey)
-    totals = _counts(views.totals)
-    seek = _applied(admin.seek)
-    delete_group = _applied(admin.delete_group)
+    queue_stats = _calls(views.queue_stats, due=True, shared=True)
+    partition_stats = _calls(views.partition_stats, due=True, shared=True)
+    survey = _calls(views.survey, shared=True)
+    totals = _calls(views.totals, shared=True)
+    seek = _calls(admin.seek, due=True)
+    delete_group = _calls(admin.delete_group, due=True)
     limit_group = _calls(admin.limit_group)
     resubscribe = _calls(admin.resubscribe)
     group_names = _calls(views.group_names)
-    group_stats = _lists(views.group_stats)
-    position_stats = _lists(views.position_stats)
+    group_stats = _calls(views.group_stats, due=True, shared=True)
+    position_stats = _calls(views.position_stats, due=True, shared=True)
 
     # Dead letters, lists, traces ---------------------------------------------------------------------------
 
-    requeue = _applied(admin.requeue)
-    import_dead_letters = _applied(admin.import_dead_letters)
-    delete_dead_letters = _applied(admin.delete_dead_letters)
-    dead_letters = _lists(browse.dead_letters)
-    messages = _lists(browse.messages)
-    message = _applied(browse.message)
+    requeue = _calls(admin.requeue, due=True)
+    import_dead_letters = _calls(admin.import_dead_letters, due=True)
+    delete_dead_letters = _calls(admin.delete_dead_letters, due=True)
+    dead_letters = _calls(browse.dead_letters, due=True, shared=True)
+    messages = _calls(browse.messages, due=True, shared=True)
+    message = _calls(browse.message, due=True)
     trace = _calls(admin.trace)
-    traces = _applied(browse.traces)
-    trace_names = _counts(browse.trace_names)
-    leases = _lists(explain.leases)
+    traces = _calls(browse.traces, due=True)
+    trace_names = _calls(browse.trace_names, shared=True)
+    leases = _calls(explain.leases, due=True, shared=True)
     queues_of = _calls(explain.queues_of)
-    explain = _applied(explain.explain)
+    explain = _calls(explain.explain, due=True)
 
     # Keys --------------------------------------------------------------------------------------------------
 

@@ -179,11 +179,7 @@ class Settlements:
         )
 
     def outcomes(
-        self,
-        codes: Sequence[int],
-        released: Sequence[bool],
-        dead: Sequence[bool],
-        holders: Sequence[uuid.UUID | None],
+        self, codes: Sequence[int], released: Sequence[bool], dead: Sequence[bool], holders: Sequence[uuid.UUID | None]
     ) -> list[SettleOutcome]:
         """What became of each item; what was settled is no longer remembered as delivered."""
         answers = []

@@ -8,7 +8,7 @@ import asyncpg
 
 from hark.clock import SECOND
 from hark.engine.postgres.admin import info_of
-from hark.engine.postgres.browse import NOW, Where, can_be_stored
+from hark.engine.postgres.browse import NOW, Where, can_be_stored, struct_of
 from hark.engine.postgres.partitions import Store
 from hark.model import (
     Counts,
@@ -136,10 +136,11 @@ behind as (
 
 # Sorted first: the oldest message is looked up for those places only that are needed to fill the page.
 _POSITIONS = f"""
-select standing.group_name, standing.queue, standing.name, standing.partition, standing.cursor, standing.unsettled,
-    standing.settled_at, standing.lease, standing.lease_until, waiting.oldest, unsettled.oldest as oldest_unsettled,
-    {SCHEDULED} as scheduled,
-    standing.lease_until > {NOW} as leased
+select standing.group_name as "group", standing.queue, standing.name as partition, standing.partition as number,
+    standing.cursor, standing.unsettled, standing.settled_at as last_settled,
+    case when standing.lease_until > {NOW} then standing.lease::text end as lease_id,
+    case when standing.lease_until > {NOW} then standing.lease_until end as lease_expires_at,
+    waiting.oldest as oldest_waiting, unsettled.oldest as oldest_unsettled, {SCHEDULED} as scheduled
 from (
     select * from hark.standings_v1 as standing
     where standing.wanted and {{places}}
@@ -217,17 +218,7 @@ async def partition_stats(
         """,
         *where.args,
     )
-    return [
-        PartitionStats(
-            id=store.codec.encode(row["id"], 0),
-            name=row["name"],
-            created_at=row["created_at"],
-            counts=counts_of(row),
-            oldest=row["oldest"],
-            newest=row["newest"],
-        )
-        for row in rows
-    ]
+    return [struct_of(PartitionStats, row, id=store.codec.encode(row["id"], 0), counts=counts_of(row)) for row in rows]
 
 
 def stored(queue: str, place: str) -> str:
@@ -299,21 +290,9 @@ async def position_stats(
         late.also(f"waiting.oldest <= {NOW} - {{}}", min_lag_seconds * SECOND)
         sql = _POSITIONS.format(places=where, late=late)
     rows = await store.pool.fetch(sql, *late.args)
+    encode = store.codec.encode
     return [
-        PositionStats(
-            group=row["group_name"],
-            queue=row["queue"],
-            partition=row["name"],
-            partition_id=store.codec.encode(row["partition"], 0),
-            cursor=row["cursor"],
-            lag=row["unsettled"] - row["scheduled"],
-            oldest_waiting=row["oldest"],
-            scheduled=row["scheduled"],
-            oldest_unsettled=row["oldest_unsettled"],
-            last_settled=row["settled_at"],
-            lease_id=str(row["lease"]) if row["leased"] else None,
-            lease_expires_at=row["lease_until"] if row["leased"] else None,
-        )
+        struct_of(PositionStats, row, partition_id=encode(row["number"], 0), lag=row["unsettled"] - row["scheduled"])
         for row in rows
     ]
 
@@ -352,9 +331,9 @@ async def group_stats(
             where chosen.queue <> all ($2::text[])
         ),
         {BEHIND.format(oldest="true", places="hark.partitions")}
-        select chosen.*, coalesce(behind.unsettled - behind.scheduled, 0) as lag,
+        select chosen.*, chosen.name as "group", coalesce(behind.unsettled - behind.scheduled, 0) as lag,
             coalesce(behind.lagging, 0) as partitions_with_lag,
-            coalesce(behind.scheduled, 0) as scheduled, behind.oldest,
+            coalesce(behind.scheduled, 0) as scheduled, behind.oldest as oldest_waiting,
             coalesce(held.leases, 0) + single.leases as leases,
             coalesce(held.messages, 0) + single.messages as in_flight
         from chosen
@@ -372,23 +351,8 @@ async def group_stats(
         *where.args,
     )
     return [
-        GroupStats(
-            group=row["name"],
-            queue=row["queue"],
-            mode=row["mode"],
-            subscription=Subscription(row["subscription"], row["since"]),
-            created_at=row["created_at"],
-            last_seen=row["last_seen"],
-            paused=row["paused"],
-            lag=row["lag"],
-            partitions_with_lag=row["partitions_with_lag"],
-            oldest_waiting=row["oldest"],
-            leases=row["leases"],
-            scheduled=row["scheduled"],
-            in_flight=row["in_flight"],
-            limits=Limits(
-                max_in_flight=row["max_in_flight"], rate_limit=row["rate_limit"], rate_burst=row["rate_burst"]
-            ),
+        struct_of(
+            GroupStats, row, subscription=Subscription(row["subscription"], row["since"]), limits=struct_of(Limits, row)
         )
         for row in rows
     ]
@@ -433,7 +397,7 @@ found as (
         behind.unsettled - behind.scheduled, behind.oldest, behind.scheduled, behind.lagging
     from behind join member on member.id = behind.grp
 )
-select queue.name as queue, found.*
+select queue.name, found.grp, found.partitions, found.messages, found.oldest, found.scheduled, found.lagging
 from found
 join hark.queues as queue on queue.id = found.id
 order by found.id, found.grp nulls first
@@ -504,16 +468,7 @@ async def queue_stats(store: Store, now: int | None, where: QueueFilter) -> Queu
         """,
         *matching.args,
     )
-    items = [
-        QueueStats(
-            info=info_of(row),
-            partitions=row["partitions"],
-            counts=counts_of(row),
-            expired=row["expired"],
-            discarded=row["discarded"],
-        )
-        for row in rows
-    ]
+    items = [struct_of(QueueStats, row, info=info_of(row), counts=counts_of(row)) for row in rows]
     return QueuePage(items, total)
 
 
@@ -531,20 +486,8 @@ def _matching(where: QueueFilter, *args: object) -> Where:
 async def survey(store: Store, now: int | None, after: tuple[int, str] = (0, ""), limit: int = 1000) -> Survey:
     """What is stored and open in the partitions after a place, as many of them as one step takes."""
     rows = await store.pool.fetch(_SURVEY, now, *after, limit)
-    depths = [
-        Depth(
-            row["queue"],
-            row["grp"],
-            row["partitions"],
-            row["messages"],
-            row["oldest"],
-            row["scheduled"],
-            row["lagging"],
-        )
-        for row in rows
-    ]
     last = await store.pool.fetchrow(_LAST, *after, limit)
-    return Survey(depths, None if last is None else (last["queue"], last["name"]))
+    return Survey([Depth(*row) for row in rows], None if last is None else (last["queue"], last["name"]))
 
 
 async def totals(store: Store, now: int | None) -> Totals:
