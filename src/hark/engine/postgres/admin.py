@@ -17,6 +17,7 @@ from hark.engine.postgres import browse
 from hark.engine.postgres.partitions import Store
 from hark.engine.postgres.pool import Pool
 from hark.engine.postgres.push import Telling, options_row, storable
+from hark.engine.postgres.settle import lease_uuid
 from hark.engine.retries import compile_schedule
 from hark.errors import Conflict, HarkError, NotFound
 from hark.ids import IdCodec
@@ -256,7 +257,7 @@ async def requeue(store: Store, now: int | None, ids: Sequence[str]) -> Answers[
 
 async def _requeue(store: Store, now: int | None, dead_letter: str) -> str | HarkError:
     place = store.codec.decode(dead_letter)
-    which: tuple[object, ...] = (_uuid(dead_letter), None, None) if place is None else (None, *place)
+    which: tuple[object, ...] = (lease_uuid(dead_letter), None, None) if place is None else (None, *place)
     try:
         row = await store.pool.fetchrow("select * from hark.requeue_v1($1, $2, $3, $4)", now, *which)
     except HarkError as error:
@@ -290,18 +291,15 @@ async def import_dead_letters(store: Store, now: int | None, letters: Sequence[N
         rows = zip(*(_letter_row(store.codec, letters[index]) for index in indexes), strict=True)
         codes: list[int] | None = await store.pool.fetchval(_IMPORT, now, queue, *rows)
         for index, code in zip(indexes, codes or repeat(None), strict=False):
-            answers[index] = _imported(code)
+            if code is None:
+                answers[index] = NotFound("Queue not found", code="queue_not_found")
+            elif code == _SEALING:
+                text = "the encryption of the queue was changed during this request; retry"
+                answers[index] = Conflict(text, code="sealing_mismatch")
+            else:
+                answers[index] = not code
         store.forget_ready(queue)
     return answers
-
-
-def _imported(code: int | None) -> bool | HarkError:
-    if code is None:
-        return NotFound("Queue not found", code="queue_not_found")
-    if code == _SEALING:
-        text = "the encryption of the queue was changed during this request; retry"
-        return Conflict(text, code="sealing_mismatch")
-    return not code
 
 
 def _letter_row(codec: IdCodec, letter: NewDeadLetter) -> tuple[object, ...]:
@@ -322,13 +320,6 @@ def _letter_row(codec: IdCodec, letter: NewDeadLetter) -> tuple[object, ...]:
         storable(letter.error),
         letter.failed_at,
     )
-
-
-def _uuid(text: str) -> uuid.UUID | None:
-    try:
-        return uuid.UUID(text)
-    except ValueError:
-        return None
 
 
 async def delete_dead_letters(store: Store, _now: int | None, where: DeadLetterFilter, limit: int | None = None) -> int:
@@ -383,7 +374,7 @@ async def write_flag(store: Store, _now: int | None, name: str, value: bool) -> 
 # Metrics ---------------------------------------------------------------------------------------------------
 
 # What holds the oldest snapshot may be a session, a replica that is behind, or a prepared transaction. Of sessions of
-# other roles PostgreSQL tells nothing to those who are not in pg_monitor. A snapshot of this call is always new.
+# other roles PostgreSQL shows nothing to a role that is not in pg_monitor. A snapshot of this call is always new.
 _METRICS = """
 with tables as (
     select coalesce(sum(n_dead_tup), 0) as dead, coalesce(sum(n_live_tup), 0) as live,
@@ -443,7 +434,7 @@ _SURVIVORS = {"messages": 20_000, "leases": 200_000}
 _SURVIVING_PERCENT = {"messages": 10, "leases": 100}
 _MOVED_ROWS = 500
 _MOVED_BYTES = 4 << 20
-"""What is moved in one transaction: those who settle may have to wait for it."""
+"""Bytes that are moved in one transaction: settlements may have to wait for it."""
 _LEASE_SLOT_SECONDS = 600
 _LEASE_SLOT_BYTES = 64 << 20
 _LOCK_TIMEOUT = "40ms"
@@ -465,7 +456,7 @@ class Retention:
         self._expired = 0
 
     async def step(self, now: int | None, limit: int) -> Collected:
-        """Look at the next messages and remove those whose time is over; at the end of a pass, empty child tables."""
+        """Examine the next messages and remove the expired ones; at the end of a pass, empty child tables."""
         row = await self._pool.fetchrow(
             "select * from hark.collect_v1($1, $2, $3, $4, $5, $6, $7, $8)",
             now,
@@ -514,7 +505,7 @@ class Retention:
         await self._alone(sql, now, table, slot, share, _SURVIVORS[table])
 
     async def _find_horizon(self) -> None:
-        """Write down which transactions are over for everybody, which only vacuum knows."""
+        """Store which transactions have ended for all snapshots, which only vacuum knows."""
         await self._pool.run_alone("vacuum (freeze, skip_locked, truncate off) hark.slots")
 
     async def _alone(self, sql: str, *args: object) -> asyncpg.Record | None:

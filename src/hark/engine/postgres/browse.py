@@ -36,12 +36,11 @@ NOW = "(select hark.time_v1($1))"
 
 
 class Where:
-    """Conditions of a query, with all its parameters; what does not matter is left out, so that plans are made for
-    what is asked."""
+    """Conditions of a query, with all its parameters; others are left out, so that the plan fits the query."""
 
     def __init__(self, *args: object) -> None:
         self.args = list(args)
-        """Parameters, first those that the query has anyhow."""
+        """Parameters, first those of the query without conditions."""
         self._conditions = ["true"]
 
     def __str__(self) -> str:
@@ -49,11 +48,11 @@ class Where:
         return " and ".join(self._conditions)
 
     def also(self, condition: str, *values: object) -> None:
-        """Insist on a condition, which says `{}` for each of its values; if the first is None it does not matter."""
+        """Add a condition, with `{}` for each of its values, unless the first value is None."""
         if values[0] is None:
             return
         if not can_be_stored(*values):
-            self.nothing()
+            self._conditions.append("false")
             return
         numbers = range(len(self.args) + 1, len(self.args) + len(values) + 1)
         self.args += values
@@ -64,13 +63,9 @@ class Where:
         count = len(self.args)
         return f"limit ${count + 1} offset ${count + 2}", [*self.args, limit, offset]
 
-    def nothing(self) -> None:
-        """Match no row."""
-        self._conditions.append("false")
-
 
 def can_be_stored(*values: object) -> bool:
-    """Whether PostgreSQL can have such values at all; if not, nothing is equal to them."""
+    """Whether PostgreSQL can store these values; if not, no row has them."""
     return not any(isinstance(value, str) and "\0" in value for value in values)
 
 
@@ -266,7 +261,7 @@ async def traces(
     rows = await store.pool.fetch(
         f"""
         select page.*, message.transaction_id, message.payload, message.sealed is true as sealed,
-            array(select named.name from hark.trace_names as named where named.trace = page.event_id order by 1) as names
+            array(select x.name from hark.trace_names as x where x.trace = page.event_id order by 1) as names
         from (
             select trace.id as event_id, trace.uid, trace.event, trace.data, trace.grp as "group", trace.created_at,
                 trace.partition as number, trace."offset", queue.name as queue, place.name as partition
@@ -308,7 +303,7 @@ async def trace_names(store: Store, _now: int | None, limit: int = 50, offset: i
 
 _decode_groups = msgspec.json.Decoder(list[GroupView]).decode
 
-# Of the groups of a message's queue, what each says of it; one that was requeued is the business of one group only.
+# The state of a message in each group of its queue. A requeued message belongs to one group only.
 _GROUPS = f"""(
     select json_agg(json_build_object(
         'group', grp.name,

@@ -55,9 +55,9 @@ class Job:
         self.discovered = False
         self.locked: list[tuple[Group, int]] = []
         self.served: list[tuple[Group, int]] = []
-        """What it took and settled at once, and what has more: for those who come after it."""
+        """Partitions that it took from, settled at once, and that have more, for the pops after it."""
         self.had: set[tuple[Group, int]] = set()
-        """The partitions of ordered groups that it took from: it does so once, whatever is heard of them meanwhile."""
+        """The partitions of ordered groups that it took from: it does so once, whatever hints arrive meanwhile."""
         self.closed: set[Group] = set()
         """Groups that are paused, or may take no more for now."""
         self.stale = False
@@ -66,18 +66,18 @@ class Job:
         self.look_again_at: int | None = None
 
     def give_up_rest(self) -> None:
-        """What it can't take may be taken by others."""
+        """Offer to other pops what it can't take."""
         for group, partition in (*self.locked, *self.served):
             group.ready.found(partition)
         self.locked, self.served = [], []
 
     def got_nothing(self, status: int) -> None:
-        """Why a partition gave nothing; that its group may take no more is the better reason."""
+        """Note why a partition gave nothing, unless its group may take no more, which is the better reason."""
         if not self.closed:
             self.reason = REASONS[status]
 
     def close(self, group: Group, status: int, due: int | None) -> None:
-        """A group is paused, or may take no more until somebody settles or until a time."""
+        """A group is paused, or may take no more until a settlement or until a time."""
         self.closed.add(group)
         self.reason = REASONS[status]
         group.ready.blocked |= status == IN_FLIGHT
@@ -85,7 +85,7 @@ class Job:
             self.look_again_at = due if self.look_again_at is None else min(due, self.look_again_at)
 
     def take_locked(self, *, shared: bool) -> list[tuple[Group, int]]:
-        """What others were at, in groups of one kind; as much of it as there is room for."""
+        """Partitions that were locked, in groups of one kind; as many as there is room for."""
         locked = [one for one in self.locked if (one[0].shared is not None) == shared]
         self.locked = [one for one in self.locked if (one[0].shared is not None) != shared]
         for group, partition in locked[self.room :]:
@@ -115,7 +115,7 @@ class Job:
         ]
 
     def goes_on(self, now: int) -> bool:
-        """Whether it has somebody left to try."""
+        """Whether it has a partition left to try."""
         if self.place is not None:
             return bool(self.groups) and not self.tried_place
         if self.room <= 0:
@@ -168,13 +168,13 @@ class Candidate:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether something happened to the partition since: what the database answered may have been before that."""
+        """Whether something happened to the partition since: the answer of the database may be older."""
         return self.group.ready.heard_since(self.partition, self.turn)
 
 
 @contextmanager
 def leasing(jobs: Iterable[Job]) -> Iterator[None]:
-    """Note that jobs may hold their leases after a call, unless it says that it had no effect."""
+    """Note that jobs may hold their leases after a call, unless it had no effect."""
     may_hold = True
     try:
         yield
@@ -186,7 +186,7 @@ def leasing(jobs: Iterable[Job]) -> Iterator[None]:
             job.may_hold |= may_hold
 
 
-# Groups -----
+# Groups -----------------------------------------------------------------------------------------------------
 
 _SEEN_INTERVAL = 3600 * SECOND
 _CONTACT = "select * from hark.contact_v1($1, $2::text[], $3::text[], $4::text[], $5::text[], $6::bigint[])"
@@ -221,8 +221,8 @@ async def _contact(store: Store, requests: Sequence[PopRequest], given: int | No
         [queue for queue, _ in missing],
         [group for _, group in missing],
         [request.group_mode for request in missing.values()],
-        [one.mode for one in subscriptions],
-        [one.since if one.mode == "timestamp" else None for one in subscriptions],
+        [mode for mode, _ in subscriptions],
+        [since for _, since in subscriptions],
     )
     for queue, name, number, mode, queue_id in rows:
         store.adopt_group(number, queue, name, mode, queue_id)
@@ -251,10 +251,8 @@ async def _resolve_one(store: Store, job: Job, given: int | None) -> None:
 
 
 async def _label_groups(store: Store, request: PopRequest, given: int | None) -> list[tuple[int, Group]]:
-    subscription = _subscription(request)
-    since = subscription.since if subscription.mode == "timestamp" else None
     rows = await store.pool.fetch(
-        _LABEL, given, request.group, request.namespace, request.task, request.group_mode, subscription.mode, since
+        _LABEL, given, request.group, request.namespace, request.task, request.group_mode, *_subscription(request)
     )
     groups = []
     for queue, queue_id, priority, number, mode, namespace in rows:
@@ -265,7 +263,7 @@ async def _label_groups(store: Store, request: PopRequest, given: int | None) ->
 
 
 async def resolve_again(store: Store, jobs: Sequence[Job], given: int | None) -> None:
-    """What these jobs were told about is gone: a queue or group was removed, here or by another server."""
+    """Find the groups of jobs whose queue or group was removed, here or by another server."""
     for job in jobs:
         job.stale = job.discovered = False
         try:
@@ -277,7 +275,7 @@ async def resolve_again(store: Store, jobs: Sequence[Job], given: int | None) ->
 
 
 async def note_seen(store: Store, jobs: Sequence[Job], given: int | None, now: int) -> None:
-    """Idle groups stop holding retention some day, so the database has to know which ones are not."""
+    """Store that groups are in use: idle groups stop holding retention after some time."""
     quiet = {group for job in jobs for _, group in job.groups if now - group.seen_at >= _SEEN_INTERVAL}
     if quiet:
         await store.pool.fetch("select hark.seen_v1($1, $2::int[])", given, [group.id for group in quiet])
@@ -285,11 +283,13 @@ async def note_seen(store: Store, jobs: Sequence[Job], given: int | None, now: i
             group.seen_at = now
 
 
-def _subscription(request: PopRequest) -> Subscription:
-    return request.subscription if request.group != QUEUE_MODE else Subscription()
+def _subscription(request: PopRequest) -> tuple[str, int | None]:
+    """Where a new group begins: mode and time."""
+    one = request.subscription if request.group != QUEUE_MODE else Subscription()
+    return one.mode, one.since if one.mode == "timestamp" else None
 
 
-# Partitions that other servers made ready -----
+# Partitions that other servers made ready -------------------------------------------------------------------
 
 _DISCOVER = f"""
 select null::bigint[], * from hark.discover_v1($1, $2, $3, $4) union all select {RUNNING}, null, null, null, null
@@ -300,7 +300,7 @@ _SEARCH_SHARE = 20
 
 
 def is_wanted(job: Job, now: int) -> bool:
-    """Whether to ask the database for partitions that this server has not heard of."""
+    """Whether to search the database for partitions that this server does not know."""
     if job.place is not None or job.discovered or not job.groups:
         return False
     if any(group.ready.discovered is None for _, group in job.groups):
@@ -312,7 +312,7 @@ def is_wanted(job: Job, now: int) -> bool:
 
 
 async def discover(store: Store, jobs: Sequence[Job], given: int | None, now: int) -> None:
-    """What others pushed or gave back, and leases that nobody ended, become candidates."""
+    """Make candidates of what other servers pushed or gave back, and of leases that have expired."""
     gone = set()
     for group in dict.fromkeys(group for job in jobs for _, group in job.groups):
         if not await _discover_group(store, group, given, now):
@@ -355,7 +355,7 @@ async def _discover_group(store: Store, group: Group, given: int | None, now: in
 async def _ask(store: Store, group: Group, looked: int | None, given: int | None, now: int) -> Sequence[Any]:
     """What happened since this server last looked, or (None) ever."""
     since, wanted = None, 0 if looked is None else store.late.since(looked) // BUCKET
-    while since is None or wanted < since:  # Again if the answer says that a long transaction has ended.
+    while since is None or wanted < since:  # Again if a long transaction has ended.
         since = wanted
         look = store.late.look()
         *rows, last = await store.pool.fetch(_DISCOVER, given, group.id, group.queue_id, since)

@@ -35,7 +35,7 @@ Q = TypeVar("Q")
 T = TypeVar("T")
 Async = Coroutine[Any, Any, T]
 Body = Callable[Concatenate[Store, int | None, P], Async[T]]
-"""The work of a verb. Its second parameter is the time to tell the database; None: the database uses its own clock."""
+"""The work of a verb. Its second parameter is the time for the database; None: the database uses its own clock."""
 
 _SHARE_OF_LISTS = 4
 """Lists get one in four connections, and at least one: the others are for the queue."""
@@ -44,8 +44,8 @@ _SHARE_OF_LISTS = 4
 class Looks:
     """Runs lists and counts beside the verbs of the queue, which must always find a connection.
 
-    Of equal ones, one runs at a time. Those that come meanwhile share the next one, which begins after all of them
-    have asked: so each sees what was committed before it asked.
+    Of equal calls, one runs at a time. Calls that arrive meanwhile share the next run, which begins after all of them:
+    so each sees what was committed before it.
     """
 
     def __init__(self, limit: int, wait_seconds: float) -> None:
@@ -179,7 +179,7 @@ class PostgresEngine:
 
     @property
     def _now(self) -> int | None:
-        """The time to tell the database; None: it uses its own clock."""
+        """The time for the database; None: it uses its own clock."""
         self._check_open()
         return None if self._clock is None else self._clock.now()
 
@@ -197,7 +197,7 @@ class PostgresEngine:
         self._store.key_listener(KeyNotification(None))
 
     async def _apply_due(self) -> int | None:
-        """End all leases that are due; returns the time to tell the database."""
+        """End all leases that are due; returns the time for the database."""
         while True:
             await self._expirer.expire(self._now, 1000)
             if not self._expirer.behind:

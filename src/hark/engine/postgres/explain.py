@@ -280,8 +280,8 @@ def _until(group: Any, offset: int) -> Iterator[tuple[int, int]]:
 
 # Leases ----------------------------------------------------------------------------------------------------
 
-# What leases hold: of ordered groups in their positions, of shared ones message by message. Those that gave their
-# partition back (claims) hold nobody up.
+# What leases hold: of ordered groups in their positions, of shared ones message by message. Leases that gave
+# their partition back (claims) block no other.
 _HELD = f"""
 with held as (
     select position.lease, position.grp, position.partition, position.lease_until as until,

@@ -11,8 +11,8 @@ from hark.engine.postgres.ready import Deliveries, Late, Ready, SharedReady
 from hark.ids import IdCodec
 from hark.model import GroupMode, Hint
 
-# Numbers are never used twice, so what is remembered is right or names nothing: then the database says so, it is
-# forgotten, and the call is made again with names.
+# Numbers are never used twice, so a number that is remembered is right or names nothing. Then the database reports
+# it as stale, it is forgotten, and the call is made again with names.
 
 
 class Place:
@@ -29,7 +29,7 @@ class Place:
 
 
 class Group:
-    """A group of a queue, with what is believed ready for it."""
+    """A group of a queue, with the partitions that are probably ready for it."""
 
     __slots__ = ("id", "mode", "name", "namespace", "queue", "queue_id", "ready", "seen_at", "shared")
 
@@ -41,12 +41,12 @@ class Group:
         """Of its queue, for pops by label: the priorities of queues compete only within a namespace (rule 27)."""
         self.mode = mode
         self.queue_id = queue_id
-        """None: the queue did not exist when we last looked."""
+        """None: the queue did not exist at the last lookup."""
         self.shared = SharedReady() if mode == "shared" else None
-        """What is believed ready, of a shared group."""
+        """`ready` of a shared group."""
         self.ready: Ready = self.shared or Ready()
         self.seen_at = 0
-        """When this server last told the database that the group is alive."""
+        """When this server last stored that the group is in use."""
 
 
 class Store:
@@ -104,7 +104,7 @@ class Store:
         return place
 
     def forget_places(self, numbers: Iterable[int]) -> None:
-        """These partitions are not there any more."""
+        """Forget partitions that do not exist any more."""
         for number in numbers:
             place = self.places_by_id.pop(number, None)
             if place is not None and self.places.get((place.queue, place.name)) is place:
@@ -142,7 +142,7 @@ class Store:
         return self._groups_of.get(queue, {}).values()
 
     def adopt_group(self, number: int, queue: str, name: str, mode: GroupMode, queue_id: int | None) -> Group:
-        """Remember a group, or that it is another one now."""
+        """Remember a group, in place of one of this name that was deleted."""
         group = self.groups.get((queue, name))
         if group is None or group.id != number or (group.queue_id is not None and group.queue_id != queue_id):
             group = Group(number, queue, name, mode, queue_id)
@@ -152,19 +152,19 @@ class Store:
         return group
 
     def forget_group(self, group: Group) -> None:
-        """This group is not there any more, or its queue is not."""
+        """Forget a group that does not exist any more, or whose queue does not."""
         if self.groups.get((group.queue, group.name)) is group:
             del self.groups[group.queue, group.name]
             del self._groups_of[group.queue][group.name]
 
     def forget_groups(self, numbers: Iterable[int]) -> None:
-        """These groups are not there any more."""
+        """Forget groups that do not exist any more."""
         gone = set(numbers)
         for group in [group for group in self.groups.values() if group.id in gone]:
             self.forget_group(group)
 
     def forget_queue(self, queue: str) -> None:
-        """A queue was removed with everything in it."""
+        """Forget a queue that was deleted, with its partitions and groups."""
         self.forget_places([place.id for place in self.places.values() if place.queue == queue])
         for group in list(self.groups_of(queue)):
             self.forget_group(group)

@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 OLDEST_SERVER = 14
-
 _CONNECT_SECONDS = 8.0
 _GRACE_SECONDS = 5.0
 """How much later than the server, which ends a statement that takes too long, a call gives its connection up."""

@@ -40,7 +40,7 @@ from hark.model import Delivery, PopRequest, PopResult
 
 
 class Options(msgspec.Struct):
-    """What few messages have, as `options_v1` writes it."""
+    """Options that few messages have, as `options_v1` writes them."""
 
     p: int = 0
     s: bool = False
@@ -91,14 +91,14 @@ def hand_out(store: Store, job: Job, place: Place, until: int | None, messages: 
         store.deliveries.add(job.lease, until, place.id, len(offsets), named)
 
 
-# Shared groups -----
+# Shared groups ----------------------------------------------------------------------------------------------
 
 SHARE = (
     "select * from hark.share_v1($1, $2::int[], $3::int[], $4::int[], $5::uuid[], $6::bigint[], $7::boolean[],"
     " $8::bigint[], $9::int[], $10::int[], $11::bigint[], $12::boolean[], $13, $14::text[])"
 )
 _WIDE = 8
-"""Where there are priorities, so many partitions at least are looked at for the highest."""
+"""Minimum number of partitions that are compared where messages have priorities."""
 
 
 class Crowd:
@@ -117,20 +117,17 @@ class Crowd:
         heads = sorted((head, n) for n, group in enumerate(self.groups) for head in group.ready.heads(number))
         # What is really ready there the database knows: of the same priority it takes the first.
         for (_, _, partition), n in sorted(heads[:number], key=lambda one: one[0][1:]):
-            self._add(self.groups[n], partition, taken, wait=False)
+            self.add(self.groups[n], partition, taken, wait=False)
 
     def wait_for(self, taken: set[tuple[int, int]]) -> None:
-        """Only locked rows were found: look once more, and this time wait for them."""
+        """Only locked rows were found: try once more, and this time wait for the locks."""
         for job in self.jobs:
             for group, partition in job.take_locked(shared=True):
                 group.ready.found(partition)
-                self._add(group, partition, taken, wait=True)
+                self.add(group, partition, taken, wait=True)
 
-    def name(self, group: Group, partition: int, taken: set[tuple[int, int]]) -> None:
-        """The only candidate is one that the requests name."""
-        self._add(group, partition, taken, wait=True)
-
-    def _add(self, group: Group, partition: int, taken: set[tuple[int, int]], *, wait: bool) -> None:
+    def add(self, group: Group, partition: int, taken: set[tuple[int, int]], *, wait: bool) -> None:
+        """Add a candidate, unless it is one of another crowd."""
         if (group.id, partition) not in taken:
             taken.add((group.id, partition))
             self.candidates.append(Candidate(self.jobs[0], group, partition, wait=wait))
@@ -141,7 +138,7 @@ async def _serve_shared(store: Store, jobs: Iterable[Job], given: int | None, no
     crowds = [crowd for crowd in _crowds(jobs) if crowd.candidates]
     if not crowds:
         return
-    # Waiting for rows in one order everywhere keeps calls from waiting for each other for good: the database does.
+    # The procedure locks rows in one order everywhere, which avoids deadlocks.
     asked = [(number, job) for number, crowd in enumerate(crowds, 1) for job in crowd.jobs]
     tried = [(number, one) for number, crowd in enumerate(crowds, 1) for one in crowd.candidates]
     with leasing([job for _, job in asked]):
@@ -182,7 +179,7 @@ def _hand_out_shared(store: Store, job: Job, candidate: Candidate, row: Any) -> 
 
 
 def _learn(store: Store, crowd: Crowd, candidate: Candidate, row: Any, now: int) -> None:
-    """What is left of a candidate, for its jobs and for those who come after them."""
+    """Note what is left of a candidate, for its jobs and for later pops."""
     status, due, counts = row[2:5]
     group, partition, ready = candidate.group, candidate.partition, candidate.group.shared
     assert ready is not None
@@ -201,7 +198,7 @@ def _learn(store: Store, crowd: Crowd, candidate: Candidate, row: Any, now: int)
     elif status == NOTHING:
         ready.has_nothing(partition)
     elif status == LOCKED:
-        ready.pass_by(partition)
+        ready.leave(partition)
         for job in crowd.jobs:
             job.locked.append((group, partition))
     elif status in CLOSED:
@@ -222,7 +219,7 @@ def _learn(store: Store, crowd: Crowd, candidate: Candidate, row: Any, now: int)
 
 
 def _crowds(jobs: Iterable[Job]) -> list[Crowd]:
-    """Jobs by what they may take from, with candidates; no partition is a candidate twice."""
+    """Jobs by the partitions that they may take from, with candidates; no partition is a candidate twice."""
     crowds: dict[tuple[int | None, ...], Crowd] = {}
     for job in jobs:
         groups = job.shared_groups()
@@ -233,7 +230,7 @@ def _crowds(jobs: Iterable[Job]) -> list[Crowd]:
     taken: set[tuple[int, int]] = set()
     for (place, *_), crowd in crowds.items():
         if place is not None:
-            crowd.name(crowd.groups[0], place, taken)
+            crowd.add(crowd.groups[0], place, taken, wait=True)
             for job in crowd.jobs if crowd.candidates else ():
                 job.tried_place = True
     for (place, *_), crowd in crowds.items():
@@ -261,7 +258,7 @@ class Popper:
         """Leases of failed calls that could not be given back yet, and the groups that they may be of."""
 
     async def pop(self, given: int | None, requests: Sequence[PopRequest]) -> Answers[PopResult]:
-        """An answer to each request. `given`: the time to tell the database; None: it uses its own clock."""
+        """An answer to each request. `given`: the time for the database; None: it uses its own clock."""
         store, now, bound = self._store, self._store.now(), reply_bound(len(requests))
         telling = Telling(store)
         jobs = {position: Job(request, self._ids.new(), bound) for position, request in enumerate(requests)}
@@ -284,7 +281,7 @@ class Popper:
             telling.send()
 
     async def _round(self, active: Sequence[Job], given: int | None, now: int) -> list[Job]:
-        """Try something for each job; those that go on."""
+        """Try candidates for each job; returns the jobs that go on."""
         wants_discovery = discovery.is_wanted
         await discovery.discover(self._store, [job for job in active if wants_discovery(job, now)], given, now)
         shared = [job for job in active if job.is_shared_next(now)]
@@ -298,11 +295,11 @@ class Popper:
         for job in active:
             if job not in going:
                 job.give_up_rest()
-        # What those had more of is for the others, if they have nothing yet.
+        # Partitions that have more are for the other jobs, if these have nothing yet.
         return [job for job in active if job in going or (not job.messages and job.goes_on(now))]
 
     def _owe(self, jobs: Iterable[Job], telling: Telling) -> None:
-        """A round failed: no request of this call gets an answer, so none may hold a lease."""
+        """A round failed: no request of this call gets an answer, so none may keep a lease."""
         for job in jobs:
             groups = [group for _, group in job.groups]
             _forget(groups, telling)
@@ -323,7 +320,7 @@ class Popper:
     # Ordered groups ----------------------------------------------------------------------------------------
 
     def _choose(self, active: Sequence[Job], now: int) -> list[Candidate]:
-        """What all jobs try next, each partition once: the database judges a call by what was before it."""
+        """Candidates of all jobs, each partition once: the database answers by the state before the call."""
         chosen: dict[tuple[int, int], Candidate] = {}
         for job in active:
             for one in self._candidates(job, now):
@@ -355,14 +352,14 @@ class Popper:
             else:
                 chosen.append(Candidate(job, group, partition, wait=False))
         if not chosen and job.locked and not job.messages:
-            # Only locked rows were found: look once more, and this time wait for them.
+            # Only locked rows were found: try once more, and this time wait for the locks.
             chosen = [Candidate(job, group, partition, wait=True) for group, partition in job.take_locked(shared=False)]
         return chosen
 
     async def _try(self, candidates: Sequence[Candidate], given: int | None) -> None:
         jobs = list(dict.fromkeys(one.job for one in candidates))
         numbers = {job: number for number, job in enumerate(jobs, 1)}
-        # Waiting for rows in one order everywhere keeps calls from waiting for each other for good.
+        # Locking rows in one order everywhere avoids deadlocks.
         ordered = candidates
         if any(one.wait for one in candidates):
             ordered = sorted(candidates, key=lambda one: one.key)
@@ -462,7 +459,7 @@ class Popper:
 
 
 def _forget(groups: Iterable[Group], telling: Telling) -> None:
-    """It is unknown what these groups can take: the next pops look."""
+    """It is unknown what these groups can take: the next pops discover it."""
     for group in groups:
         group.ready.forget()
-        telling.anywhere(group)
+        telling.book.add(group.queue, group.name, None)

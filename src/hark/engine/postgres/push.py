@@ -17,9 +17,9 @@ from hark.model.messages import RESERVED, RESERVED_TEXT
 
 _DUPLICATE, _MISMATCH, _FULL, NOT_YET = 1, 2, 3, 4
 PLACES = 6
-"""How many arrays of `push_v1` are about partitions."""
+"""Number of arrays of `push_v1` that describe partitions."""
 OPTIONS = 11
-"""How many arrays of `push_v1` are about the few messages that have options."""
+"""Number of arrays of `push_v1` that describe the few messages with options."""
 
 PUSH = (
     "select * from hark.push_v1($1, $2::bigint[], $3::text[], $4::text[], $5::text[], $6::text[], $7::int[],"
@@ -29,7 +29,7 @@ PUSH = (
 
 
 def storable(text: str | None) -> str | None:
-    """Text as PostgreSQL can have it: without NUL."""
+    """Text as PostgreSQL can store it: without NUL."""
     return None if text is None else text.replace("\0", "\ufffd")
 
 
@@ -50,7 +50,7 @@ class Arrival:
         """Whether any of them has a priority."""
 
     def add(self, priority: int, due: int, now: int) -> None:
-        """Note one more."""
+        """Count a message."""
         self.prioritized |= priority > 0
         if due <= now:
             self.number += 1
@@ -77,15 +77,16 @@ class Pushes:
         self.transaction_id: list[str | None] = []
         self._has_transaction_ids = False
         self._same_as: dict[int, int] = {}
-        self._options: list[tuple[object, ...]] = []
+        self.options: list[tuple[object, ...]] = []
+        """Rows of the few messages that have options."""
         self._timing: dict[int, tuple[int, int, int]] = {}
         """Priority, time and delay of messages that have options, by their position."""
         self._known: dict[tuple[int, str], int] = {}
-        self._items: list[int] = []
+        self.items: list[int] = []
         """For each message its position in the arrays; a message that repeats another one shares that one's."""
 
     def add(self, items: Iterable[NewMessage]) -> None:
-        """Add messages. Every line of the loop is paid for by every message."""
+        """Add messages. Each message pays for each line of the loop."""
         positions, counts, place, ordinal = self._positions, self.counts, self.place, self.ordinal
         payload, transaction_ids = self.payload, self.transaction_id
         for item in items:
@@ -97,10 +98,10 @@ class Pushes:
             if transaction_id is not None:
                 known = self._known.setdefault((number, transaction_id), len(place))
                 if known != len(place):
-                    self._items.append(known)
+                    self.items.append(known)
                     continue
                 self._note_transaction_id(number, transaction_id)
-            self._items.append(len(place))
+            self.items.append(len(place))
             counts[number] += 1
             place.append(number + 1)
             ordinal.append(counts[number])
@@ -108,7 +109,7 @@ class Pushes:
             transaction_ids.append(transaction_id)
             if item.has_options or item.producer is not None:
                 self._timing[len(place) - 1] = item.priority, item.deliver_at or 0, item.delay_ms * MILLISECOND
-                self._options.append(options_row(len(place), item))
+                self.options.append(options_row(len(place), item))
 
     def _add_place(self, key: tuple[str, str], labels: tuple[str, str] | None) -> int:
         number = self._positions[key] = len(self.names)
@@ -128,7 +129,7 @@ class Pushes:
     def arguments(self) -> tuple[object, ...]:
         """Those of `push_v1` after the time."""
         unknown = None in self.ids
-        options = tuple(zip(*self._options, strict=True)) if self._options else (None,) * OPTIONS
+        options = tuple(zip(*self.options, strict=True)) if self.options else (None,) * OPTIONS
         return (
             self.ids,
             [queue for queue, _ in self.names] if unknown else None,
@@ -152,7 +153,7 @@ class Pushes:
     def outcomes(
         self, places: Sequence[Place], tails: Sequence[int], offsets: Sequence[int] | None, codes: Sequence[int] | None
     ) -> list[PushOutcome]:
-        """What became of each message."""
+        """The outcome of each message."""
         with_prefix = self._store.codec.with_prefix
         stored: list[PushOutcome] = []
         if offsets is None or codes is None:
@@ -165,11 +166,11 @@ class Pushes:
                 self.place, self.transaction_id, offsets, codes, strict=True
             ):
                 stored.append(self._outcome(places[number - 1], transaction_id, offset, code))
-        if len(self._items) == len(stored):
+        if len(self.items) == len(stored):
             return stored
         answered: set[int] = set()
         answers = []
-        for position in self._items:
+        for position in self.items:
             answers.append(_repeated(stored[position]) if position in answered else stored[position])
             answered.add(position)
         return answers
@@ -191,8 +192,8 @@ class Pushes:
         )
 
     def arrivals(self, places: Sequence[Place], codes: Sequence[int] | None, now: int) -> list[Arrival]:
-        """The partitions that really got messages, and how many of which kind."""
-        if codes is None and not self._options:
+        """The partitions that got messages, with the numbers of messages."""
+        if codes is None and not self.options:
             return [Arrival(place, number) for place, number in zip(places, self.counts, strict=True)]
         found: dict[int, Arrival] = {}
         for position, number in enumerate(self.place):
@@ -204,15 +205,6 @@ class Pushes:
             priority, deliver_at, delay = self._timing.get(position, (0, 0, 0))
             arrival.add(priority, max(deliver_at, now + delay), now)
         return list(found.values())
-
-    @property
-    def options_number(self) -> int:
-        """How many messages have options."""
-        return len(self._options)
-
-    def item_at(self, position: int) -> int:
-        """Which of the messages that were added is at a position of the arrays."""
-        return self._items.index(position)
 
 
 def _repeated(first: PushOutcome) -> PushOutcome:
@@ -245,7 +237,7 @@ def _array(keys: Sequence[Key]) -> str:
 
 
 _FEW = 16
-"""So many partitions at most are named when there is room for more messages in flight."""
+"""Maximum number of partitions in a hint that more messages may be in flight."""
 
 
 class Telling:
@@ -281,7 +273,7 @@ class Telling:
                     self.book.add(queue, group.name, offered, "message")
 
     def _offer(self, group: Group, ready: SharedReady, pushed: Iterable[Arrival]) -> None:
-        """Tell a shared group of as many messages as it may take, and of those whose time nobody knows of."""
+        """Hint a shared group of the messages that it may take, and of the times when others become ready."""
         counts = {}
         for one in pushed:
             ready.prioritized |= one.prioritized
@@ -300,7 +292,7 @@ class Telling:
             self._tell(group, partition)
 
     def given_back(self, group: Group, partition: int, number: int, due: int | None = None) -> None:
-        """So many messages of a shared group may be taken again, or one may be at a time."""
+        """A number of messages of a shared group may be taken again, or one at a time `due`."""
         if group.shared is None:
             return
         if number:
@@ -310,7 +302,7 @@ class Telling:
             self._tell(group, partition)
 
     def has_room(self, group: Group) -> None:
-        """Fewer messages are in flight: groups of the queue that could not take more may do so."""
+        """Fewer messages are in flight: groups of the queue that reached their limit may take more."""
         for one in self._store.groups_of(group.queue):
             if one.ready.blocked:
                 one.ready.blocked = False
@@ -323,7 +315,7 @@ class Telling:
             self._tell(group, partition)
 
     def left(self, groups: Iterable[Group]) -> None:
-        """Tell others of what pops made ready and did not take."""
+        """Hint what pops made ready and did not take."""
         for group in groups:
             for partition, number in group.ready.take_untold().items():
                 self._tell(group, partition, number)
@@ -333,10 +325,6 @@ class Telling:
         for group in self._store.groups.values():
             for partition in group.ready.look_behind():
                 self._tell(group, partition)
-
-    def anywhere(self, group: Group) -> None:
-        """Nobody knows what a group may take."""
-        self.book.add(group.queue, group.name, None)
 
     def removed(self, places: Iterable[Place]) -> None:
         """Messages of partitions were removed: what comes after them need not wait for them."""
@@ -349,10 +337,6 @@ class Telling:
                 self.has_room(group)
                 if group.shared is None and place.id in group.ready.waking:
                     group.ready.add(place.id)
-
-    def ended(self, group: Group, lease: str) -> None:
-        """A lease is over."""
-        self.book.ended(group.queue, group.name, lease)
 
     def _tell(self, group: Group, partition: int, number: int = 1) -> None:
         place = self._store.places_by_id.get(partition)
@@ -389,7 +373,7 @@ async def push(store: Store, now: int | None, requests: Sequence[Sequence[NewMes
     return [list(islice(each, len(request))) for request in requests]
 
 
-# Hints of other servers -----
+# Hints of other servers -------------------------------------------------------------------------------------
 
 
 class Hearing:

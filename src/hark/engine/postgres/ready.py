@@ -28,23 +28,23 @@ class Ready:
         self.prioritized = False
         """Whether messages may have priorities; only shared groups have use for that."""
         self.blocked = False
-        """Whether too many messages were in flight for somebody to take more: then he is told when there are fewer."""
+        """Whether a pop got nothing because of `max_in_flight`: then a hint follows when fewer are in flight."""
         self._ready: dict[int, tuple[int, int]] = {}
         self._heap: list[tuple[int, int, int]] = []
         self._waking_heap: list[tuple[int, int]] = []
         self._served: dict[int, int] = {}
         self._heard: dict[int, int] = {}
-        """When (in turns) something was last said of a partition by anybody but a pop."""
+        """Turns of the last news of partitions that were not from a pop."""
         self._forgotten = 0
         self._missed: set[int] = set()
         """Partitions that got messages while they waited."""
         self._untold: dict[int, int] = {}
-        """Partitions that pops made ready, and that nobody was told of; in shared groups with a number of messages."""
+        """Partitions that pops made ready, and that no hint named yet; in shared groups with a number of messages."""
         self._leased_elsewhere: set[int] = set()
-        """Partitions that the database said are leased, by whomever."""
+        """Partitions that are leased, possibly on another server, as the database answered."""
 
     def forget(self) -> None:
-        """Something changed beyond what is tracked here: everything has to be discovered again."""
+        """Discover everything again, because of a change that is not tracked here."""
         self.discovered = None
         self._forgotten = next(_turns)
         self.waking.clear()
@@ -55,7 +55,7 @@ class Ready:
     # What happened -----------------------------------------------------------------------------------------
 
     def add(self, partition: int) -> None:
-        """A partition may be taken, and whoever says so tells others."""
+        """A partition may be taken; the caller sends the hint."""
         self._heard[partition] = next(_turns)
         self.found(partition)
         self._untold.pop(partition, None)
@@ -70,7 +70,7 @@ class Ready:
         return True
 
     def drained(self, partition: int) -> bool:
-        """A lease ended, and at that time nothing was left; True: something has come since, it may be taken."""
+        """A lease ended, and left nothing; True: a message has arrived since, the partition may be taken."""
         if partition in self._missed:
             self.add(partition)
             return True
@@ -79,14 +79,14 @@ class Ready:
         return False
 
     def look_behind(self) -> list[int]:
-        """What partitions wait for, other than leases, may be gone: they may be taken; which they are."""
+        """What partitions wait for, other than leases, may be gone; returns those that may be taken now."""
         found = [partition for partition, (_, reason) in self.waking.items() if reason != "lease_held"]
         for partition in found:
             self.add(partition)
         return found
 
     def doubt_leases(self) -> list[int]:
-        """A lease of another server ended somewhere: believe in none of those; what they kept from being offered."""
+        """A lease of another server ended: doubt all of those; returns the partitions that missed an arrival."""
         missed = [partition for partition in self._leased_elsewhere if partition in self._missed]
         for partition in list(self._leased_elsewhere):
             self._stop_waiting(partition)
@@ -97,11 +97,11 @@ class Ready:
     # What pops find ----------------------------------------------------------------------------------------
 
     def now(self) -> int:
-        """A turn to compare with what is heard later."""
+        """A turn to compare with later news."""
         return next(_turns)
 
     def heard_since(self, partition: int, turn: int) -> bool:
-        """Whether something was said of a partition since: then an answer that was under way may be too old."""
+        """Whether there was news of a partition since: then an answer on its way may be too old."""
         return max(self._heard.get(partition, 0), self._forgotten) > turn
 
     def found(self, partition: int) -> None:
@@ -123,21 +123,22 @@ class Ready:
         return 0
 
     def put_back(self, partition: int) -> None:
-        """A partition may be taken some day, but to tell anybody of it now would be of no use."""
+        """A partition may be taken later; a hint now would be useless."""
         self.found(partition)
         self._untold.pop(partition, None)
 
     def take_untold(self) -> dict[int, int]:
-        """The partitions that are ready and that nobody was told of; they are told now."""
+        """The ready partitions that no hint named yet; the caller sends the hint."""
         untold, self._untold = self._untold, {}
         return untold
 
     def remove(self, partition: int) -> None:
-        """A partition can't be taken, until something is heard of it again."""
-        self._leave(partition)
+        """A partition can't be taken until there is news of it."""
+        self.leave(partition)
         self._stop_waiting(partition)
 
-    def _leave(self, partition: int) -> None:
+    def leave(self, partition: int) -> None:
+        """A partition is not ready."""
         self._ready.pop(partition, None)
         self._untold.pop(partition, None)
 
@@ -147,13 +148,13 @@ class Ready:
         self._leased_elsewhere.discard(partition)
 
     def leased_until(self, partition: int, due: int) -> None:
-        """Somebody has leased a partition; who, the database did not say."""
+        """A partition is leased, possibly on another server."""
         self.wake_at(partition, due, "lease_held")
         self._leased_elsewhere.add(partition)
 
     def wake_at(self, partition: int, due: int, reason: EmptyReason) -> None:
         """A partition may be taken from a time on."""
-        self._leave(partition)
+        self.leave(partition)
         self._leased_elsewhere.discard(partition)
         if self.waking.get(partition) != (due, reason):
             self.waking[partition] = due, reason
@@ -200,7 +201,7 @@ class Ready:
     def take(self) -> int:
         """Remove the partition that `first` answered."""
         partition = heapq.heappop(self._heap)[-1]
-        self._leave(partition)
+        self.leave(partition)
         return partition
 
     def serve(self, partition: int) -> None:
@@ -215,11 +216,11 @@ class SharedReady(Ready):
     def __init__(self) -> None:
         super().__init__()
         self._tops: dict[int, int] = {}
-        """The highest priority that is believed ready."""
+        """The highest priority that is probably ready."""
         self._told: dict[int, int] = {}
-        """How many messages others have been told of that are still there, as far as is known."""
+        """Numbers of ready messages that hints named and that were not taken, as far as is known."""
         self._told_due: dict[int, int] = {}
-        """Times that whoever looks learns, and that others have been told to look for."""
+        """Times when messages become ready, which hints named."""
 
     def forget(self) -> None:
         """Everything has to be discovered again."""
@@ -233,14 +234,14 @@ class SharedReady(Ready):
     # What happened -----------------------------------------------------------------------------------------
 
     def arrived(self, partition: int, number: int, top: int) -> None:
-        """So many messages may be taken, and whoever says so tells others."""
+        """Messages may be taken; the caller sends the hint."""
         self._raise(partition, top)
         self._told[partition] = self._told.get(partition, 0) + number
         self.add(partition)
         self._enter(partition)
 
     def later(self, partition: int, due: int) -> bool:
-        """A message may be taken from a time on; True: others have to be told, so that somebody learns the time."""
+        """A message may be taken from a time on; True: a hint is needed, so that a consumer learns the time."""
         waking = self.waking.get(partition)
         known = self._told_due.get(partition)
         if waking is not None and waking[0] <= due and known is not None and known <= due:
@@ -258,14 +259,14 @@ class SharedReady(Ready):
     # What pops find ----------------------------------------------------------------------------------------
 
     def served(self, partition: int, number: int) -> None:
-        """A partition had its turn and gave so many messages."""
+        """A partition had its turn and gave a number of messages."""
         self._served[partition] = self.now()
         if partition in self._ready:
             self._enter(partition)  # It stays ready, but behind the others: whatever is said of it next.
         self._told[partition] = max(0, self._told.get(partition, 0) - number)
 
     def has_left(self, partition: int, counts: Sequence[int]) -> None:
-        """There is more to take: so many messages of each priority, or at least one look."""
+        """There is more to take: numbers of messages by priority, or an unknown number."""
         self._stop_waiting(partition)
         self._tops[partition] = max((priority for priority, number in enumerate(counts) if number), default=0)
         self.prioritized |= self._tops[partition] > 0
@@ -277,13 +278,13 @@ class SharedReady(Ready):
             self._told[partition] = number
 
     def has_nothing(self, partition: int) -> None:
-        """There is nothing to take, until something is heard of it."""
+        """There is nothing to take until there is news of the partition."""
         self.remove(partition)
         self._told.pop(partition, None)
         self._told_due.pop(partition, None)
 
     def waits(self, partition: int, due: int, reason: EmptyReason, now: int) -> None:
-        """There is nothing to take until a time. Unless others know that, they have to look: then so do they."""
+        """There is nothing to take until a time. A hint is needed unless an earlier one named the time."""
         self.wake_at(partition, due, reason)
         self._told.pop(partition, None)
         known = self._told_due.get(partition)
@@ -291,12 +292,8 @@ class SharedReady(Ready):
             self._told_due[partition] = due
             self._untold[partition] = 1
 
-    def pass_by(self, partition: int) -> None:
-        """Somebody else is at it."""
-        self._leave(partition)
 
-
-# Deliveries -----
+# Deliveries -------------------------------------------------------------------------------------------------
 
 MAX_REMEMBERED = 500_000
 """Messages; beyond that the oldest leases are forgotten, and what they handed out is looked up when it is settled."""
@@ -349,9 +346,9 @@ class Deliveries:
             heapq.heappush(self._heap, (until, lease))
 
     def settled(self, lease: str, number: int) -> bool:
-        """Some of what a lease handed out is settled. True: all of it, and of one partition; False: who knows.
+        """Some of what a lease handed out is settled. True: all of it, and of one partition; False: unknown.
 
-        (What is said twice counts twice. Of one partition the database says whether the lease still is on it.)
+        (What is settled twice counts twice. The database knows whether the lease still is on one partition.)
         """
         if lease not in self._open:
             return False
@@ -369,7 +366,7 @@ class Deliveries:
             del self._completed[next(iter(self._completed))]
 
     def was_completed(self, group: int, item: Settlement) -> bool:
-        """Whether that is so of a message, as far as it is known here."""
+        """Whether a message was completed so, as far as this server knows."""
         key = (group, item.lease_id, item.partition_id, item.transaction_id)
         return item.lease_id is not None and key in self._completed
 
@@ -385,7 +382,7 @@ class Deliveries:
         self._partitions.pop(lease, None)
 
     def next_end(self, now: int) -> int | None:
-        """When the next lease ends; those whose time is up are forgotten."""
+        """When the next lease ends; expired ones are forgotten."""
         while self._heap:
             until, lease = self._heap[0]
             if self._until.get(lease) == until:
@@ -396,11 +393,11 @@ class Deliveries:
         return None
 
 
-# Late transactions -----
+# Late transactions ------------------------------------------------------------------------------------------
 
 # A search for what other servers did goes back a little in time. That is not enough for a transaction that runs for
 # long.
-# So every search also asks which transactions are running, and when a long one has ended, all go back to its
+# So every search also reads which transactions are running, and when a long one has ended, all go back to its
 # beginning.
 
 
@@ -413,14 +410,14 @@ RUNNING = """array(
         pg_snapshot_xmax(s)::text::bigint + least(age(pg_snapshot_xmax(s)::xid), 10000) - 1) x
 )"""
 """SQL: the transactions of all databases that have begun and that its statement does not see. A snapshot does not list
-those after the last one that has ended; `age` tells how many numbers were given since."""
+those after the last one that has ended; `age` is the number of transactions since."""
 
 LATE = 30 * SECOND
-"""So far back every look goes."""
+"""How far back every search goes."""
 BUCKET = 10 * SECOND
 """Partitions are indexed by the bucket of time of their last change."""
 _LONG = 10 * SECOND
-"""A transaction that ended within this time is found by every look."""
+"""A transaction that ended within this time is found by every search."""
 _NOT_YET_RUNNING = LATE - _LONG
 """How much earlier a call may have read the clock than its transaction got its number."""
 _MANY = 100
@@ -433,21 +430,21 @@ class Late:
         self._looks = 0
         self._looked = 0
         self._running: dict[int, int] = {}
-        """By number, the time of the last look at which each was not running yet."""
+        """By number, the time of the last search at which each was not running yet."""
         self._ended: list[tuple[int, int]] = []
         """When it was noticed that a long transaction had ended, and since when its changes may date."""
 
     def look(self) -> tuple[int, int]:
-        """Begin a look, before the database is asked; `note` wants what this answers."""
+        """Begin a search, before the query; `note` needs the result."""
         return self._looks, self._looked
 
     def note(self, running: Collection[int], look: tuple[int, int], now: int) -> None:
-        """Take note of the transactions that were running at a look, which began at the time `now`."""
+        """Note the transactions that were running at a search, which began at the time `now`."""
         number, before = look
         for one in running:
             self._running.setdefault(one, before)
         if number != self._looks:
-            return  # Another look was answered meanwhile. It may be the newer one, so it is unknown which have ended.
+            return  # Another search was answered meanwhile. It may be newer, so it is unknown which have ended.
         self._looks += 1
         self._looked = now
         ended = [self._running.pop(one) for one in list(self._running) if one not in running]
@@ -460,9 +457,9 @@ class Late:
 
     @property
     def newest(self) -> tuple[int, int] | None:
-        """The last long transaction that ended; for those who have to know whether there was another one."""
+        """The last long transaction that ended; it differs after another one."""
         return self._ended[-1] if self._ended else None
 
     def since(self, looked: int, reach: int = LATE) -> int:
-        """The time back to which to look, for one who last looked at a time and looks back so far anyway."""
+        """How far back to search, if the last search was at `looked`, and at least `reach` back."""
         return min([max(0, looked - reach), *(began for noticed, began in self._ended if noticed >= looked)])

@@ -1,4 +1,4 @@
-"""What this server handed out, so that a settlement need not look for its message in the database."""
+"""Settlements, and the ends of leases: the verbs settle, renew, release, shorten and expire."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from hark.ids import IdCodec
 from hark.model import Expired, Renewal, RenewOutcome, Settlement, SettleOutcome
 
 NO_LEASE = uuid.UUID(int=0)
-"""Stands for what a client sent as a lease id and no engine ever gave."""
+"""Stands for an id that no engine ever gave."""
 
 
 def lease_uuid(text: str) -> uuid.UUID:
-    """A lease id as the database has it."""
+    """An id as the database stores it."""
     try:
         return uuid.UUID(text)
     except ValueError:
@@ -29,7 +29,7 @@ def lease_uuid(text: str) -> uuid.UUID:
 
 
 async def _ends(store: Store, given: int | None, lease_ids: Sequence[str]) -> list[int | None]:
-    """When leases end, by the database's clock; None: over, or never was."""
+    """Ends of leases by the database's clock; None: it has ended, or never existed."""
     if not lease_ids:
         return []
     ends: list[int | None] = await store.pool.fetchval(
@@ -39,14 +39,14 @@ async def _ends(store: Store, given: int | None, lease_ids: Sequence[str]) -> li
 
 
 class Released:
-    """Leases that let go of a partition in one call: some are over, of others the database has to say."""
+    """Leases that released a partition in one call: some have ended, the database knows about others."""
 
     def __init__(self) -> None:
         self._over: dict[str, Group] = {}
         self._unsure: dict[str, Group] = {}
 
     def add(self, lease: str, group: Group, *, over: bool) -> None:
-        """A lease let go of a partition of a group."""
+        """A lease released a partition of a group."""
         (self._over if over else self._unsure)[lease] = group
 
     def join(self, other: Released) -> None:
@@ -55,17 +55,17 @@ class Released:
         self._unsure |= other._unsure
 
     async def tell(self, store: Store, given: int | None, telling: Telling) -> None:
-        """Find out which are over, and tell."""
+        """Find out which have ended, and hint that."""
         unsure = [lease for lease in self._unsure if lease not in self._over]
         try:
             ends = await _ends(store, given, unsure)
-        except HarkError:  # What was settled is settled: that nobody can be told of an end is no failure of it.
+        except HarkError:  # What was settled is settled: without a hint of the end it is still a success.
             unsure, ends = [], []
         for lease, end in zip(unsure, ends, strict=True):
             if end is None:
                 self._over[lease] = self._unsure[lease]
         for lease, group in self._over.items():
-            telling.ended(group, lease)
+            telling.book.ended(group.queue, group.name, lease)
 
 
 _STATUSES = {"completed": 0, "failed": 1, "retry": 2, "dlq": 3}
@@ -73,12 +73,10 @@ _DAMAGED = 4
 _NOWHERE = 0
 """No group or partition has this number."""
 
-_EXPIRED_TEXT = "Invalid or expired lease: its time is up"
-_SUPERSEDED_TEXT = "Invalid or expired lease: the message was not last delivered under this lease"
 REFUSALS = {
     1: ("not_found", "Message not found"),
-    2: ("lease_expired", _EXPIRED_TEXT),
-    3: ("lease_invalid", _SUPERSEDED_TEXT),
+    2: ("lease_expired", "Invalid or expired lease: its time is up"),
+    3: ("lease_invalid", "Invalid or expired lease: the message was not last delivered under this lease"),
     4: ("not_leased", "Invalid or expired lease: the group does not hold this message"),
     5: ("dead_lettered", "The message is in the dead letters already"),
 }
@@ -90,7 +88,7 @@ _SETTLE = (
 
 
 def partition_of(item: Settlement, codec: IdCodec) -> int:
-    """The number of the partition that a settlement names, or that the id of its message says."""
+    """The number of the partition that a settlement names, or that is in the id of its message."""
     decoded = codec.decode(item.partition_id or item.transaction_id)
     if decoded is None or bool(decoded.offset) == bool(item.partition_id):
         return _NOWHERE
@@ -121,9 +119,9 @@ class Settlements:
         """Whether an item was completed under its lease before, as far as this server knows."""
         self.released = Released()
         self._freed: set[int] = set()
-        """Positions of positions that a lease let go of."""
+        """Indexes of positions that a lease released."""
         self._settled: set[int] = set()
-        """Positions of positions where something was settled."""
+        """Indexes of positions where something was settled."""
 
     def add(self, request: int, items: Iterable[Settlement]) -> None:
         """Add the settlements of a request; their partitions and groups have been loaded as far as they exist."""
@@ -181,7 +179,7 @@ class Settlements:
     def outcomes(
         self, codes: Sequence[int], released: Sequence[bool], dead: Sequence[bool], holders: Sequence[uuid.UUID | None]
     ) -> list[SettleOutcome]:
-        """What became of each item; what was settled is no longer remembered as delivered."""
+        """The outcome of each item; what was settled is no longer remembered as delivered."""
         answers = []
         settled: dict[str, int] = {}
         let_go: dict[str, Group] = {}
@@ -189,13 +187,15 @@ class Settlements:
             self.items, self.places, self.position, codes, released, dead, holders, strict=True
         ):
             lease = None if holder is None or code else str(holder)
-            answers.append(self._outcome(item, place, position, code, free, buried, lease))
+            group = self.groups[position - 1]
+            refusal, text = REFUSALS[code] if code else (None, None)
+            where = () if place is None or group is None else (place.queue, place.name, free, buried, lease)
+            answers.append(SettleOutcome(item.transaction_id, not code, refusal, text, *where))
             if lease is None:
                 continue
             settled[lease] = settled.get(lease, 0) + 1
             if item.status == "completed":
                 self._store.deliveries.completed(self.positions[position - 1][0], item)
-            group = self.groups[position - 1]
             if free and group is not None:
                 self._freed.add(position - 1)
                 let_go[lease] = group
@@ -207,25 +207,8 @@ class Settlements:
         }
         return answers
 
-    def _outcome(
-        self,
-        item: Settlement,
-        place: Place | None,
-        position: int,
-        code: int,
-        released: bool,
-        dead: bool,
-        lease: str | None,
-    ) -> SettleOutcome:
-        refusal, text = REFUSALS[code] if code else (None, None)
-        if place is None or self.groups[position - 1] is None:
-            return SettleOutcome(item.transaction_id, not code, refusal, text)
-        return SettleOutcome(
-            item.transaction_id, not code, refusal, text, place.queue, place.name, released, dead, lease
-        )
-
     def tell(self, ready: Sequence[bool], counts: Sequence[int], dues: Sequence[int | None], telling: Telling) -> None:
-        """Positions that can be taken again, and those that leases let go of; after `outcomes`."""
+        """Hint the positions that can be taken again, and those that leases released; after `outcomes`."""
         for number, ((_, partition), group) in enumerate(zip(self.positions, self.groups, strict=True)):
             if group is None:
                 continue
@@ -273,14 +256,14 @@ async def load(store: Store, items: Iterable[Settlement]) -> None:
     )
 
 
-# Ends of leases -----
+# Ends of leases ---------------------------------------------------------------------------------------------
 
 _EXPIRE = f"select *, {RUNNING} as running from hark.expire_v1($1, $2, $3, $4)"
 _ENDED = 4
 """Code of `renew_v1`."""
 _OVERLAP = 1 * SECOND
 _LATE = 60 * SECOND
-"""A lease may become visible late: each search looks again at the last second, and now and then at the last minute."""
+"""A lease may become visible late: each search repeats the last second, and at times the last minute."""
 
 
 class Expirer:
@@ -332,9 +315,12 @@ class Expirer:
 
 def free(store: Store, positions: Iterable[Any]) -> None:
     """Send the hints for positions and messages that are free again, with the leases that ended."""
+    found = list(positions)
+    if not found:
+        return
     groups = {group.id: group for group in store.groups.values()}
     telling = Telling(store)
-    for number, partition, lease, messages in positions:
+    for number, partition, lease, messages in found:
         group = groups.get(number)
         if group is None:
             continue
@@ -342,7 +328,7 @@ def free(store: Store, positions: Iterable[Any]) -> None:
             telling.free(group, (partition,))
         else:
             telling.given_back(group, partition, messages)
-        telling.ended(group, str(lease))
+        telling.book.ended(group.queue, group.name, str(lease))
         telling.has_room(group)
     telling.send()
 

@@ -1,4 +1,4 @@
-"""The verb transact: settlements and messages that happen together or not at all, many transactions in one call."""
+"""The verb transact: settlements, messages and keys that are applied together or not at all; reads of keys."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _NO_WRITE = KeyWrite()
 
 
 class KeyWrites:
-    """What one transaction says of keys, as arrays."""
+    """The checks and mutations of keys of one transaction, as arrays."""
 
     def __init__(self, request: KeyWrite | None) -> None:
         self.given = request is not None
-        self._request = request or _NO_WRITE
-        self.checks = [(encode_key(check.key), check.version) for check in self._request.checks]
+        self.request = request or _NO_WRITE
+        self.checks = [(encode_key(check.key), check.version) for check in self.request.checks]
         self.mutations = [
             (
                 _KINDS[one.kind],
@@ -52,7 +52,7 @@ class KeyWrites:
                 prefix_bounds(one.key)[1] if one.kind == "delete_tree" else one.value,
                 None if one.ttl_ms is None else one.ttl_ms * MILLISECOND,
             )
-            for one in self._request.mutations
+            for one in self.request.mutations
         ]
 
     def arguments(self) -> tuple[Sequence[Any], ...]:
@@ -62,20 +62,12 @@ class KeyWrites:
         return (*checks, *mutations)
 
     def refusal(self, code: int, failed: int, why: int) -> TransactionOutcome | None:
-        """Why nothing of the transaction happened, if it is because of its keys."""
+        """Why the transaction was not applied, if it is because of its keys."""
         if code == CHECK_FAILED:
             return failed_check(failed - 1)
         if code == MISFIT:
-            return misfit(failed - 1, self._request.mutations[failed - 1], mismatch_text(why))
+            return misfit(failed - 1, self.request.mutations[failed - 1], mismatch_text(why))
         return None
-
-    def written(self, version: int, deleted: int) -> KeyWritten | None:
-        """What became of it."""
-        return KeyWritten(True, version, None, deleted) if self.given else None
-
-    def changed(self) -> dict[bytes, Key]:
-        """The keys that it names, by their bytes; what else it removes the database tells."""
-        return {encode_key(mutation.key): mutation.key for mutation in self._request.mutations}
 
 
 _SETTLEMENT_REFUSED, _MESSAGE_REFUSED, _LEASE_NOT_LIVE, _LEASE_EXPIRED = 1, 2, 3, 4
@@ -118,9 +110,11 @@ async def transact(store: Store, now: int | None, requests: Sequence[Transaction
         if refusal is not None:
             outcomes.append(refusal)
         else:
-            written = part.keys.written(row["o_versions"][number], row["o_deleted"][number])
+            versions, deleted = row["o_versions"], row["o_deleted"]
+            written = KeyWritten(True, versions[number], None, deleted[number]) if part.keys.given else None
             outcomes.append(TransactionOutcome(True, part.results(answer, store.now(), telling), keys=written))
-            telling.keys |= part.keys.changed()
+            # The database sends notices of other keys that it removes.
+            telling.keys |= {encode_key(one.key): one.key for one in part.keys.request.mutations}
             released.join(part.settlements.released)
     await released.tell(store, now, telling)
     telling.send()
@@ -140,7 +134,7 @@ class _Part:
         self.keys = KeyWrites(request.keys)
 
     def refusal(self, code: int, failed: int, answer: _Answer) -> TransactionOutcome | None:
-        """Why nothing of it happened; None: it did."""
+        """Why it was not applied; None: it was."""
         if code in _LEASE_CODES:
             name, text = REFUSALS[_LEASE_CODES[code]]
             return TransactionOutcome(False, (), name, f"{text} (required lease {self.required[failed - 1]})")
@@ -149,7 +143,7 @@ class _Part:
             index = self._index(Settlement, failed - 1)
             return TransactionOutcome(False, [refused], refused.code, f"ACK operation failed: {refused.error}", index)
         if code == _MESSAGE_REFUSED:
-            index = self._index(NewMessage, self.pushes.item_at(failed - 1))
+            index = self._index(NewMessage, self.pushes.items.index(failed - 1))
             operation = self._operations[index]
             assert isinstance(operation, NewMessage)
             if answer.pushed[1][failed - 1] == NOT_YET:
@@ -162,11 +156,11 @@ class _Part:
         return None
 
     def _index(self, kind: type[NewMessage | Settlement], number: int) -> int:
-        """Where among all operations the one with a number among its kind is."""
+        """The index of an operation, of its number among the operations of its kind."""
         return [index for index, operation in enumerate(self._operations) if isinstance(operation, kind)][number]
 
     def results(self, answer: _Answer, now: int, telling: Telling) -> list[PushOutcome | SettleOutcome]:
-        """What became of each operation; the server believes it from now on."""
+        """The outcome of each operation; its effects are noted in the store."""
         places = self.pushes.adopt(answer.places)
         acks = iter(self.settlements.outcomes(*answer.settled))
         new = iter(self.pushes.outcomes(places, (), *answer.pushed))
@@ -176,7 +170,7 @@ class _Part:
 
 
 class _Ends:
-    """Where in the arrays of the call the part of each transaction ends."""
+    """Ends of the parts of each transaction in the arrays of the call."""
 
     def __init__(self, parts: Sequence[_Part]) -> None:
         self.positions = list(accumulate(len(part.settlements.positions) for part in parts))
@@ -184,7 +178,7 @@ class _Ends:
         self.leases = list(accumulate(len(part.required) for part in parts))
         self.places = list(accumulate(len(part.pushes.names) for part in parts))
         self.messages = list(accumulate(len(part.pushes.place) for part in parts))
-        self.options = list(accumulate(part.pushes.options_number for part in parts))
+        self.options = list(accumulate(len(part.pushes.options) for part in parts))
         self.checks = list(accumulate(len(part.keys.checks) for part in parts))
         self.mutations = list(accumulate(len(part.keys.mutations) for part in parts))
 
@@ -248,7 +242,7 @@ def _joined(parts: Sequence[Sequence[Any]], number: int, ends: Sequence[int]) ->
     )
 
 
-# Keys -----
+# Keys -------------------------------------------------------------------------------------------------------
 
 
 def notification_of(texts: Sequence[str]) -> KeyNotification:
@@ -298,12 +292,12 @@ def _entry(
 
 
 async def count_keys(store: Store, now: int | None, prefix: Key) -> int:
-    """How many entries are below a prefix."""
+    """Number of entries below a prefix."""
     return int(await store.pool.fetchval("select hark.count_keys_v1($1, $2, $3)", now, *prefix_bounds(prefix)))
 
 
 async def key_stats(store: Store, now: int | None) -> KeyStats:
-    """How much there is; looks at every entry."""
+    """Numbers and sizes of entries; reads every entry."""
     row = await store.pool.fetchrow("select * from hark.key_stats_v1($1)", now)
     assert row is not None
     return KeyStats(*row)

@@ -152,7 +152,7 @@ where {{late}}
 order by standing.queue, standing.name, standing.grp
 limit $2
 """
-# How many messages are open costs more to tell than which places come first. More groups than those of a place may be
+# To count the open messages costs more than to find which places come first. More groups than those of a place may be
 # among them; such rows come after all that are wanted.
 _FIRST_PLACES = """
 standing.partition = any (array(select chosen.partition from chosen)) and standing.grp = any (
