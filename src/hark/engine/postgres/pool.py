@@ -182,8 +182,10 @@ class Pool:
         """
         for tries in count():
             connection = await self._take()
+            run = self._run(connection, sql, args)
             try:
-                return await Call(self._run(connection, sql, args))
+                # Only a task can be cancelled. A verb that is a `Call` has none.
+                return await (run if asyncio.current_task() is None else Call(run))
             except _TRY_AGAIN as error:
                 if tries == len(_PAUSES):
                     raise _of_call(error, broken=False) from error
