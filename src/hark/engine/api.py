@@ -81,7 +81,7 @@ Listener = Callable[[Sequence[Hint]], None]
 KeyListener = Callable[[KeyNotification], None]
 
 
-def ignore_keys(news: KeyNotification) -> None:
+def ignore_keys(notification: KeyNotification) -> None:
     """The key listener if no client watches keys."""
 
 
@@ -384,7 +384,7 @@ class Engine(KeyValueEngine, Protocol):
 
     # Other servers -----------------------------------------------------------------------------------------
 
-    def hear(self, hints: Sequence[Hint]) -> list[Hint]:
+    def on_hints(self, hints: Sequence[Hint]) -> list[Hint]:
         """Apply the hints of a peer on the same store, and return the hints for this server's consumers. Never raises.
 
         The result has the same form as hints of this server's verbs. [] if the store is not shared.

@@ -67,9 +67,9 @@ class HintBook:
     """
 
     def __init__(self) -> None:
-        self._places: dict[tuple[str, str | None, HintKind], dict[str, int] | None] = {}
+        self._partitions: dict[tuple[str, str | None, HintKind], dict[str, int] | None] = {}
         # A count of 0 stands for none: one look, as in an ordered group.
-        self._told: dict[str, tuple[str, ...]] = {}
+        self._excluded: dict[str, tuple[str, ...]] = {}
         self._ended: dict[tuple[str, str], dict[str, None]] = {}
 
     def add(
@@ -77,15 +77,15 @@ class HintBook:
         queue: str,
         group: str | None,
         partitions: Iterable[str] | None,
-        news: HintKind = "free",
+        kind: HintKind = "free",
         counts: Mapping[str, int] | None = None,
     ) -> None:
         """There may be work for a group in these partitions; None: for any group, anywhere. Counts are summed up."""
-        key = (queue, group, news)
+        key = (queue, group, kind)
         if partitions is None:
-            self._places[key] = None
+            self._partitions[key] = None
             return
-        known = self._places.setdefault(key, {})
+        known = self._partitions.setdefault(key, {})
         if known is None:
             return
         if counts is None:
@@ -96,11 +96,11 @@ class HintBook:
                 known[partition] = known.get(partition, 0) + counts.get(partition, 1)
 
     def arrived(
-        self, queue: str, partitions: Iterable[str], told: Iterable[str], counts: Mapping[str, int] | None = None
+        self, queue: str, partitions: Iterable[str], excluded: Iterable[str], counts: Mapping[str, int] | None = None
     ) -> None:
         """Messages came to a queue; groups that have hints of their own, or can't take them, are told."""
         self.add(queue, None, partitions, "message", counts)
-        self._told[queue] = tuple(told)
+        self._excluded[queue] = tuple(excluded)
 
     def ended(self, queue: str, group: str, lease: str) -> None:
         """A lease is over."""
@@ -109,16 +109,16 @@ class HintBook:
     def hints(self) -> list[Hint]:
         """What was collected."""
         found = []
-        for (queue, group, news), places in self._places.items():
-            named = None if places is None or len(places) > MANY else places
+        for (queue, group, kind), noted in self._partitions.items():
+            named = None if noted is None or len(noted) > MANY else noted
             partitions = None if named is None else tuple(named)
-            told = self._told.get(queue, ()) if group is None and news == "message" else ()
-            ended = () if group is None or news != "free" else tuple(self._ended.pop((queue, group), ()))
+            excluded = self._excluded.get(queue, ()) if group is None and kind == "message" else ()
+            ended = () if group is None or kind != "free" else tuple(self._ended.pop((queue, group), ()))
             counts: tuple[int, ...] = ()
             # For every group only if that says more than that there are some.
             if named and max(named.values()) > (group is None):
                 counts = tuple([max(1, count) for count in named.values()])
-            found.append(Hint(queue, group, partitions, news, told, ended, counts))
+            found.append(Hint(queue, group, partitions, kind, excluded, ended, counts))
         for (queue, group), leases in self._ended.items():
             found.append(Hint(queue, group, (), "free", (), tuple(leases)))
         return found

@@ -37,6 +37,7 @@ from hark.model.admin import (
 )
 from hark.model.explain import (
     Ahead,
+    CurrentLease,
     DeadFacts,
     Ending,
     Explain,
@@ -44,7 +45,6 @@ from hark.model.explain import (
     Explanation,
     Facts,
     GroupFacts,
-    Held,
     LeaseFilter,
     LeasePart,
     Leases,
@@ -106,6 +106,7 @@ __all__ = [
     "CancelOutcome",
     "Collected",
     "Counts",
+    "CurrentLease",
     "DeadFacts",
     "DeadLetter",
     "DeadLetterFilter",
@@ -124,7 +125,6 @@ __all__ = [
     "GroupMode",
     "GroupStats",
     "GroupView",
-    "Held",
     "Hint",
     "HintKind",
     "Key",

@@ -15,7 +15,7 @@ from hark.clock import SECOND
 from hark.engine.core.groups import Contact
 from hark.engine.core.handout import Fetch, HandOut, Job, OrderedFetch, SharedFetch
 from hark.engine.core.loader import Loader
-from hark.engine.core.notifications import tell_left
+from hark.engine.core.notifications import notify_left
 from hark.engine.core.ordered import OrderedPosition
 from hark.engine.core.position import Lease, Position
 from hark.engine.core.rows import SELECT_MESSAGES, decode_messages
@@ -129,7 +129,7 @@ class Claimer:
         if known is not None:
             known.update(partitions)
 
-    def tell_rest(self, hints: HintBook) -> None:
+    def notify_rest(self, hints: HintBook) -> None:
         """Tell others of what this call made ready and did not take."""
         positions = dict.fromkeys(position for position, _ in self._picked)
         for group, found in self._found.items():
@@ -149,7 +149,7 @@ class Claimer:
                 hints.add(group.queue_name, group.name, left)
         self._found.clear()
         for shared in positions:
-            tell_left(hints, shared, self._now)
+            notify_left(hints, shared, self._now)
         self._picked.clear()
 
     def note_endings(self) -> None:
@@ -190,13 +190,13 @@ class Claimer:
         leases = {job.lease for job in jobs if job.lease is not None}
         for shared, entry in self._picked:
             if entry.offset in shared.entries:
-                shared.let_go(entry)
+                shared.release(entry)
                 shared.add(entry)
         for position in self._taken:
             if isinstance(position, OrderedPosition) and position.lease in leases:
                 position.lease = None
-                for transaction_id in [key for key, held in position.held.items() if held[1] in leases]:
-                    del position.held[transaction_id]
+                for transaction_id in [key for key, leased in position.leased.items() if leased[1] in leases]:
+                    del position.leased[transaction_id]
             if position.group.refresh(position, self._now):
                 self._note_found(position.group, [position.partition.id])
         self._taken.clear()
@@ -291,7 +291,7 @@ class Claimer:
             if clear:
                 group.refresh(position, self._now)
                 job.reason = (
-                    "waiting" if partition.id in group.waking else "lease_held" if position.held else job.reason
+                    "waiting" if partition.id in group.waking else "lease_held" if position.leased else job.reason
                 )
             job.met_dirty = job.met_dirty or not clear  # Ready again when what is in the way is published.
             return None

@@ -20,11 +20,11 @@ from hark.engine.core.store import rows_of
 from hark.errors import HarkError, NotFound
 from hark.model import (
     Ahead,
+    CurrentLease,
     DeadFacts,
     Explain,
     Facts,
     GroupFacts,
-    Held,
     LeaseFilter,
     LeasePart,
     Leases,
@@ -34,7 +34,7 @@ from hark.model import (
     Retrying,
 )
 
-Place = tuple[int, int]
+PositionKey = tuple[int, int]
 """A group's number and a partition's number."""
 
 
@@ -44,21 +44,21 @@ class LeaseView:
     def __init__(self, state: State, now: int) -> None:
         self.now = now
         self.codec = state.codec
-        self._leases: dict[Place, tuple[str, int]] = {}
-        self._held: dict[Place, dict[int, int]] = {}
+        self._leases: dict[PositionKey, tuple[str, int]] = {}
+        self._expiries: dict[PositionKey, dict[int, int]] = {}
         self._by_group: dict[int, int] = {}
         self._messages_by_group: dict[int, int] = {}
         for lease in state.leases.values():
             for position in lease.parts:
-                place = (position.group.id, position.partition.id)
+                key = (position.group.id, position.partition.id)
                 offsets = position.live_offsets(lease)
                 if not offsets:
                     continue
                 if position.group.mode == "ordered":
-                    self._leases[place] = (lease.id, lease.expires_at)
-                self._by_group[place[0]] = self._by_group.get(place[0], 0) + 1
-                self._messages_by_group[place[0]] = self._messages_by_group.get(place[0], 0) + len(offsets)
-                self._held.setdefault(place, {}).update(dict.fromkeys(offsets, lease.expires_at))
+                    self._leases[key] = (lease.id, lease.expires_at)
+                self._by_group[key[0]] = self._by_group.get(key[0], 0) + 1
+                self._messages_by_group[key[0]] = self._messages_by_group.get(key[0], 0) + len(offsets)
+                self._expiries.setdefault(key, {}).update(dict.fromkeys(offsets, lease.expires_at))
 
     def lease_of(self, group: int, partition: int) -> tuple[str, int] | None:
         """The lease that blocks a partition for an ordered group, with its end."""
@@ -66,13 +66,13 @@ class LeaseView:
 
     def expiry_of(self, group: int, partition: int, offset: int) -> int | None:
         """Until when a message is held."""
-        return self._held.get((group, partition), {}).get(offset)
+        return self._expiries.get((group, partition), {}).get(offset)
 
-    def held_in(self, group: int, partition: int) -> int:
+    def leased_in(self, group: int, partition: int) -> int:
         """How many messages of a partition a group holds."""
-        return len(self._held.get((group, partition), ()))
+        return len(self._expiries.get((group, partition), ()))
 
-    def held_by_group(self, group: int) -> int:
+    def leased_by_group(self, group: int) -> int:
         """How many messages a group holds."""
         return self._messages_by_group.get(group, 0)
 
@@ -80,9 +80,9 @@ class LeaseView:
         """How many leases a group has, one for each partition that they are on."""
         return self._by_group.get(group, 0)
 
-    def held_places(self) -> set[Place]:
+    def leased_messages(self) -> set[PositionKey]:
         """All (partition, offset) that somebody holds."""
-        return {(partition, offset) for (_, partition), held in self._held.items() for offset in held}
+        return {(partition, offset) for (_, partition), leased in self._expiries.items() for offset in leased}
 
 
 def page(state: State, where: LeaseFilter) -> Leases:
@@ -98,10 +98,10 @@ def page(state: State, where: LeaseFilter) -> Leases:
     ]
     found.sort(key=lambda pair: (pair[0].since, pair[0].id))
     shown = found[where.offset : where.offset + where.limit]
-    return Leases([_held_part(state, lease, position) for lease, position in shown], len(found))
+    return Leases([_lease_part(state, lease, position) for lease, position in shown], len(found))
 
 
-def _held_part(state: State, lease: Lease, position: Position) -> LeasePart:
+def _lease_part(state: State, lease: Lease, position: Position) -> LeasePart:
     offsets, partition = position.live_offsets(lease), position.partition
     return LeasePart(
         lease_id=lease.id,
@@ -166,14 +166,14 @@ select offset, created_at, priority, deliver_at, owner, transaction_id, extra fr
 """
 _ONE = f"{_MESSAGE} where partition = ?1 and offset = ?2"
 _FIRST = (
-    f"{_MESSAGE} indexed by messages_place where partition = ?1 and offset between ?2 and ?3 order by offset limit 1"
+    f"{_MESSAGE} indexed by messages_offset where partition = ?1 and offset between ?2 and ?3 order by offset limit 1"
 )
 # The first one of some ranges that is not due: delayed, too young (created after ?4), or waiting for an attempt (?5).
 # One whose time to live (its own, or ?6) is over by now (?3) is in nobody's way.
 _BLOCKER = f"""
 select message.offset, created_at, priority, deliver_at, owner, transaction_id, extra
 from json_each(?2) as wanted
-cross join messages as message indexed by messages_place
+cross join messages as message indexed by messages_offset
 where message.partition = ?1 and message.offset between wanted.value ->> 0 and wanted.value ->> 1
   and (deliver_at > ?3 or created_at > ?4 or message.offset in (select value from json_each(?5)))
   and coalesce(extra ->> 'x', iif(owner is null and ?6 > 0, created_at + ?6, {NEVER})) > ?3
@@ -217,22 +217,22 @@ class Explainer:
         return [self._facts(request) or _unknown() for request in requests]
 
     def _facts(self, request: Explain) -> Facts | None:
-        place = self._state.codec.decode(request.message_id)
-        partition = None if place is None else self._loader.partition(place.partition)
-        if place is None or partition is None or not 0 < place.offset <= partition.tail:
+        address = self._state.codec.decode(request.message_id)
+        partition = None if address is None else self._loader.partition(address.partition)
+        if address is None or partition is None or not 0 < address.offset <= partition.tail:
             return None
         queue = partition.queue
         if queue.name in self._state.deleting:
             return None
-        found = rows_of(self._connection, _ONE, *place) if place.offset > partition.floor else []
+        found = rows_of(self._connection, _ONE, *address) if address.offset > partition.floor else []
         row = _row(found[0]) if found else None
-        dead = {one[0]: one[1:] for one in rows_of(self._connection, _DEAD, *place)}
+        dead = {one[0]: one[1:] for one in rows_of(self._connection, _DEAD, *address)}
         self._loader.groups(queue.name)
         names = sorted(queue.groups) if request.group is None else [request.group]
-        groups = [self._group(partition, place.offset, row, name, dead.get(name)) for name in names]
+        groups = [self._group(partition, address.offset, row, name, dead.get(name)) for name in names]
         return Facts(
             at=self._now,
-            message=self._message(partition, place.offset, row, next(iter(dead.values()), None)),
+            message=self._message(partition, address.offset, row, next(iter(dead.values()), None)),
             options=queue.info.options,
             queue_paused=queue.info.paused,
             groups=groups,
@@ -300,14 +300,14 @@ class Explainer:
 
     def _shared(self, position: Position, row: _Row) -> dict[str, object]:
         assert isinstance(position, SharedPosition)
-        held = position.held_at(row.offset)
+        leased = position.leased_at(row.offset)
         retry = (position.draft or SharedDraft(position)).retry_of(row.offset)
         delay = position.partition.queue.info.options.delayed_processing * SECOND
         # One that was never given back is passed because it fell due before it was old enough, or is on a lease.
         came = max(row.deliver_at or 0, row.created_at + delay)
         is_retry = retry is not None and (retry.attempts > 0 or retry.due > came)
         return {
-            "held": None if held is None else _held(held[1]),
+            "lease": None if leased is None else _current_lease(leased[1]),
             "retry": _retrying(retry) if is_retry else None,
             "window_until": Picker(self._connection, self._now).window_until(position),
         }
@@ -315,11 +315,11 @@ class Explainer:
     def _ordered(self, position: OrderedPosition, row: _Row) -> dict[str, object]:
         draft = position.draft
         lease = None if draft is not None and (draft.released or draft.voided) else position.lease
-        own = position.held_at(row.offset)
+        own = position.leased_at(row.offset)
         retry = (draft or position).retries.get(row.offset)
         facts: dict[str, object] = {"retry": _retrying(retry)}
         if own is not None and own[1] is lease:
-            return facts | {"held": _held(lease)}
+            return facts | {"lease": _current_lease(lease)}
         before, number = _before(position, row.offset)
         facts["ahead_messages"] = number
         if lease is not None:
@@ -339,7 +339,11 @@ class Explainer:
     def _leased(self, position: OrderedPosition, lease: Lease) -> Ahead | None:
         """The first message that a lease holds; between two of its commits it may hold none."""
         first = min(position.live_offsets(lease), default=None)
-        return None if first is None else Ahead(message_id=self._id(position, first), offset=first, held=_held(lease))
+        return (
+            None
+            if first is None
+            else Ahead(message_id=self._id(position, first), offset=first, lease=_current_lease(lease))
+        )
 
     def _first(self, position: OrderedPosition, ranges: Sequence[tuple[int, int]]) -> _Row | None:
         for first, last in ranges:
@@ -394,8 +398,8 @@ def _unknown() -> HarkError:
     )
 
 
-def _held(lease: Lease) -> Held:
-    return Held(lease.id, lease.consumer, lease.since or None, lease.expires_at)
+def _current_lease(lease: Lease) -> CurrentLease:
+    return CurrentLease(lease.id, lease.consumer, lease.since or None, lease.expires_at)
 
 
 def _retrying(retry: Retry | None) -> Retrying | None:

@@ -11,7 +11,7 @@ from hark.engine.core.state import Bounds, Group, Partition, Queue, State
 from hark.engine.hints import HintBook
 
 _NAMED_AT_MOST = 100
-TOLD_AT_MOST = 1000
+MOST_NOTIFIED = 1000
 """Of no more messages than this somebody is told at once."""
 
 
@@ -43,7 +43,7 @@ class Arrivals:
             self.plain[0] = rest
 
 
-class Teller:
+class Notifier:
     """Puts partitions where they belong after a commit, and notes what to tell."""
 
     def __init__(self, hints: HintBook, connection: apsw.Connection, state: State, now: int) -> None:
@@ -55,19 +55,19 @@ class Teller:
     def changed(self, position: Position) -> None:
         """A place was changed by the transaction."""
         group, name = position.group, position.partition.name
-        told = position.publish(self._now)
+        newly_ready = position.publish(self._now)
         ready = group.refresh(position, self._now)
         if not isinstance(position, SharedPosition):
             if ready:
                 self._hints.add(group.queue_name, group.name, (name,))
-        elif told:
-            self._hints.add(group.queue_name, group.name, (name,), counts={name: told})
+        elif newly_ready:
+            self._hints.add(group.queue_name, group.name, (name,), counts={name: newly_ready})
 
     def restarted(self, position: SharedPosition) -> None:
         """A place of a shared group was loaded anew, after a seek."""
         group, name = position.group, position.partition.name
         if group.refresh(position, self._now) or position.partition.id in group.waking:
-            self._hints.add(group.queue_name, group.name, (name,), counts={name: position.count_ready(TOLD_AT_MOST)})
+            self._hints.add(group.queue_name, group.name, (name,), counts={name: position.count_ready(MOST_NOTIFIED)})
 
     def arrived(
         self,
@@ -99,7 +99,7 @@ class Teller:
     def _offer(self, group: Group, partition: Partition, changed: dict[Position, None]) -> bool:
         """Whether a group may take what came to a partition; if a lease or a time is in the way, that is told of."""
         position = group.positions.get(partition.id)
-        if position is not None and (position in changed or position.outlook(self._now).priority is None):
+        if position is not None and (position in changed or position.readiness(self._now).priority is None):
             return False
         if partition.id in group.waking:
             return False
@@ -118,12 +118,12 @@ class Teller:
             if late is not None:  # Its rank changes with time.
                 group.refresh(late, self._now)
             return max(1, number)
-        known = position.outlook(self._now)
+        known = position.readiness(self._now)
         position.arrived(came.plain, came.due)
         if group.waking.get(partition.id, (0, ""))[1] == "window_buffer":
             return 0
         group.refresh(position, self._now)
-        found = position.outlook(self._now)
+        found = position.readiness(self._now)
         if found.priority is not None:
             young = partition.queue.info.options.delayed_processing
             return number if number and not young else int(known.priority is None)
@@ -152,12 +152,12 @@ def _has_room(bounds: Bounds, in_flight: int) -> bool:
     return not bounds.limits.max_in_flight or in_flight < bounds.limits.max_in_flight
 
 
-def tell_left(hints: HintBook, position: SharedPosition, now: int) -> None:
+def notify_left(hints: HintBook, position: SharedPosition, now: int) -> None:
     """Of what fell due and a pop did not take; and of when the next will, if nobody has learned that time yet."""
     group, partition = position.group, position.partition
     count = 0
     if partition.id in group.ready:
-        count = position.count_ready(TOLD_AT_MOST) if position.fell_due else 0
+        count = position.count_ready(MOST_NOTIFIED) if position.fell_due else 0
     elif partition.id in group.waking and not now < group.learned <= group.waking[partition.id][0]:
         count = 1
     if count:

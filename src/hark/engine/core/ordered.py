@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING
 
 import apsw
 
-from hark.engine.core.position import NOTHING, AnyDraft, Held, Lease, Outlook, Overlay, Position, Retry, Stored
+from hark.engine.core.position import (
+    NOTHING,
+    AnyDraft,
+    Lease,
+    LeasedMessage,
+    Overlay,
+    Position,
+    Readiness,
+    Retry,
+    Stored,
+)
 from hark.engine.core.store import Value, for_each, run
 from hark.ids import IdCodec
 
@@ -25,6 +35,7 @@ class Draft(AnyDraft):
 
     __slots__ = (
         "_position",
+        "changed_ranges",
         "cursor",
         "gone",
         "probe",
@@ -32,7 +43,6 @@ class Draft(AnyDraft):
         "released",
         "requeued",
         "retries",
-        "touched_ranges",
         "wiped",
     )
 
@@ -48,20 +58,20 @@ class Draft(AnyDraft):
         """The lease no longer blocks the partition."""
         self.gone: set[str] = set()
         """Transaction ids that are no longer held."""
-        self.touched_ranges: set[int] = set(position.unsaved)
+        self.changed_ranges: set[int] = set(position.unsaved)
         """First offsets of ranges that were added, changed or removed."""
         self.wiped = False
         """Nothing that is stored about the position beyond its cursor counts any more."""
 
     def settle(self, first: int, last: int) -> None:
         """Mark offsets as done: the cursor moves over them when they continue it, else they are kept as a range."""
-        ranges, touched = self.ranges, self.touched_ranges
+        ranges, changed = self.ranges, self.changed_ranges
         if first <= self.cursor + 1:
             if last <= self.cursor:
                 return
             self.cursor = last
             while ranges and ranges[0][0] <= self.cursor + 1:
-                touched.add(ranges[0][0])
+                changed.add(ranges[0][0])
                 self.cursor = max(self.cursor, ranges[0][1])
                 del ranges[0]
             if self.probe and self.cursor >= self.probe:
@@ -73,10 +83,10 @@ class Draft(AnyDraft):
             first = ranges[at][0]
         end = at
         while end < len(ranges) and ranges[end][0] <= last + 1:
-            touched.add(ranges[end][0])
+            changed.add(ranges[end][0])
             last = max(last, ranges[end][1])
             end += 1
-        touched.add(first)
+        changed.add(first)
         ranges[at:end] = [(first, last)]
 
     @property
@@ -102,43 +112,43 @@ class Draft(AnyDraft):
         """See `AnyDraft.wait`; the partition waits with it."""
         self.retries[offset] = retry
 
-    def is_gone(self, held: Held) -> bool:
+    def is_gone(self, leased: LeasedMessage) -> bool:
         """See `AnyDraft.is_gone`."""
-        return held[3] in self.gone
+        return leased[3] in self.gone
 
-    def forget(self, held: Held) -> None:
+    def forget(self, leased: LeasedMessage) -> None:
         """See `AnyDraft.forget`."""
-        self.gone.add(held[3])
+        self.gone.add(leased[3])
 
-    def end_part(self, lease: Lease) -> None:
-        """See `AnyDraft.end_part`."""
+    def detach(self, lease: Lease) -> None:
+        """See `AnyDraft.detach`."""
         self.released = self.released or self._position.lease is lease
 
     def is_free_of(self, lease: Lease) -> bool:
         """See `AnyDraft.is_free_of`: whether it blocks this partition no more."""
         return self.released or self._position.lease is not lease
 
-    def expire(self, lease: Lease, held: Sequence[Held]) -> Sequence[Held]:
+    def expire(self, lease: Lease, leased: Sequence[LeasedMessage]) -> Sequence[LeasedMessage]:
         """See `AnyDraft.expire`: a batch costs nothing, but is looked through one by one (rule 16)."""
-        self.gone.update(one[3] for one in held)
+        self.gone.update(one[3] for one in leased)
         if self._position.lease is not lease or self.voided:
             return ()  # A failure or a retry gave the partition back before.
         self.released = True
         part = lease.parts[self._position]
         if part.handed <= 1:
-            return held
+            return leased
         if self.cursor < part.last:
             self.probe = max(self.probe, part.last)
-        for offset, *_ in held:
+        for offset, *_ in leased:
             # Requeued messages have offsets beyond all others, so these are marked one by one.
             if offset in self.requeued:
                 self.requeued[offset] = True
         return ()
 
-    def give_back(self, lease: Lease, held: Sequence[Held]) -> None:
+    def give_back(self, lease: Lease, leased: Sequence[LeasedMessage]) -> None:
         """See `AnyDraft.give_back`."""
-        self.gone.update(one[3] for one in held)
-        self.end_part(lease)
+        self.gone.update(one[3] for one in leased)
+        self.detach(lease)
 
     def add_requeued(self, offset: int, priority: int, now: int) -> None:  # noqa: ARG002  # these order shared ones
         """See `AnyDraft.add_requeued`."""
@@ -149,11 +159,22 @@ class Draft(AnyDraft):
 class OrderedPosition(Position):
     """A place of an ordered group: one lease at a time on the whole partition."""
 
-    __slots__ = ("_by_offset", "cursor", "draft", "held", "lease", "probe", "ranges", "requeued", "retries", "unsaved")
+    __slots__ = (
+        "_by_offset",
+        "cursor",
+        "draft",
+        "lease",
+        "leased",
+        "probe",
+        "ranges",
+        "requeued",
+        "retries",
+        "unsaved",
+    )
 
     def __init__(self, group: Group, partition: Partition) -> None:
         super().__init__(group, partition)
-        self._by_offset: dict[int, Held] = {}
+        self._by_offset: dict[int, LeasedMessage] = {}
         """What was held when somebody last asked by offset; may be out of date."""
         self.cursor = 0
         self.ranges: list[tuple[int, int]] = []
@@ -162,7 +183,7 @@ class OrderedPosition(Position):
         """Requeued messages in their order; True: of a batch whose lease ran out."""
         self.probe = 0
         self.lease: Lease | None = None
-        self.held: dict[str, Held] = {}
+        self.leased: dict[str, LeasedMessage] = {}
         self.draft: Draft | None = None
         self.unsaved: set[int] = set()
         """First offsets of ranges that are not stored yet, because the position itself is not."""
@@ -196,58 +217,58 @@ class OrderedPosition(Position):
     @property
     def is_idle(self) -> bool:
         """See `Position.is_idle`."""
-        return self.lease is None and not self.held
+        return self.lease is None and not self.leased
 
-    def outlook(self, now: int) -> Outlook:  # noqa: ARG002  # what waits is found when somebody looks at it
-        """See `Position.outlook`."""
-        return Outlook(0) if self.lease is None and self.has_work else NOTHING
+    def readiness(self, now: int) -> Readiness:  # noqa: ARG002  # what waits is found when somebody looks at it
+        """See `Position.readiness`."""
+        return Readiness(0) if self.lease is None and self.has_work else NOTHING
 
     def new_draft(self) -> Draft:
         """See `Position.new_draft`."""
         self.draft = Draft(self)
         return self.draft
 
-    def find_held(self, name: str, codec: IdCodec) -> Held | None:
-        """See `Position.find_held`."""
-        held = self.held.get(name)
-        if held is not None:
-            return self._seen(held)
-        offset = codec.offset_in(self.partition.prefix, self.partition.id, name) if self.held else None
-        return None if offset is None else self.held_at(offset)
+    def find_leased(self, name: str, codec: IdCodec) -> LeasedMessage | None:
+        """See `Position.find_leased`."""
+        leased = self.leased.get(name)
+        if leased is not None:
+            return self._seen(leased)
+        offset = codec.offset_in(self.partition.prefix, self.partition.id, name) if self.leased else None
+        return None if offset is None else self.leased_at(offset)
 
-    def held_at(self, offset: int) -> Held | None:
-        """See `Position.held_at`."""
-        held = self._by_offset.get(offset)
-        if held is None or self.held.get(held[3]) is not held:
+    def leased_at(self, offset: int) -> LeasedMessage | None:
+        """See `Position.leased_at`."""
+        leased = self._by_offset.get(offset)
+        if leased is None or self.leased.get(leased[3]) is not leased:
             # Made once for a batch that is settled by ids, and not for what is settled by keys.
-            self._by_offset = {one[0]: one for one in self.held.values()}
-            held = self._by_offset.get(offset)
-        return None if held is None else self._seen(held)
+            self._by_offset = {one[0]: one for one in self.leased.values()}
+            leased = self._by_offset.get(offset)
+        return None if leased is None else self._seen(leased)
 
-    def _seen(self, held: Held) -> Held | None:
+    def _seen(self, leased: LeasedMessage) -> LeasedMessage | None:
         draft = self.draft
-        return None if draft is not None and (draft.voided or held[3] in draft.gone) else held
+        return None if draft is not None and (draft.voided or leased[3] in draft.gone) else leased
 
     def keeps(self, offset: int) -> bool:
         """See `Position.keeps`: all that is not settled, as the cursor has to get over it."""
         return not self._is_done(offset)
 
-    def held_by(self, lease: Lease) -> list[Held]:
-        """See `Position.held_by`."""
+    def leased_by(self, lease: Lease) -> list[LeasedMessage]:
+        """See `Position.leased_by`."""
         gone = () if self.draft is None else self.draft.gone
-        return [held for held in self.held.values() if held[1] is lease and held[3] not in gone]
+        return [leased for leased in self.leased.values() if leased[1] is lease and leased[3] not in gone]
 
     def live_offsets(self, lease: Lease) -> list[int]:
         """See `Position.live_offsets`."""
-        return [held[0] for held in self.held.values() if held[1] is lease] if self.lease is lease else []
+        return [leased[0] for leased in self.leased.values() if leased[1] is lease] if self.lease is lease else []
 
     def is_kept_by(self, lease: Lease) -> bool:
         """See `Position.is_kept_by`."""
-        return self.lease is lease and any(held[1] is lease for held in self.held.values())
+        return self.lease is lease and any(leased[1] is lease for leased in self.leased.values())
 
     def leases(self) -> set[Lease]:
         """See `Position.leases`."""
-        return {held[1] for held in self.held.values()} | ({self.lease} if self.lease else set())
+        return {leased[1] for leased in self.leased.values()} | ({self.lease} if self.lease else set())
 
     def attempts_of(self, offset: int) -> int:
         """See `Position.attempts_of`."""
@@ -309,7 +330,7 @@ class OrderedPosition(Position):
                 break
         return intervals, planned
 
-    def publish(self, now: int) -> int:  # noqa: ARG002  # see `outlook`
+    def publish(self, now: int) -> int:  # noqa: ARG002  # see `readiness`
         """See `Position.publish`."""
         draft = self.draft
         if draft is None:
@@ -321,9 +342,9 @@ class OrderedPosition(Position):
         draft.requeued.publish()
         self.unsaved = set()
         if draft.voided:
-            self.held.clear()
+            self.leased.clear()
         for transaction_id in draft.gone:
-            self.held.pop(transaction_id, None)
+            self.leased.pop(transaction_id, None)
         if draft.released or draft.voided:
             self.lease = None
         return 0
@@ -378,9 +399,9 @@ def save_ordered(connection: apsw.Connection, changed: Iterable[OrderedPosition]
         if draft.wiped:
             for table in ("ranges", "retries", "requeued"):
                 run(connection, f"delete from {table} where grp = ?1 and partition = ?2", *key)
-        if draft.touched_ranges:
-            gone[0].extend((*key, first) for first in draft.touched_ranges)
-            kept[0].extend((*key, *pair) for pair in draft.ranges if pair[0] in draft.touched_ranges)
+        if draft.changed_ranges:
+            gone[0].extend((*key, first) for first in draft.changed_ranges)
+            kept[0].extend((*key, *pair) for pair in draft.ranges if pair[0] in draft.changed_ranges)
         gone[1].extend((*key, offset) for offset in draft.retries.gone)
         kept[1].extend(
             (*key, offset, retry.attempts, retry.due, retry.error) for offset, retry in draft.retries.changed.items()

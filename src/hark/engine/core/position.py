@@ -111,7 +111,7 @@ class Lease:
         self.parts: dict[Position, Part] = {}
 
 
-Held = tuple[int, Lease, "tuple[int, ...] | None", str]
+LeasedMessage = tuple[int, Lease, "tuple[int, ...] | None", str]
 """Under what a message was last delivered: offset, lease, the message's own retry schedule, its transaction id."""
 
 
@@ -125,7 +125,7 @@ class Stored(NamedTuple):
     owner: int | None
 
 
-class Outlook(NamedTuple):
+class Readiness(NamedTuple):
     """Whether something of a place may be taken now, and when more of it."""
 
     priority: int | None
@@ -134,7 +134,7 @@ class Outlook(NamedTuple):
     """When something else will be."""
 
 
-NOTHING = Outlook(None)
+NOTHING = Readiness(None)
 
 
 class AnyDraft(ABC):
@@ -165,15 +165,15 @@ class AnyDraft(ABC):
         """A message that was held comes again."""
 
     @abstractmethod
-    def is_gone(self, held: Held) -> bool:
+    def is_gone(self, leased: LeasedMessage) -> bool:
         """Whether something was said of a held message already."""
 
     @abstractmethod
-    def forget(self, held: Held) -> None:
+    def forget(self, leased: LeasedMessage) -> None:
         """What was said of a message under its lease is the last word."""
 
     @abstractmethod
-    def end_part(self, lease: Lease) -> None:
+    def detach(self, lease: Lease) -> None:
         """A lease no longer keeps others out here: nothing that it holds is open, or a message of it failed."""
 
     @abstractmethod
@@ -181,11 +181,11 @@ class AnyDraft(ABC):
         """Whether a lease is over, as far as its consumers are concerned."""
 
     @abstractmethod
-    def expire(self, lease: Lease, held: Sequence[Held]) -> Sequence[Held]:
+    def expire(self, lease: Lease, leased: Sequence[LeasedMessage]) -> Sequence[LeasedMessage]:
         """The time of a lease is up; which of the messages that it held pay with an attempt."""
 
     @abstractmethod
-    def give_back(self, lease: Lease, held: Sequence[Held]) -> None:
+    def give_back(self, lease: Lease, leased: Sequence[LeasedMessage]) -> None:
         """What a lease held is as if it had never been handed out."""
 
     @abstractmethod
@@ -223,11 +223,11 @@ class Position(ABC):
         """Begin to change it in a transaction."""
 
     @abstractmethod
-    def find_held(self, name: str, codec: IdCodec) -> Held | None:
+    def find_leased(self, name: str, codec: IdCodec) -> LeasedMessage | None:
         """A held message by its transaction id or its own id, as the running transaction sees it."""
 
     @abstractmethod
-    def held_at(self, offset: int) -> Held | None:
+    def leased_at(self, offset: int) -> LeasedMessage | None:
         """The held message at an offset, as the running transaction sees it."""
 
     @abstractmethod
@@ -235,7 +235,7 @@ class Position(ABC):
         """Whether it has to be told that there is no message at an offset any more."""
 
     @abstractmethod
-    def held_by(self, lease: Lease) -> list[Held]:
+    def leased_by(self, lease: Lease) -> list[LeasedMessage]:
         """What a lease holds here, as the running transaction sees it."""
 
     @abstractmethod
@@ -259,7 +259,7 @@ class Position(ABC):
         """How many attempts of a message were used."""
 
     @abstractmethod
-    def outlook(self, now: int) -> Outlook:
+    def readiness(self, now: int) -> Readiness:
         """What may be taken, as far as memory knows."""
 
     @abstractmethod

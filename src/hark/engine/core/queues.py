@@ -17,7 +17,7 @@ from hark.engine.core.state import Group, Partition, Queue
 from hark.engine.core.store import rows_of, run, scalar
 from hark.engine.core.transaction import WriteTransaction, dig
 from hark.errors import HarkError, NotFound
-from hark.ids import Place
+from hark.ids import Address
 from hark.model import DEFAULT_PARTITION, CancelOutcome, NewTrace, QueueInfo, QueueSpec
 
 # Requeued for the group itself: in no lane, and no longer in front.
@@ -90,8 +90,8 @@ def _configure(transaction: WriteTransaction, spec: QueueSpec) -> QueueInfo:
     transaction.on_commit(lambda: reconfigure(changed, info, transaction.now))
     transaction.settled_many(queue)
     transaction.hints.add(spec.name, None, None)
-    places = find_partitions(transaction, [(spec.name, DEFAULT_PARTITION)])
-    return msgspec.structs.replace(info, partition_id=places[spec.name, DEFAULT_PARTITION].uid)
+    partitions = find_partitions(transaction, [(spec.name, DEFAULT_PARTITION)])
+    return msgspec.structs.replace(info, partition_id=partitions[spec.name, DEFAULT_PARTITION].uid)
 
 
 def make_queues(transaction: WriteTransaction, specs: Sequence[QueueSpec]) -> None:
@@ -112,7 +112,7 @@ def reconfigure(queue: Queue, info: QueueInfo, now: int) -> None:
 def look_again(group: Group, now: int) -> None:
     """What a group waits for may have changed: nothing that waits is to be trusted."""
     for partition_id in list(group.waking):
-        group.reconsider(partition_id, now)
+        group.reevaluate(partition_id, now)
 
 
 def delete_queues(transaction: WriteTransaction, names: Sequence[str]) -> list[bool]:
@@ -158,7 +158,7 @@ def drop_leases(transaction: WriteTransaction, group: Group) -> None:
     state = transaction.state
     for lease in list(state.leases.values()):
         for position in [position for position in lease.parts if position.group is group]:
-            transaction.end_part(lease, position)
+            transaction.detach(lease, position)
 
 
 def pause(transaction: WriteTransaction, queue: str, group: str | None, paused: bool) -> bool:
@@ -227,8 +227,8 @@ def delete_messages(transaction: WriteTransaction, message_ids: Sequence[str]) -
     """Remove messages; consumers step over them."""
     answers = []
     for message_id in message_ids:
-        place = transaction.state.codec.decode(message_id)
-        answers.append(place is not None and _delete_message(transaction, place))
+        address = transaction.state.codec.decode(message_id)
+        answers.append(address is not None and _delete_message(transaction, address))
     return answers
 
 
@@ -236,14 +236,14 @@ def cancel(transaction: WriteTransaction, message_ids: Sequence[str]) -> list[Ca
     """Remove messages that nobody has been given yet."""
     answers: list[CancelOutcome] = []
     for message_id in message_ids:
-        place = transaction.state.codec.decode(message_id)
-        answers.append("not_found" if place is None else _cancel(transaction, place))
+        address = transaction.state.codec.decode(message_id)
+        answers.append("not_found" if address is None else _cancel(transaction, address))
     return answers
 
 
-def _cancel(transaction: WriteTransaction, place: Place) -> CancelOutcome:
-    partition = transaction.loader.partition(place.partition)
-    message = None if partition is None else stored_at(transaction, *place)
+def _cancel(transaction: WriteTransaction, address: Address) -> CancelOutcome:
+    partition = transaction.loader.partition(address.partition)
+    message = None if partition is None else stored_at(transaction, *address)
     if partition is None or message is None or message.offset <= partition.floor:
         return "not_found"
     transaction.loader.groups(partition.queue.name)
@@ -253,23 +253,23 @@ def _cancel(transaction: WriteTransaction, place: Place) -> CancelOutcome:
             continue
         if position.is_settled(message):
             return "settled"
-        if position.held_at(place.offset) is not None or position.attempts_of(place.offset):
+        if position.leased_at(address.offset) is not None or position.attempts_of(address.offset):
             return "leased"
-    return "cancelled" if _delete_message(transaction, place) else "not_found"
+    return "cancelled" if _delete_message(transaction, address) else "not_found"
 
 
-def _delete_message(transaction: WriteTransaction, place: Place) -> bool:
-    partition = transaction.loader.partition(place.partition)
-    if partition is None or not partition.floor < place.offset <= partition.tail:
+def _delete_message(transaction: WriteTransaction, address: Address) -> bool:
+    partition = transaction.loader.partition(address.partition)
+    if partition is None or not partition.floor < address.offset <= partition.tail:
         return False
     connection = transaction.connection
     transaction.save_dead_letters()
-    run(connection, "delete from messages where partition = ?1 and offset = ?2", *place)
+    run(connection, "delete from messages where partition = ?1 and offset = ?2", *address)
     if not connection.changes():
         return False
     run(connection, "update partitions set tail = max(tail, ?1) where id = ?2", partition.tail, partition.id)
-    delete_traces(transaction, place)
-    leave_gap(transaction, partition, place.offset)
+    delete_traces(transaction, address)
+    leave_gap(transaction, partition, address.offset)
     queue = partition.queue
     transaction.on_commit(lambda: setattr(queue, "open", None))
     return True
@@ -298,23 +298,23 @@ def leave_gap(transaction: WriteTransaction, partition: Partition, offset: int, 
 
 def settle_removed(transaction: WriteTransaction, position: Position, offset: int) -> None:
     """A group is done with a message that is gone, and so is who holds it."""
-    held = position.held_at(offset)
+    leased = position.leased_at(offset)
     transaction.settle(position, offset)
-    if held is not None:
-        transaction.state.note_removed(position, [held])
-        transaction.draft(position).forget(held)
-        transaction.let_go(position, held[1])
+    if leased is not None:
+        transaction.state.note_removed(position, [leased])
+        transaction.draft(position).forget(leased)
+        transaction.release(position, leased[1])
 
 
-def delete_traces(transaction: WriteTransaction, place: tuple[int, int]) -> None:
+def delete_traces(transaction: WriteTransaction, address: tuple[int, int]) -> None:
     """Events go with their message."""
     connection = transaction.connection
     run(
         connection,
         "delete from trace_names where trace in (select id from traces where partition = ?1 and offset = ?2)",
-        *place,
+        *address,
     )
-    run(connection, "delete from traces where partition = ?1 and offset = ?2", *place)
+    run(connection, "delete from traces where partition = ?1 and offset = ?2", *address)
 
 
 def trace(transaction: WriteTransaction, traces: Sequence[NewTrace]) -> Answers[str]:
@@ -325,14 +325,14 @@ def trace(transaction: WriteTransaction, traces: Sequence[NewTrace]) -> Answers[
     answers: list[str | HarkError] = []
     for item in traces:
         partition = transaction.state.codec.decode(item.partition_id)
-        place = None if partition is None else find_message(transaction, partition.partition, item.transaction_id)
-        if place is None:
+        address = None if partition is None else find_message(transaction, partition.partition, item.transaction_id)
+        if address is None:
             answers.append(NotFound("Message not found", code="message_not_found"))
             continue
         uid = transaction.ids.new()
         transaction.connection.execute(
             "insert into traces (uid, partition, offset, grp, event, data, created_at) values (?, ?, ?, ?, ?, ?, ?)",
-            (uid, place.partition, place.offset, item.group, item.event, item.data, transaction.now),
+            (uid, address.partition, address.offset, item.group, item.event, item.data, transaction.now),
         )
         trace_id = transaction.connection.last_insert_rowid()
         for name in dict.fromkeys(item.names):

@@ -6,33 +6,33 @@ from typing import NamedTuple, cast
 
 import msgspec
 
-# `at` has the columns `PLACE`.
+# `at` has the columns `POSITION`.
 
 
-TAIL = "max(place.tail, ifnull((select max(offset) from messages where messages.partition = place.id), 0))"
+TAIL = "max(partition.tail, ifnull((select max(offset) from messages where messages.partition = partition.id), 0))"
 """A partition's last offset."""
 
 LAST_CREATED = """
-ifnull((select created_at from messages where messages.partition = place.id order by offset desc limit 1), 0)
+ifnull((select created_at from messages where messages.partition = partition.id order by offset desc limit 1), 0)
 """
 """When a partition's last message was created."""
 
 CURSOR = """
-max(place.floor, ifnull(position.cursor,
-    case when groups.since is null or place.id > groups.highest_partition then 0 else ifnull(
-        (select offset from messages where messages.partition = place.id and created_at <= groups.since
+max(partition.floor, ifnull(position.cursor,
+    case when groups.since is null or partition.id > groups.highest_partition then 0 else ifnull(
+        (select offset from messages where messages.partition = partition.id and created_at <= groups.since
          order by offset desc limit 1), 0) end))
 """
 """Up to where a group is done with a partition; where it has not been yet, where it will start."""
 
-WANTS_PLACE = f"""
-(position.cursor is not null or groups.since is null or place.id > groups.highest_partition
+WANTS_PARTITION = f"""
+(position.cursor is not null or groups.since is null or partition.id > groups.highest_partition
     or {LAST_CREATED} > groups.since)
 """
 """Whether a group has anything to do with a partition: not when it started after the partition's end."""
 
-PLACE = f"""
-groups.id as grp, groups.mode = 'shared' as shared, place.id as partition, position.cursor is not null as tracked,
+POSITION = f"""
+groups.id as grp, groups.mode = 'shared' as shared, partition.id as partition, position.cursor is not null as tracked,
 {TAIL} as tail, {CURSOR} as cursor
 """
 """The columns of `at`: where a group stands in a partition. What follows reads them often, so materialize them."""
@@ -87,17 +87,17 @@ OPEN = f"iif(at.shared, {_SHARED_OPEN}, {_ORDERED_OPEN})"
 
 SHARED_OPEN_HERE = f"""
 with at as materialized (
-    select {PLACE} from groups
-    join partitions as place on place.id = ?2
-    left join positions as position on position.grp = groups.id and position.partition = place.id
+    select {POSITION} from groups
+    join partitions as partition on partition.id = ?2
+    left join positions as position on position.grp = groups.id and position.partition = partition.id
     where groups.id = ?1)
 select {_SHARED_OPEN} from at
 """
 """The same for a shared group and a partition by their numbers."""
 
 STORED = f"""
-({TAIL} - place.floor - ifnull((select sum(last - first + 1) from gaps
-    where gaps.partition = place.id and first > place.floor and owner = 0), 0))
+({TAIL} - partition.floor - ifnull((select sum(last - first + 1) from gaps
+    where gaps.partition = partition.id and first > partition.floor and owner = 0), 0))
 """
 """How many messages a partition has."""
 
@@ -128,7 +128,7 @@ iif(at.shared,
 """
 """How many of these are scheduled (rule 28) at the time `:now`."""
 
-DELAYED = _DELAYED.format(partition="place.id", open="message.offset > place.floor")
+DELAYED = _DELAYED.format(partition="partition.id", open="message.offset > partition.floor")
 """How many messages of a partition are delayed, for those who ask before there is a group."""
 
 
@@ -218,7 +218,7 @@ select cast('[' || group_concat(
 from (
     select wanted.key as fetch, message.*
     from json_each(?1) as wanted
-    cross join messages as message indexed by messages_place
+    cross join messages as message indexed by messages_offset
     where message.partition = wanted.value ->> 0
       and message.offset between wanted.value ->> 1 and wanted.value ->> 2
 )

@@ -26,7 +26,7 @@ create table messages (
     extra text,
     payload blob not null
 );
-create unique index messages_place on messages (partition, offset);
+create unique index messages_offset on messages (partition, offset);
 create unique index messages_transaction on messages (partition, transaction_id) where transaction_id is not null;
 -- The lanes of shared groups but the first. owner: a requeued dead letter, for one group only; it is in no lane.
 create index messages_priority on messages (partition, priority, offset)
@@ -93,7 +93,7 @@ create table labels (
 );
 create unique index labels_key on labels (grp, ifnull(namespace, ''), ifnull(task, ''));
 
--- A group's place in a partition. probe: up to that offset messages are handed out one at a time. In a shared group
+-- A group's partition in a partition. probe: up to that offset messages are handed out one at a time. In a shared group
 -- the cursor is where it began: what it has passed since is in lanes, what of that is not settled in outstanding.
 create table positions (
     grp integer not null,
@@ -187,7 +187,7 @@ create table dead_letters (
     error text not null,
     failed_at integer not null
 );
-create unique index dead_letters_place on dead_letters (partition, offset, grp);
+create unique index dead_letters_offset on dead_letters (partition, offset, grp);
 create index dead_letters_queue on dead_letters (queue, failed_at);
 
 -- The key-value half; keys are encoded so that their bytes sort as the keys do.
@@ -210,7 +210,7 @@ create table traces (
     data blob not null,
     created_at integer not null
 );
-create index traces_place on traces (partition, offset);
+create index traces_offset on traces (partition, offset);
 create table trace_names (name text not null, trace integer not null, primary key (name, trace)) without rowid;
 create index trace_names_trace on trace_names (trace);
 """

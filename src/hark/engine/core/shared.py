@@ -11,7 +11,7 @@ import apsw
 import msgspec
 
 from hark.clock import SECOND
-from hark.engine.core.position import AnyDraft, Held, Lease, Outlook, Position, Retry, Stored
+from hark.engine.core.position import AnyDraft, Lease, LeasedMessage, Position, Readiness, Retry, Stored
 from hark.engine.core.state import Partition
 from hark.engine.core.store import scalar
 from hark.ids import IdCodec
@@ -83,7 +83,7 @@ select json_group_array(json_array(offset, created_at, ifnull(deliver_at, 0), ex
     from messages {lane} limit {limit})
 """
 READ_FIRST = _READ.format(
-    lane="indexed by messages_place where partition = ?1 and offset > ?2 and offset <= ?3"
+    lane="indexed by messages_offset where partition = ?1 and offset > ?2 and offset <= ?3"
     " and priority = 0 and deliver_at is null and owner is null order by offset",
     limit="?4",
 )
@@ -240,7 +240,7 @@ class SharedPosition(Position):
         "dropped",
         "entries",
         "fell_due",
-        "held",
+        "leased",
         "plain",
         "unsaved",
     )
@@ -253,7 +253,7 @@ class SharedPosition(Position):
         self.delayed: dict[int, DelayedLane] = {}
         self.entries: dict[int, Entry] = {}
         """Exceptions by offset: held, to come again, or just being handed out."""
-        self.held: dict[str, Entry] = {}
+        self.leased: dict[str, Entry] = {}
         """What is on leases, by transaction id."""
         self.by_lease: dict[Lease, dict[int, Entry]] = {}
         self.unsaved: dict[int, Entry] = {}
@@ -324,15 +324,15 @@ class SharedPosition(Position):
     def hold(self, entry: Entry, lease: Lease, transaction_id: str, schedule: tuple[int, ...] | None) -> None:
         """It is in the hands of a consumer."""
         entry.lease, entry.transaction_id, entry.schedule = lease, transaction_id, schedule
-        self.held[transaction_id] = entry
+        self.leased[transaction_id] = entry
         self.by_lease.setdefault(lease, {})[entry.offset] = entry
 
-    def let_go(self, entry: Entry) -> None:
+    def release(self, entry: Entry) -> None:
         """It is in nobody's hands any more."""
         lease = entry.lease
         if lease is None:
             return
-        self.held.pop(entry.transaction_id, None)
+        self.leased.pop(entry.transaction_id, None)
         mine = self.by_lease.get(lease, {})
         mine.pop(entry.offset, None)
         if not mine:
@@ -341,12 +341,12 @@ class SharedPosition(Position):
 
     def drop(self, entry: Entry) -> None:
         """The group is done with a message."""
-        self.let_go(entry)
+        self.release(entry)
         self.entries.pop(entry.offset, None)
         self.unsaved.pop(entry.offset, None)
 
-    def outlook(self, now: int) -> Outlook:
-        """See `Position.outlook`."""
+    def readiness(self, now: int) -> Readiness:
+        """See `Position.readiness`."""
         ready = [entry.priority for entry in self.due_entries(now) if entry is not None]
         due = [self._waiting[0][0]] if self._waiting else []
         delay = self.partition.queue.info.options.delayed_processing * SECOND
@@ -360,7 +360,7 @@ class SharedPosition(Position):
                 ready.append(late.priority)
             elif late.next_due < NEVER:
                 due.append(late.next_due)
-        return Outlook(max(ready, default=None), min(due, default=None))
+        return Readiness(max(ready, default=None), min(due, default=None))
 
     def forget_ahead(self) -> None:
         """Messages were removed: what was read ahead is to be read again."""
@@ -394,37 +394,37 @@ class SharedPosition(Position):
     @property
     def in_flight(self) -> int:
         """See `Position.in_flight`."""
-        return len(self.held)
+        return len(self.leased)
 
     @property
     def is_idle(self) -> bool:
         """See `Position.is_idle`."""
-        return not self.held
+        return not self.leased
 
     def new_draft(self) -> SharedDraft:
         """See `Position.new_draft`."""
         self.draft = SharedDraft(self)
         return self.draft
 
-    def find_held(self, name: str, codec: IdCodec) -> Held | None:
-        """See `Position.find_held`."""
-        entry = self.held.get(name)
-        if entry is None and self.held:
-            place = codec.decode(name)
-            if place is not None and place.partition == self.partition.id:
-                entry = self.entries.get(place.offset)
-        return None if entry is None else self._as_held(entry)
+    def find_leased(self, name: str, codec: IdCodec) -> LeasedMessage | None:
+        """See `Position.find_leased`."""
+        entry = self.leased.get(name)
+        if entry is None and self.leased:
+            address = codec.decode(name)
+            if address is not None and address.partition == self.partition.id:
+                entry = self.entries.get(address.offset)
+        return None if entry is None else self._as_leased(entry)
 
-    def _as_held(self, entry: Entry) -> Held | None:
+    def _as_leased(self, entry: Entry) -> LeasedMessage | None:
         draft, lease = self.draft, entry.lease
         if lease is None or (draft is not None and (draft.voided or entry.offset in draft.changes)):
             return None
         return entry.offset, lease, entry.schedule, entry.transaction_id
 
-    def held_at(self, offset: int) -> Held | None:
-        """See `Position.held_at`."""
+    def leased_at(self, offset: int) -> LeasedMessage | None:
+        """See `Position.leased_at`."""
         entry = self.entries.get(offset)
-        return None if entry is None else self._as_held(entry)
+        return None if entry is None else self._as_leased(entry)
 
     def keeps(self, offset: int) -> bool:
         """See `Position.keeps`: outstanding; lanes find out by themselves."""
@@ -433,10 +433,10 @@ class SharedPosition(Position):
             return offset in draft.added or draft.changes.get(offset) is not SETTLED
         return offset in self.entries
 
-    def held_by(self, lease: Lease) -> list[Held]:
-        """See `Position.held_by`."""
-        found = [self._as_held(entry) for entry in self.by_lease.get(lease, {}).values()]
-        return [held for held in found if held is not None]
+    def leased_by(self, lease: Lease) -> list[LeasedMessage]:
+        """See `Position.leased_by`."""
+        found = [self._as_leased(entry) for entry in self.by_lease.get(lease, {}).values()]
+        return [leased for leased in found if leased is not None]
 
     def live_offsets(self, lease: Lease) -> list[int]:
         """See `Position.live_offsets`."""
@@ -481,7 +481,7 @@ class SharedPosition(Position):
         if draft is None:
             return 0
         self.settled_at = draft.settled_at
-        known = self.outlook(now)
+        known = self.readiness(now)
         back = [entry for entry in (self._take_over(*change) for change in draft.changes.items()) if entry is not None]
         for entry in draft.added.values():
             back.append(entry)
@@ -500,7 +500,7 @@ class SharedPosition(Position):
         if change is SETTLED:
             self.drop(entry)
             return None
-        self.let_go(entry)
+        self.release(entry)
         entry.attempts, entry.available_at, entry.error = change.attempts, change.available_at, change.error
         self.add(entry)
         return entry
@@ -557,27 +557,27 @@ class SharedDraft(AnyDraft):
         """See `AnyDraft.wait`."""
         self.changes[offset] = self._position.entries[offset].changed(retry.attempts, retry.due, retry.error)
 
-    def is_gone(self, held: Held) -> bool:
+    def is_gone(self, leased: LeasedMessage) -> bool:
         """See `AnyDraft.is_gone`."""
-        return held[0] in self.changes
+        return leased[0] in self.changes
 
-    def forget(self, held: Held) -> None:
+    def forget(self, leased: LeasedMessage) -> None:
         """See `AnyDraft.forget`: every change says that already."""
 
-    def end_part(self, lease: Lease) -> None:
-        """See `AnyDraft.end_part`: nobody waited for it."""
+    def detach(self, lease: Lease) -> None:
+        """See `AnyDraft.detach`: nobody waited for it."""
 
     def is_free_of(self, lease: Lease) -> bool:
         """See `AnyDraft.is_free_of`: whether it was the last message, here and elsewhere."""
         return all(part.open <= 0 for part in lease.parts.values())
 
-    def expire(self, lease: Lease, held: Sequence[Held]) -> Sequence[Held]:  # noqa: ARG002  # each by itself
+    def expire(self, lease: Lease, leased: Sequence[LeasedMessage]) -> Sequence[LeasedMessage]:  # noqa: ARG002  # each by itself
         """See `AnyDraft.expire`: each message pays."""
-        return held
+        return leased
 
-    def give_back(self, lease: Lease, held: Sequence[Held]) -> None:  # noqa: ARG002  # each by itself
+    def give_back(self, lease: Lease, leased: Sequence[LeasedMessage]) -> None:  # noqa: ARG002  # each by itself
         """See `AnyDraft.give_back`."""
-        for offset, *_ in held:
+        for offset, *_ in leased:
             entry = self._position.entries[offset]
             self.changes[offset] = entry.changed(entry.attempts, entry.available_at, entry.error)
 

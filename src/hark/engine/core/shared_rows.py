@@ -15,19 +15,19 @@ from hark.model import Ending
 
 PRIORITIES = "json_each('[0,1,2,3,4,5,6,7,8,9]')"
 
-# What is behind a lane's position, in the partition `place` for the group ?1. Whoever includes these names the tables
+# What is behind a lane's position, in the partition `address` for the group ?1. Whoever includes these names the tables
 # `level` (a priority), `lane` (its row in lanes, or none) and `position` (the group's row in positions, or none).
-_LOWER = "max(place.floor, ifnull(position.cursor, wanted.value ->> 1))"
+_LOWER = "max(partition.floor, ifnull(position.cursor, wanted.value ->> 1))"
 FIRST_PLAIN = f"""
 (select message.offset from messages as message indexed by messages_priority
- where message.partition = place.id and message.priority = level.value
+ where message.partition = partition.id and message.priority = level.value
    and message.offset > max({_LOWER}, ifnull(lane.cursor, 0))
    and message.priority > 0 and message.deliver_at is null and message.owner is null
  order by message.offset limit 1)
 """
 FIRST_DELAYED = f"""
 (select message.deliver_at from messages as message indexed by messages_delayed
- where message.partition = place.id and message.priority = level.value and message.deliver_at is not null
+ where message.partition = partition.id and message.priority = level.value and message.deliver_at is not null
    and (message.deliver_at, message.offset) > (ifnull(lane.due, 0), ifnull(lane.due_offset, 0))
    and message.offset > {_LOWER}
  order by message.deliver_at, message.offset limit 1)
@@ -36,49 +36,49 @@ _LANES = f"""
 select json_group_array(json_array(level.value, ifnull(lane.cursor, 0), ifnull(lane.due, 0),
     ifnull(lane.due_offset, 0), {FIRST_PLAIN} is not null, ifnull({FIRST_DELAYED}, 0)))
 from {PRIORITIES} as level
-left join lanes as lane on lane.grp = ?1 and lane.partition = place.id and lane.priority = level.value
+left join lanes as lane on lane.grp = ?1 and lane.partition = partition.id and lane.priority = level.value
 """
 _SHARED_POSITIONS = f"""
 select json_group_array(json_array(
-    place.id,
+    partition.id,
     iif(position.cursor is null, null, json_array(position.cursor, position.settled_at)),
     json(({_LANES})),
     json((select json_group_array(json_array(
             outstanding.offset, available_at, attempts, error, requeued, ifnull(created_at, 0), ifnull(priority, 0)))
         from outstanding
         left join messages on messages.partition = outstanding.partition and messages.offset = outstanding.offset
-        where outstanding.grp = ?1 and outstanding.partition = place.id))))
+        where outstanding.grp = ?1 and outstanding.partition = partition.id))))
 from json_each(?2) as wanted
-join partitions as place on place.id = wanted.value ->> 0
-left join positions as position on position.grp = ?1 and position.partition = place.id
+join partitions as partition on partition.id = wanted.value ->> 0
+left join positions as position on position.grp = ?1 and position.partition = partition.id
 """
 
 # Partitions where something may be ready, or will be: the highest priority that is, and whether time may raise that.
 DISCOVER = f"""
 select json_group_array(json_array(id, found ->> 0, found ->> 1)) from (
-    select place.id, (
+    select partition.id, (
         select iif(max(priority) is null, null, json_array(max(priority), max(later))) from (
             select iif({FIRST_PLAIN} is not null or {FIRST_DELAYED} <= ?5, level.value, 0) as priority,
                 {FIRST_DELAYED} is not null as later
             from {PRIORITIES} as level
-            left join lanes as lane on lane.grp = ?1 and lane.partition = place.id and lane.priority = level.value
+            left join lanes as lane on lane.grp = ?1 and lane.partition = partition.id and lane.priority = level.value
             where {FIRST_PLAIN} is not null or {FIRST_DELAYED} is not null
             union all
-            select 0, 0 where max(place.tail,
-                ifnull((select max(offset) from messages where messages.partition = place.id), 0))
-                > max(place.floor, ifnull(position.cursor, 0), ifnull((select cursor from lanes
-                    where grp = ?1 and lanes.partition = place.id and lanes.priority = 0), 0))
+            select 0, 0 where max(partition.tail,
+                ifnull((select max(offset) from messages where messages.partition = partition.id), 0))
+                > max(partition.floor, ifnull(position.cursor, 0), ifnull((select cursor from lanes
+                    where grp = ?1 and lanes.partition = partition.id and lanes.priority = 0), 0))
             union all
             select iif(available_at <= ?5, messages.priority, 0), available_at > ?5 from outstanding
-            join messages on messages.partition = place.id and messages.offset = outstanding.offset
-            where outstanding.grp = ?1 and outstanding.partition = place.id
+            join messages on messages.partition = partition.id and messages.offset = outstanding.offset
+            where outstanding.grp = ?1 and outstanding.partition = partition.id
         )) as found
-    from partitions as place
+    from partitions as partition
     cross join json_each('[[0, 0]]') as wanted
-    left join positions as position on position.grp = ?1 and position.partition = place.id
-    where place.queue = ?2
-      and (position.cursor is not null or ?3 is null or place.id > ?4
-           or ifnull((select created_at from messages where messages.partition = place.id
+    left join positions as position on position.grp = ?1 and position.partition = partition.id
+    where partition.queue = ?2
+      and (position.cursor is not null or ?3 is null or partition.id > ?4
+           or ifnull((select created_at from messages where messages.partition = partition.id
                       order by offset desc limit 1), 0) > ?3)
 ) where found is not null
 """
@@ -97,9 +97,9 @@ _decode_rows = msgspec.json.Decoder(list[Row]).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def load(connection: apsw.Connection, group: Group, places: Sequence[tuple[int, int]]) -> list[Row]:
+def load(connection: apsw.Connection, group: Group, keys: Sequence[tuple[int, int]]) -> list[Row]:
     """The rows of a group's places in partitions, each with where it begins if it is new."""
-    return _decode_rows(scalar(connection, _SHARED_POSITIONS, group.id, _encode(places).decode()))
+    return _decode_rows(scalar(connection, _SHARED_POSITIONS, group.id, _encode(keys).decode()))
 
 
 def make_position(group: Group, partition: Partition, row: Row, base: int) -> SharedPosition:

@@ -9,7 +9,7 @@ from math import ceil, floor
 from typing import Literal, NamedTuple
 
 from hark.clock import SECOND
-from hark.engine.core.position import Held, Lease, Position
+from hark.engine.core.position import Lease, LeasedMessage, Position
 from hark.engine.retries import compile_schedule
 from hark.errors import HarkError
 from hark.ids import IdCodec
@@ -308,7 +308,7 @@ class Group:
     def refresh(self, position: Position, now: int) -> bool:
         """Put a position where it belongs after it changed; True when it may be taken now."""
         self.note_in_flight(position)
-        priority, due = position.outlook(now)
+        priority, due = position.readiness(now)
         if priority is not None:
             self._set_ready(position.partition.id, priority)
             self._rise_at(position.partition.id, due)
@@ -328,7 +328,7 @@ class Group:
             self.rising[partition] = due
             _schedule(self.rising_heap, due, partition, self.rising.items())
 
-    def reconsider(self, partition: int, now: int) -> bool:
+    def reevaluate(self, partition: int, now: int) -> bool:
         """Check again whether a partition is ready; True if it can be leased now."""
         position = self.positions.get(partition)
         if position is not None:
@@ -343,14 +343,14 @@ class Group:
             if self.rising.get(partition) == due:
                 del self.rising[partition]
                 if partition in self.ready:
-                    self.reconsider(partition, now)
+                    self.reevaluate(partition, now)
         heap = self.waking_heap
         woken = []
         while heap and heap[0][0] <= now:
             due, partition = heapq.heappop(heap)
             if self.waking.get(partition, _NEVER)[0] == due:
                 del self.waking[partition]
-                if self.reconsider(partition, now):
+                if self.reevaluate(partition, now):
                     woken.append(partition)
         return woken
 
@@ -415,7 +415,7 @@ class State:
         """How groups settled the last messages (group, partition, offset) that no consumer completed."""
         self.leases_expired = 0
         """How many since the start, here."""
-        self.expiries_buried = 0
+        self.expiries_dead_lettered = 0
         """How many messages became dead letters by that."""
         self.clear()
 
@@ -506,9 +506,9 @@ class State:
         if len(self.expired_leases) > _EXPIRED_REMEMBERED:
             del self.expired_leases[next(iter(self.expired_leases))]
 
-    def note_removed(self, position: Position, held: Iterable[Held]) -> None:
+    def note_removed(self, position: Position, leased: Iterable[LeasedMessage]) -> None:
         """Messages were taken out of their consumers' hands."""
-        for one in held:
+        for one in leased:
             self.removed[position.group.id, position.partition.id, one[0]] = None
             if len(self.removed) > _EXPIRED_REMEMBERED:
                 del self.removed[next(iter(self.removed))]
@@ -528,10 +528,10 @@ class State:
 
     def forget_endings(self, group: int) -> None:
         """A group begins elsewhere: what it was done with may come again."""
-        self.endings = {place: ending for place, ending in self.endings.items() if place[0] != group}
-        self.completed = {place: lease for place, lease in self.completed.items() if place[0] != group}
+        self.endings = {key: ending for key, ending in self.endings.items() if key[0] != group}
+        self.completed = {key: lease for key, lease in self.completed.items() if key[0] != group}
 
-    def end_part(self, lease: Lease, position: Position) -> bool:
+    def detach(self, lease: Lease, position: Position) -> bool:
         """A lease has nothing to do with a position any more; True: it was the last one, and the lease is over."""
         lease.parts.pop(position, None)
         return not lease.parts and self.leases.pop(lease.id, None) is not None

@@ -10,7 +10,7 @@ import msgspec
 from hark.clock import SECOND
 from hark.engine.core.keyvalue import KeyBook
 from hark.engine.core.loader import Loader
-from hark.engine.core.notifications import Arrivals, Teller
+from hark.engine.core.notifications import Arrivals, Notifier
 from hark.engine.core.ordered import OrderedPosition, save_ordered
 from hark.engine.core.position import AnyDraft, Lease, Position, Stored
 from hark.engine.core.rows import Elsewhere, decode_extra, encode_extra
@@ -22,36 +22,36 @@ from hark.engine.hints import HintBook
 from hark.ids import IdSource
 from hark.model import NULL_PAYLOAD, Ending, Hint
 
-Place = Callable[[bytes], tuple[int, int, int] | None]
+Locate = Callable[[bytes], tuple[int, int, int] | None]
 """Puts a payload away and answers its record, offset and length; None: it stays in its row."""
 
 _COLUMNS = 8
 _EXTRA, _PAYLOAD = 6, 7
 
 
-def place_payloads(flat: list[Value], place: Place) -> None:
+def set_locations(flat: list[Value], locate: Locate) -> None:
     """Move payloads away from rows that are about to be inserted, given as for `insert_messages`.
 
-    Two kinds of rows keep theirs: those that `place` does not want, and those with `keysIfUndelivered`, whose payload
+    Two kinds of rows keep theirs: those that `locate` does not want, and those with `keysIfUndelivered`, whose payload
     may have to become a value by SQL alone. Every line of the loop is paid for by every message.
     """
     for start in range(0, len(flat), _COLUMNS):
         text, payload = flat[start + _EXTRA], flat[start + _PAYLOAD]
         assert isinstance(payload, bytes)
         if text is None:
-            placed = place(payload)
-            if placed is None:
+            location = locate(payload)
+            if location is None:
                 continue
-            record, offset, length = placed
+            record, offset, length = location
             flat[start + _EXTRA] = f'{{"r":[{record},{offset},{length}]}}'
         else:
             extra = decode_extra(str(text))
             if extra.k or extra.r is not None:
                 continue
-            placed = place(payload)
-            if placed is None:
+            location = locate(payload)
+            if location is None:
                 continue
-            flat[start + _EXTRA] = encode_extra(msgspec.structs.replace(extra, r=Elsewhere(*placed))).decode()
+            flat[start + _EXTRA] = encode_extra(msgspec.structs.replace(extra, r=Elsewhere(*location))).decode()
         flat[start + _PAYLOAD] = NULL_PAYLOAD
 
 
@@ -104,11 +104,11 @@ class Drops:
         """Remove it; dead letters have been copied before."""
         if not self._gone:
             return
-        places = [(partition.id, offset) for partition, offsets in self._gone.items() for offset in offsets]
+        addresses = [(partition.id, offset) for partition, offsets in self._gone.items() for offset in offsets]
         traces = f"from traces where (partition, offset) {_WANTED}"
-        for_each(connection, f"delete from trace_names where trace in (select id {traces})", places)
-        for_each(connection, f"delete {traces}", places)
-        for_each(connection, f"delete from messages where (partition, offset) {_WANTED}", places)
+        for_each(connection, f"delete from trace_names where trace in (select id {traces})", addresses)
+        for_each(connection, f"delete {traces}", addresses)
+        for_each(connection, f"delete from messages where (partition, offset) {_WANTED}", addresses)
         for partition, offsets in self._gone.items():
             lowest = scalar(connection, "select min(offset) from messages where partition = ?1", partition.id)
             tail = partition.next_tail
@@ -211,7 +211,7 @@ class WriteTransaction:
         self._ended_parts: list[tuple[Lease, Position]] = []
         self.hints = HintBook()
         """Whom to tell after the commit."""
-        self.place: Place | None = None
+        self.locate: Locate | None = None
         """Puts payloads of dead letters somewhere else; those of messages are placed before `flush`."""
         self._swept = False
 
@@ -274,9 +274,9 @@ class WriteTransaction:
 
     def forget_completed(self, position: Position) -> None:
         """What a group completed here may be delivered again: under whatever lease that was, it is not done."""
-        place = (position.group.id, position.partition.id)
-        self._kept = [one for one in self._kept if one[:2] != place]
-        run(self.connection, "delete from completions where grp = ?1 and partition = ?2", *place)
+        key = (position.group.id, position.partition.id)
+        self._kept = [one for one in self._kept if one[:2] != key]
+        run(self.connection, "delete from completions where grp = ?1 and partition = ?2", *key)
 
     def completed_under(self, position: Position, offset: int) -> str | None:
         """The lease under which a message was completed, if that is still known."""
@@ -287,7 +287,7 @@ class WriteTransaction:
             lease = scalar(self.connection, sql, *key)
         return lease
 
-    def bury(
+    def dead_letter(
         self,
         position: Position,
         offset: int,
@@ -352,19 +352,19 @@ class WriteTransaction:
         """Add to one of a queue's counters."""
         self._counts[queue, what] = self._counts.get((queue, what), 0) + number
 
-    def let_go(self, position: Position, lease: Lease) -> None:
+    def release(self, position: Position, lease: Lease) -> None:
         """One message of a lease is no longer open; with the last one the lease frees the position."""
         part = lease.parts.get(position)
         if part is None:
             return
         part.open -= 1
         if part.open <= 0:
-            (position.draft or self.draft(position)).end_part(lease)
+            (position.draft or self.draft(position)).detach(lease)
             self._ended_parts.append((lease, position))
 
-    def end_part(self, lease: Lease, position: Position) -> None:
+    def detach(self, lease: Lease, position: Position) -> None:
         """A lease has nothing to do with a position any more; with its last one it is over."""
-        if self.state.end_part(lease, position):
+        if self.state.detach(lease, position):
             self.hints.ended(position.group.queue_name, position.group.name, lease.id)
 
     def end_lease(self, lease: Lease) -> None:
@@ -375,7 +375,7 @@ class WriteTransaction:
     def void_leases(self, position: Position) -> None:
         """What is held on a position is held no more."""
         leases = position.leases()
-        self.state.note_removed(position, [held for lease in leases for held in position.held_by(lease)])
+        self.state.note_removed(position, [leased for lease in leases for leased in position.leased_by(lease)])
         self.draft(position).voided = True
 
         self._ended_parts += [(lease, position) for lease in leases]
@@ -442,7 +442,7 @@ class WriteTransaction:
         for action in self._on_commit:
             action()
         for lease, position in self._ended_parts:
-            self.end_part(lease, position)
+            self.detach(lease, position)
         for group, number in self._settled_count.items():
             queue = self.state.queues.get(group.queue_name)
             if queue is not None and queue.open is not None:
@@ -457,14 +457,14 @@ class WriteTransaction:
                 queue.open = {group_id: open_ + number for group_id, open_ in queue.open.items()}
         if self._thinned:
             self._look_anew()
-        teller = Teller(self.hints, self.connection, self.state, self.now)
+        notifier = Notifier(self.hints, self.connection, self.state, self.now)
         if self._drafted:
-            self._publish_positions(teller)
+            self._publish_positions(notifier)
         queues: dict[Queue, dict[Partition, int]] = {}
         for partition, number in numbers.items():
             queues.setdefault(partition.queue, {})[partition] = number
         for queue, arrived in queues.items():
-            teller.arrived(queue, arrived, self._arrivals, self._drafted)
+            notifier.arrived(queue, arrived, self._arrivals, self._drafted)
         return self.hints.hints()
 
     def _look_anew(self) -> None:
@@ -478,20 +478,20 @@ class WriteTransaction:
                     picker.look(position)
                     position.group.refresh(position, self.now)
 
-    def _publish_positions(self, teller: Teller) -> None:
+    def _publish_positions(self, notifier: Notifier) -> None:
         changed: dict[str, list[Group]] = {}
         for position in self._drafted:
             changed.setdefault(position.group.queue_name, []).append(position.group)
             if isinstance(position, SharedPosition) and position.draft is not None and position.draft.voided:
-                self._restart(teller, position)
+                self._restart(notifier, position)
             else:
-                teller.changed(position)
+                notifier.changed(position)
         for name, groups in changed.items():
             queue = self.state.queues.get(name)
             if queue is not None and (queue.bounds.blocked or any(group.bounds.blocked for group in groups)):
-                teller.room(queue, list(dict.fromkeys(groups)))
+                notifier.room(queue, list(dict.fromkeys(groups)))
 
-    def _restart(self, teller: Teller, position: SharedPosition) -> None:
+    def _restart(self, notifier: Notifier, position: SharedPosition) -> None:
         """A place that was moved is loaded again: what it had in memory is void."""
         group = position.group
         if group.positions.pop(position.partition.id, None) is not position:
@@ -500,4 +500,4 @@ class WriteTransaction:
         anew = self.loader.position(group, position.partition.id)
         if isinstance(anew, SharedPosition):
             anew.served = position.served
-            teller.restarted(anew)
+            notifier.restarted(anew)

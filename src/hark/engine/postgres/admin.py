@@ -16,7 +16,7 @@ from hark.engine.api import Answers
 from hark.engine.postgres import browse
 from hark.engine.postgres.partitions import Store
 from hark.engine.postgres.pool import Pool
-from hark.engine.postgres.push import Telling, options_row, storable
+from hark.engine.postgres.push import Notifications, options_row, storable
 from hark.engine.postgres.settle import lease_uuid
 from hark.engine.retries import compile_schedule
 from hark.errors import Conflict, HarkError, NotFound
@@ -207,19 +207,21 @@ async def cancel(store: Store, now: int | None, message_ids: Sequence[str]) -> l
 
 
 async def _remove(store: Store, procedure: str, now: int | None, message_ids: Sequence[str]) -> Any:
-    places = [store.codec.decode(message_id) or (0, 0) for message_id in message_ids]
+    addresses = [store.codec.decode(message_id) or (0, 0) for message_id in message_ids]
     sql = f"select hark.{procedure}($1, $2::bigint[], $3::bigint[])"
-    return await store.pool.fetchval(sql, now, [place[0] for place in places], [place[1] for place in places])
+    return await store.pool.fetchval(
+        sql, now, [address[0] for address in addresses], [address[1] for address in addresses]
+    )
 
 
 async def _hint_removed(store: Store, message_ids: Iterable[str]) -> None:
     """Send the hints for what waited behind these messages."""
     decoded = [store.codec.decode(one) for one in message_ids]
     numbers = dict.fromkeys(one.partition for one in decoded if one is not None)
-    await store.load_places(numbers)
-    telling = Telling(store)
-    telling.removed(store.places_by_id[number] for number in numbers if number in store.places_by_id)
-    telling.send()
+    await store.load_partitions(numbers)
+    notifications = Notifications(store)
+    notifications.removed(store.partitions_by_id[number] for number in numbers if number in store.partitions_by_id)
+    notifications.send()
 
 
 async def trace(store: Store, now: int | None, traces: Sequence[NewTrace]) -> list[str | HarkError]:
@@ -256,8 +258,8 @@ async def requeue(store: Store, now: int | None, ids: Sequence[str]) -> Answers[
 
 
 async def _requeue(store: Store, now: int | None, dead_letter: str) -> str | HarkError:
-    place = store.codec.decode(dead_letter)
-    which: tuple[object, ...] = (lease_uuid(dead_letter), None, None) if place is None else (None, *place)
+    address = store.codec.decode(dead_letter)
+    which: tuple[object, ...] = (lease_uuid(dead_letter), None, None) if address is None else (None, *address)
     try:
         row = await store.pool.fetchrow("select * from hark.requeue_v1($1, $2, $3, $4)", now, *which)
     except HarkError as error:
@@ -272,8 +274,8 @@ async def _requeue(store: Store, now: int | None, dead_letter: str) -> str | Har
         )
     queue, number = row["o_queue"], row["o_partition"]
     store.forget_ready(queue)
-    await store.load_places([number])
-    known = store.places_by_id.get(number)
+    await store.load_partitions([number])
+    known = store.partitions_by_id.get(number)
     where = None if known is None else (known.name,)
     # One group may take the message. The other groups, and browsers, only see that one arrived.
     notified = tuple(one.name for one in store.groups_of(queue))

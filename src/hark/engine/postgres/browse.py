@@ -153,8 +153,8 @@ async def offsets(
         return []
     time = start if isinstance(start, int) else None
     since = None if changed_since is None else store.late.since(changed_since - store.skew)
-    touched = None if since is None else since // BUCKET
-    rows = await store.pool.fetch(POSITIONS, queue, partition, start == "tail", time, touched)
+    changed_bucket = None if since is None else since // BUCKET
+    rows = await store.pool.fetch(POSITIONS, queue, partition, start == "tail", time, changed_bucket)
     return [PartitionOffset(name, offset) for name, offset in rows]
 
 
@@ -167,7 +167,7 @@ _COLUMNS = """uid, queue, partition as number, partition_name as partition, grp 
 _BY_ID = """id in (
     select id from hark.dead_letters where uid = any({}::uuid[])
     union
-    select letter.id from unnest({}::bigint[], {}::bigint[]) as place (partition, "offset")
+    select letter.id from unnest({}::bigint[], {}::bigint[]) as address (partition, "offset")
     join hark.dead_letters as letter using (partition, "offset")
 )"""
 
@@ -183,9 +183,11 @@ def dead_letters_where(where: DeadLetterFilter, codec: IdCodec) -> Where:
     conditions.also('position(lower({} collate "C") in lower(error collate "C")) > 0', where.search)
     if where.ids is not None:
         # The id of a message never looks like that of a dead letter.
-        places = [place for one in where.ids if (place := codec.decode(one)) is not None]
+        addresses = [address for one in where.ids if (address := codec.decode(one)) is not None]
         uids = [uid for one in where.ids if (uid := _uuid(one)) is not None]
-        conditions.also(_BY_ID, uids, [place.partition for place in places], [place.offset for place in places])
+        conditions.also(
+            _BY_ID, uids, [address.partition for address in addresses], [address.offset for address in addresses]
+        )
     return conditions
 
 
@@ -230,8 +232,8 @@ def _dead_letter(row: asyncpg.Record, codec: IdCodec) -> DeadLetter:
 # Events go with their message, and what is below the floor of its partition is gone.
 _TRACES = """
 hark.traces as trace
-join hark.partitions as place on place.id = trace.partition and place.floor < trace."offset"
-join hark.queues as queue on queue.id = place.queue
+join hark.partitions as partition on partition.id = trace.partition and partition.floor < trace."offset"
+join hark.queues as queue on queue.id = partition.queue
 """
 
 
@@ -252,10 +254,10 @@ async def traces(
     else:
         order = "asc"
         view = await message(store, None, partition_id or "", transaction_id or "")
-        place = None if view is None else store.codec.decode(view.id)
-        if place is None:
+        address = None if view is None else store.codec.decode(view.id)
+        if address is None:
             return [], 0
-        where.also('trace.partition = {} and trace."offset" = {}', *place)
+        where.also('trace.partition = {} and trace."offset" = {}', *address)
     total = await store.pool.fetchval(f"select count(*) from {_TRACES} where {where}", *where.args)
     page, args = where.page(limit, offset)
     rows = await store.pool.fetch(
@@ -264,7 +266,7 @@ async def traces(
             array(select x.name from hark.trace_names as x where x.trace = page.event_id order by 1) as names
         from (
             select trace.id as event_id, trace.uid, trace.event, trace.data, trace.grp as "group", trace.created_at,
-                trace.partition as number, trace."offset", queue.name as queue, place.name as partition
+                trace.partition as number, trace."offset", queue.name as queue, partition.name as partition
             from {_TRACES} where {where} order by trace.id {order} {page}
         ) as page
         cross join lateral (
@@ -339,7 +341,7 @@ _GROUPS = f"""(
     cross join lateral (
         select case
             when exception.until > {NOW} then exception.until
-            when position.held @> message."offset" and position.lease_until > {NOW} then position.lease_until
+            when position.leased @> message."offset" and position.lease_until > {NOW} then position.lease_until
         end
     ) as holding (until)
     left join lateral (
@@ -353,7 +355,7 @@ _GROUPS = f"""(
 _MESSAGES = f"""
 select message.partition as number, message."offset", message.created_at, message.transaction_id, message.trace_id,
     message.producer, coalesce(message.priority, 0) as priority, message.deliver_at, message.sealed is true as sealed,
-    queue.name as queue, place.name as partition, queue.namespace, queue.task, queue.priority as queue_priority,
+    queue.name as queue, partition.name as partition, queue.namespace, queue.task, queue.priority as queue_priority,
     {NOW} as now, {_GROUPS}
 """
 _FROM = """
@@ -362,8 +364,8 @@ cross join lateral (
     where message.partition = wanted.partition and message."offset" = wanted."offset"
     offset 0
 ) as message
-join hark.partitions as place on place.id = wanted.partition
-join hark.queues as queue on queue.id = place.queue
+join hark.partitions as partition on partition.id = wanted.partition
+join hark.queues as queue on queue.id = partition.queue
 order by wanted.n
 """
 
@@ -395,12 +397,12 @@ async def messages(store: Store, now: int | None, where: MessageFilter) -> list[
 
 async def message(store: Store, now: int | None, partition_id: str, transaction_id: str) -> MessageView | None:
     """One message with its payload, by transaction id or message id."""
-    place = store.codec.decode(partition_id)
-    if place is None or not can_be_stored(transaction_id):
+    address = store.codec.decode(partition_id)
+    if address is None or not can_be_stored(transaction_id):
         return None
     own = store.codec.decode(transaction_id)
-    offset = own.offset if own is not None and own.partition == place.partition else None
-    row = await store.pool.fetchrow(_ONE, now, place.partition, transaction_id, offset)
+    offset = own.offset if own is not None and own.partition == address.partition else None
+    row = await store.pool.fetchrow(_ONE, now, address.partition, transaction_id, offset)
     if row is None:
         return None
     view = _view(row, store.codec)

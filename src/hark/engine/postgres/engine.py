@@ -14,7 +14,7 @@ from hark.engine.postgres.migrate import migrate, own_tag
 from hark.engine.postgres.partitions import Store
 from hark.engine.postgres.pool import Call, Pool
 from hark.engine.postgres.pop import Popper
-from hark.engine.postgres.push import Hearing, Telling
+from hark.engine.postgres.push import HintListener, Notifications
 from hark.errors import EngineFailure, HarkError
 from hark.ids import IdCodec, IdSource
 from hark.model import (
@@ -175,7 +175,7 @@ class PostgresEngine:
 
     async def store_metrics(self) -> dict[str, float]:
         numbers = await admin.store_metrics(self.pool)
-        return numbers | {"leases_expired": self._expirer.ended, "expiries_buried": self._expirer.buried}
+        return numbers | {"leases_expired": self._expirer.ended, "expiries_dead_lettered": self._expirer.dead_lettered}
 
     @property
     def _now(self) -> int | None:
@@ -227,9 +227,9 @@ class PostgresEngine:
     async def collect(self, limit: int = 1000) -> Collected:
         collected = await self._retention.step(await self._apply_due(), limit)
         if collected.removed:
-            telling = Telling(self._store)
-            telling.looked_behind()
-            telling.send()
+            notifications = Notifications(self._store)
+            notifications.looked_behind()
+            notifications.send()
         return collected
 
     # Queues and groups -------------------------------------------------------------------------------------
@@ -289,5 +289,5 @@ class PostgresEngine:
     write_flag = _calls(admin.write_flag)
     peer_secret = _calls(admin.peer_secret)
 
-    def hear(self, hints: Sequence[Hint]) -> list[Hint]:
-        return Hearing(self._store).hear(hints) if self._open else []
+    def on_hints(self, hints: Sequence[Hint]) -> list[Hint]:
+        return HintListener(self._store).on_hints(hints) if self._open else []

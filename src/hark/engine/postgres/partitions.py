@@ -15,7 +15,7 @@ from hark.model import GroupMode, Hint
 # it as stale, it is forgotten, and the call is made again with names.
 
 
-class Place:
+class Partition:
     """A partition."""
 
     __slots__ = ("id", "name", "prefix", "queue", "uid")
@@ -69,8 +69,8 @@ class Store:
         """Microseconds that the local clock is ahead of the database's."""
         self.deliveries = Deliveries()
         self.late = Late()
-        self.places: dict[tuple[str, str], Place] = {}
-        self.places_by_id: dict[int, Place] = {}
+        self.partitions: dict[tuple[str, str], Partition] = {}
+        self.partitions_by_id: dict[int, Partition] = {}
         self.groups: dict[tuple[str, str], Group] = {}
         self._groups_of: dict[str, dict[str, Group]] = {}
 
@@ -95,37 +95,37 @@ class Store:
 
     # Partitions --------------------------------------------------------------------------------------------
 
-    def adopt_place(self, number: int, queue: str, name: str) -> Place:
+    def adopt_partition(self, number: int, queue: str, name: str) -> Partition:
         """Remember a partition."""
-        place = self.places_by_id.get(number)
-        if place is None or place.name != name:
-            place = Place(number, queue, name, self.codec)
-            self.places[queue, name] = self.places_by_id[number] = place
-        return place
+        partition = self.partitions_by_id.get(number)
+        if partition is None or partition.name != name:
+            partition = Partition(number, queue, name, self.codec)
+            self.partitions[queue, name] = self.partitions_by_id[number] = partition
+        return partition
 
-    def forget_places(self, numbers: Iterable[int]) -> None:
+    def forget_partitions(self, numbers: Iterable[int]) -> None:
         """Forget partitions that do not exist any more."""
         for number in numbers:
-            place = self.places_by_id.pop(number, None)
-            if place is not None and self.places.get((place.queue, place.name)) is place:
-                del self.places[place.queue, place.name]
+            partition = self.partitions_by_id.pop(number, None)
+            if partition is not None and self.partitions.get((partition.queue, partition.name)) is partition:
+                del self.partitions[partition.queue, partition.name]
 
-    async def find_place(self, queue: str, name: str) -> Place | None:
+    async def find_partition(self, queue: str, name: str) -> Partition | None:
         """A partition by name."""
-        place = self.places.get((queue, name))
-        if place is None:
+        partition = self.partitions.get((queue, name))
+        if partition is None:
             row = await self.pool.fetchrow(
                 "select p.id from hark.partitions p join hark.queues q on q.id = p.queue"
                 " where q.name = $1 and p.name = $2",
                 queue,
                 name,
             )
-            place = None if row is None else self.adopt_place(row[0], queue, name)
-        return place
+            partition = None if row is None else self.adopt_partition(row[0], queue, name)
+        return partition
 
-    async def load_places(self, numbers: Iterable[int]) -> None:
+    async def load_partitions(self, numbers: Iterable[int]) -> None:
         """Look up the partitions that are not known yet; those that do not exist stay unknown."""
-        missing = [number for number in numbers if number not in self.places_by_id]
+        missing = [number for number in numbers if number not in self.partitions_by_id]
         if missing:
             rows = await self.pool.fetch(
                 "select p.id, q.name, p.name from hark.partitions p join hark.queues q on q.id = p.queue"
@@ -133,7 +133,7 @@ class Store:
                 missing,
             )
             for row in rows:
-                self.adopt_place(*row)
+                self.adopt_partition(*row)
 
     # Groups ------------------------------------------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class Store:
 
     def forget_queue(self, queue: str) -> None:
         """Forget a queue that was deleted, with its partitions and groups."""
-        self.forget_places([place.id for place in self.places.values() if place.queue == queue])
+        self.forget_partitions([partition.id for partition in self.partitions.values() if partition.queue == queue])
         for group in list(self.groups_of(queue)):
             self.forget_group(group)
 

@@ -32,8 +32,8 @@ from hark.engine.postgres.discovery import (
     Job,
     leasing,
 )
-from hark.engine.postgres.partitions import Group, Place, Store
-from hark.engine.postgres.push import Telling
+from hark.engine.postgres.partitions import Group, Partition, Store
+from hark.engine.postgres.push import Notifications
 from hark.errors import HarkError
 from hark.ids import IdSource
 from hark.model import Delivery, PopRequest, PopResult
@@ -53,13 +53,13 @@ NO_OPTIONS = Options()
 decode_options = msgspec.json.Decoder(Options).decode
 
 
-def hand_out(store: Store, job: Job, place: Place, until: int | None, messages: Any) -> None:
+def hand_out(store: Store, job: Job, partition: Partition, until: int | None, messages: Any) -> None:
     """A job got messages of a partition: offsets, times, transaction ids, payloads, attempts and options.
 
     They are on its lease, or settled if that has no end.
     """
     offsets, created_ats, transaction_ids, payloads, attempts, options = messages
-    prefix, uid, name, queue = place.prefix, place.uid, place.name, place.queue
+    prefix, uid, name, queue = partition.prefix, partition.uid, partition.name, partition.queue
     with_prefix, append = store.codec.with_prefix, job.messages.append
     for n, offset in enumerate(offsets):
         message_id = with_prefix(prefix, offset)
@@ -88,7 +88,7 @@ def hand_out(store: Store, job: Job, place: Place, until: int | None, messages: 
     if until is not None:
         job.until = until if job.until is None else min(job.until, until)
         named = [(t, o) for t, o in zip(transaction_ids, offsets, strict=True) if t is not None]
-        store.deliveries.add(job.lease, until, place.id, len(offsets), named)
+        store.deliveries.add(job.lease, until, partition.id, len(offsets), named)
 
 
 # Shared groups ----------------------------------------------------------------------------------------------
@@ -139,30 +139,30 @@ async def _serve_shared(store: Store, jobs: Iterable[Job], given: int | None, no
     if not crowds:
         return
     # The procedure locks rows in one order everywhere, which avoids deadlocks.
-    asked = [(number, job) for number, crowd in enumerate(crowds, 1) for job in crowd.jobs]
+    numbered = [(number, job) for number, crowd in enumerate(crowds, 1) for job in crowd.jobs]
     tried = [(number, one) for number, crowd in enumerate(crowds, 1) for one in crowd.candidates]
-    with leasing([job for _, job in asked]):
+    with leasing([job for _, job in numbered]):
         rows = await store.pool.fetch(
             SHARE,
             given,
-            [number for number, _ in asked],
-            [job.request.batch - len(job.messages) for _, job in asked],
-            [job.room for _, job in asked],
-            [job.lease for _, job in asked],
-            [job.until for _, job in asked],
-            [job.request.auto_ack for _, job in asked],
-            [job.request.lease_ms for _, job in asked],
+            [number for number, _ in numbered],
+            [job.request.batch - len(job.messages) for _, job in numbered],
+            [job.room for _, job in numbered],
+            [job.lease for _, job in numbered],
+            [job.until for _, job in numbered],
+            [job.request.auto_ack for _, job in numbered],
+            [job.request.lease_ms for _, job in numbered],
             [number for number, _ in tried],
             [one.group.id for _, one in tried],
             [one.partition for _, one in tried],
             [one.wait for _, one in tried],
-            asked[0][1].max_bytes,
-            [job.consumer for _, job in asked],
+            numbered[0][1].max_bytes,
+            [job.consumer for _, job in numbered],
         )
-    await store.load_places([tried[row[1] - 1][1].partition for row in rows if row[0] is not None])
+    await store.load_partitions([tried[row[1] - 1][1].partition for row in rows if row[0] is not None])
     for row in rows:
         if row[0] is not None:
-            _hand_out_shared(store, asked[row[0] - 1][1], tried[row[1] - 1][1], row)
+            _hand_out_shared(store, numbered[row[0] - 1][1], tried[row[1] - 1][1], row)
     for row in rows:
         if row[0] is None:
             number, candidate = tried[row[1] - 1]
@@ -170,10 +170,10 @@ async def _serve_shared(store: Store, jobs: Iterable[Job], given: int | None, no
 
 
 def _hand_out_shared(store: Store, job: Job, candidate: Candidate, row: Any) -> None:
-    place = store.places_by_id.get(candidate.partition)
-    if place is None:
+    partition = store.partitions_by_id.get(candidate.partition)
+    if partition is None:
         return  # Its queue was removed a moment ago, and the lease with it.
-    hand_out(store, job, place, row[3], row[5:])
+    hand_out(store, job, partition, row[3], row[5:])
     assert candidate.group.shared is not None
     candidate.group.shared.served(candidate.partition, len(row[5]))
 
@@ -187,14 +187,14 @@ def _learn(store: Store, crowd: Crowd, candidate: Candidate, row: Any, now: int)
     if status in NOT_NOW and candidate.is_outdated:
         ready.found(partition)
         for job in hungry:
-            job.tried_place = False
+            job.tried_partition = False
         return
     for job in hungry if status != MORE else ():
         job.got_nothing(status)
     if status == MORE:
         ready.has_left(partition, counts)
         for job in hungry:
-            job.tried_place = False
+            job.tried_partition = False
     elif status == NOTHING:
         ready.has_nothing(partition)
     elif status == LOCKED:
@@ -207,14 +207,14 @@ def _learn(store: Store, crowd: Crowd, candidate: Candidate, row: Any, now: int)
             job.close(group, status, due)
     elif status == GONE:
         ready.has_nothing(partition)
-        store.forget_places([partition])
+        store.forget_partitions([partition])
         store.forget_group(group)
         for job in crowd.jobs:
-            job.stale, job.tried_place = True, False
+            job.stale, job.tried_partition = True, False
     else:
         ready.waits(partition, due, REASONS[status], now)
         for job in crowd.jobs:
-            if job.place is not None:
+            if job.named is not None:
                 job.look_again_at = due
 
 
@@ -223,20 +223,20 @@ def _crowds(jobs: Iterable[Job]) -> list[Crowd]:
     crowds: dict[tuple[int | None, ...], Crowd] = {}
     for job in jobs:
         groups = job.shared_groups()
-        place = None if job.place is None else job.place.id
-        key = (place, *(group.id for group in groups))
+        partition = None if job.named is None else job.named.id
+        key = (partition, *(group.id for group in groups))
         crowd = crowds.setdefault(key, Crowd(groups))
         crowd.jobs.append(job)
     taken: set[tuple[int, int]] = set()
-    for (place, *_), crowd in crowds.items():
-        if place is not None:
-            crowd.add(crowd.groups[0], place, taken, wait=True)
+    for (partition, *_), crowd in crowds.items():
+        if partition is not None:
+            crowd.add(crowd.groups[0], partition, taken, wait=True)
             for job in crowd.jobs if crowd.candidates else ():
-                job.tried_place = True
-    for (place, *_), crowd in crowds.items():
-        if place is None and crowd.groups:
+                job.tried_partition = True
+    for (partition, *_), crowd in crowds.items():
+        if partition is None and crowd.groups:
             crowd.choose(taken)
-        elif place is None:
+        elif partition is None:
             crowd.wait_for(taken)
     return list(crowds.values())
 
@@ -260,25 +260,25 @@ class Popper:
     async def pop(self, given: int | None, requests: Sequence[PopRequest]) -> Answers[PopResult]:
         """An answer to each request. `given`: the time for the database; None: it uses its own clock."""
         store, now, bound = self._store, self._store.now(), reply_bound(len(requests))
-        telling = Telling(store)
+        notifications = Notifications(store)
         jobs = {position: Job(request, self._ids.new(), bound) for position, request in enumerate(requests)}
         try:
             answers = await discovery.resolve(store, jobs, given)
             active = [jobs[position] for position in jobs if position not in answers]
             await discovery.note_seen(store, active, given, now)
-            await self._give_back(given, telling)
+            await self._give_back(given, notifications)
             try:
                 while active:
                     active = await self._round(active, given, now)
             except BaseException:
-                self._owe(jobs.values(), telling)
-                await self._give_back(given, telling)
+                self._owe(jobs.values(), notifications)
+                await self._give_back(given, notifications)
                 raise
             results = [answers[n] if n in answers else self._answer(jobs[n]) for n in range(len(requests))]
-            telling.left({group: None for job in jobs.values() for _, group in job.groups})
+            notifications.left({group: None for job in jobs.values() for _, group in job.groups})
             return results
         finally:
-            telling.send()
+            notifications.send()
 
     async def _round(self, active: Sequence[Job], given: int | None, now: int) -> list[Job]:
         """Try candidates for each job; returns the jobs that go on."""
@@ -298,15 +298,15 @@ class Popper:
         # Partitions that have more are for the other jobs, if these have nothing yet.
         return [job for job in active if job in going or (not job.messages and job.goes_on(now))]
 
-    def _owe(self, jobs: Iterable[Job], telling: Telling) -> None:
+    def _owe(self, jobs: Iterable[Job], notifications: Notifications) -> None:
         """A round failed: no request of this call gets an answer, so none may keep a lease."""
         for job in jobs:
             groups = [group for _, group in job.groups]
-            _forget(groups, telling)
+            _forget(groups, notifications)
             if job.may_hold:
                 self._owed[job.lease] = groups
 
-    async def _give_back(self, given: int | None, telling: Telling) -> None:
+    async def _give_back(self, given: int | None, notifications: Notifications) -> None:
         """Give back the leases of failed calls; if the database is away, a later pop does."""
         owed = dict(self._owed)
         if not owed:
@@ -315,7 +315,7 @@ class Popper:
             await self._store.pool.fetch(GIVE_BACK, given, list(owed))
             for lease, groups in owed.items():
                 self._owed.pop(lease, None)
-                _forget(groups, telling)
+                _forget(groups, notifications)
 
     # Ordered groups ----------------------------------------------------------------------------------------
 
@@ -326,19 +326,19 @@ class Popper:
             for one in self._candidates(job, now):
                 if chosen.setdefault(one.key, one) is one:
                     continue
-                if job.place is not None:
-                    job.tried_place = False
+                if job.named is not None:
+                    job.tried_partition = False
                 else:
                     job.locked.append((one.group, one.partition))
         return list(chosen.values())
 
     def _candidates(self, job: Job, now: int) -> list[Candidate]:
         """The next partitions for a job: highest queue priority, then served longest ago (rule 9)."""
-        if job.place is not None:
-            if job.tried_place or not job.groups:
+        if job.named is not None:
+            if job.tried_partition or not job.groups:
                 return []
-            job.tried_place = True
-            return [Candidate(job, job.groups[0][1], job.place.id, wait=True)]
+            job.tried_partition = True
+            return [Candidate(job, job.groups[0][1], job.named.id, wait=True)]
         chosen: list[Candidate] = []
         for _, group in job.groups:
             group.ready.wake_due(now)
@@ -380,14 +380,14 @@ class Popper:
                 sum(job.max_bytes for job in jobs),  # The procedure divides them.
                 [job.consumer for job in jobs],
             )
-        await self._store.load_places([ordered[row[0] - 1].partition for row in rows if row[1] == TAKEN])
+        await self._store.load_partitions([ordered[row[0] - 1].partition for row in rows if row[1] == TAKEN])
         answered = {row[0] for row in rows}
         for number, one in enumerate(ordered, 1):
             if number not in answered:  # What was planned to be taken is gone: it is looked at closely next time.
                 one.job.served.append((one.group, one.partition))
         for row in sorted(rows, key=itemgetter(0)):  # Candidates without anything special come last.
             one, status = ordered[row[0] - 1], row[1]
-            if status == TAKEN and one.partition not in self._store.places_by_id:
+            if status == TAKEN and one.partition not in self._store.partitions_by_id:
                 status = GONE  # Its queue was removed a moment ago, and the lease with it.
             self._take_over(one, status, row)
 
@@ -402,7 +402,7 @@ class Popper:
             return
         if status in NOT_NOW and candidate.is_outdated:
             group.ready.found(partition)
-            job.tried_place = False
+            job.tried_partition = False
             return
         job.got_nothing(status)
         if status == NOTHING:
@@ -414,22 +414,22 @@ class Popper:
             group.ready.put_back(partition)
         elif status == GONE:
             group.ready.remove(partition)
-            self._store.forget_places([partition])
+            self._store.forget_partitions([partition])
             self._store.forget_group(group)
             job.stale = True
-            job.tried_place = False
+            job.tried_partition = False
         else:
             if status == LEASED:
                 group.ready.leased_until(partition, due)
             else:
                 group.ready.wake_at(partition, due, REASONS[status])
-            if job.place is not None:
+            if job.named is not None:
                 job.look_again_at = due
 
     def _hand_out(self, candidate: Candidate, row: Any) -> None:
         job, group, partition = candidate.job, candidate.group, candidate.partition
         due, more = row[2:4]
-        hand_out(self._store, job, self._store.places_by_id[partition], due, row[4:])
+        hand_out(self._store, job, self._store.partitions_by_id[partition], due, row[4:])
         group.ready.serve(partition)
         job.had.add((group, partition))
         if due is not None:
@@ -449,7 +449,7 @@ class Popper:
             return job.error
         for _, group in job.groups:
             due = group.ready.next_wake()
-            if job.place is None:
+            if job.named is None:
                 if job.reason == "nothing_ready" and group.ready.waking:
                     job.reason = min(group.ready.waking.values())[1]
                 if due is not None and (job.look_again_at is None or due < job.look_again_at):
@@ -458,8 +458,8 @@ class Popper:
         return PopResult((), "", 0, job.reason, None if due is None else self._store.to_local(due))
 
 
-def _forget(groups: Iterable[Group], telling: Telling) -> None:
+def _forget(groups: Iterable[Group], notifications: Notifications) -> None:
     """It is unknown what these groups can take: the next pops discover it."""
     for group in groups:
         group.ready.forget()
-        telling.book.add(group.queue, group.name, None)
+        notifications.book.add(group.queue, group.name, None)

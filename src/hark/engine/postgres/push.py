@@ -9,14 +9,14 @@ from typing import Any
 from hark.clock import MILLISECOND
 from hark.engine.api import Answers
 from hark.engine.hints import HintBook
-from hark.engine.postgres.partitions import Group, Place, Store
+from hark.engine.postgres.partitions import Group, Partition, Store
 from hark.engine.postgres.ready import SharedReady
 from hark.keys import encode_key
 from hark.model import Hint, Key, KeyNotification, NewMessage, PushOutcome
 from hark.model.messages import RESERVED, RESERVED_TEXT
 
 _DUPLICATE, _MISMATCH, _FULL, NOT_YET = 1, 2, 3, 4
-PLACES = 6
+PARTITION_ARRAYS = 6
 """Number of arrays of `push_v1` that describe partitions."""
 OPTIONS = 11
 """Number of arrays of `push_v1` that describe the few messages with options."""
@@ -36,10 +36,10 @@ def storable(text: str | None) -> str | None:
 class Arrival:
     """Messages that came to a partition."""
 
-    __slots__ = ("due", "number", "place", "prioritized", "top")
+    __slots__ = ("due", "number", "partition", "prioritized", "top")
 
-    def __init__(self, place: Place, number: int = 0) -> None:
-        self.place = place
+    def __init__(self, partition: Partition, number: int = 0) -> None:
+        self.partition = partition
         self.number = number
         """How many of them can be taken now."""
         self.top = 0
@@ -71,7 +71,7 @@ class Pushes:
         """Namespace and task for the queue of each, if it has to be made."""
         self._positions: dict[tuple[str, str], int] = {}
         self.counts: list[int] = []
-        self.place: list[int] = []
+        self.partition: list[int] = []
         self.ordinal: list[int] = []
         self.payload: list[bytes] = []
         self.transaction_id: list[str | None] = []
@@ -87,35 +87,35 @@ class Pushes:
 
     def add(self, items: Iterable[NewMessage]) -> None:
         """Add messages. Each message pays for each line of the loop."""
-        positions, counts, place, ordinal = self._positions, self.counts, self.place, self.ordinal
+        positions, counts, partition, ordinal = self._positions, self.counts, self.partition, self.ordinal
         payload, transaction_ids = self.payload, self.transaction_id
         for item in items:
             key = (item.queue, item.partition)
             number = positions.get(key)
             if number is None:
-                number = self._add_place(key, item.labels)
+                number = self._add_partition(key, item.labels)
             transaction_id = item.transaction_id
             if transaction_id is not None:
-                known = self._known.setdefault((number, transaction_id), len(place))
-                if known != len(place):
+                known = self._known.setdefault((number, transaction_id), len(partition))
+                if known != len(partition):
                     self.items.append(known)
                     continue
                 self._note_transaction_id(number, transaction_id)
-            self.items.append(len(place))
+            self.items.append(len(partition))
             counts[number] += 1
-            place.append(number + 1)
+            partition.append(number + 1)
             ordinal.append(counts[number])
             payload.append(item.payload)
             transaction_ids.append(transaction_id)
             if item.has_options or item.producer is not None:
-                self._timing[len(place) - 1] = item.priority, item.deliver_at or 0, item.delay_ms * MILLISECOND
-                self.options.append(options_row(len(place), item))
+                self._timing[len(partition) - 1] = item.priority, item.deliver_at or 0, item.delay_ms * MILLISECOND
+                self.options.append(options_row(len(partition), item))
 
-    def _add_place(self, key: tuple[str, str], labels: tuple[str, str] | None) -> int:
+    def _add_partition(self, key: tuple[str, str], labels: tuple[str, str] | None) -> int:
         number = self._positions[key] = len(self.names)
         self.names.append(key)
         self._labels.append(labels or (None, None))
-        known = self._store.places.get(key)
+        known = self._store.partitions.get(key)
         self.ids.append(None if known is None else known.id)
         self.counts.append(0)
         return number
@@ -124,7 +124,7 @@ class Pushes:
         self._has_transaction_ids = True
         own = self._store.codec.decode(transaction_id)
         if own is not None and own.offset and self.ids[number] in (None, own.partition):
-            self._same_as[len(self.place)] = own.offset
+            self._same_as[len(self.partition)] = own.offset
 
     def arguments(self) -> tuple[object, ...]:
         """Those of `push_v1` after the time."""
@@ -137,35 +137,39 @@ class Pushes:
             [namespace for namespace, _ in self._labels] if unknown else None,
             [task for _, task in self._labels] if unknown else None,
             self.counts,
-            self.place,
+            self.partition,
             self.ordinal,
             self.payload,
             self.transaction_id if self._has_transaction_ids else None,
-            [self._same_as.get(n) for n in range(len(self.place))] if self._same_as else None,
+            [self._same_as.get(n) for n in range(len(self.partition))] if self._same_as else None,
             *options,
         )
 
-    def adopt(self, ids: Sequence[int]) -> list[Place]:
+    def adopt(self, ids: Sequence[int]) -> list[Partition]:
         """The partitions by their numbers in the answer; new ones are remembered."""
-        adopt = self._store.adopt_place
+        adopt = self._store.adopt_partition
         return [adopt(number, *key) for number, key in zip(ids, self.names, strict=True)]
 
     def outcomes(
-        self, places: Sequence[Place], tails: Sequence[int], offsets: Sequence[int] | None, codes: Sequence[int] | None
+        self,
+        partitions: Sequence[Partition],
+        tails: Sequence[int],
+        offsets: Sequence[int] | None,
+        codes: Sequence[int] | None,
     ) -> list[PushOutcome]:
         """The outcome of each message."""
         with_prefix = self._store.codec.with_prefix
         stored: list[PushOutcome] = []
         if offsets is None or codes is None:
-            for number, ordinal, transaction_id in zip(self.place, self.ordinal, self.transaction_id, strict=True):
-                place = places[number - 1]
-                message_id = with_prefix(place.prefix, tails[number - 1] + ordinal)
-                stored.append(PushOutcome("queued", transaction_id or message_id, message_id, place.uid))
+            for number, ordinal, transaction_id in zip(self.partition, self.ordinal, self.transaction_id, strict=True):
+                partition = partitions[number - 1]
+                message_id = with_prefix(partition.prefix, tails[number - 1] + ordinal)
+                stored.append(PushOutcome("queued", transaction_id or message_id, message_id, partition.uid))
         else:
             for number, transaction_id, offset, code in zip(
-                self.place, self.transaction_id, offsets, codes, strict=True
+                self.partition, self.transaction_id, offsets, codes, strict=True
             ):
-                stored.append(self._outcome(places[number - 1], transaction_id, offset, code))
+                stored.append(self._outcome(partitions[number - 1], transaction_id, offset, code))
         if len(self.items) == len(stored):
             return stored
         answered: set[int] = set()
@@ -175,33 +179,31 @@ class Pushes:
             answered.add(position)
         return answers
 
-    def _outcome(self, place: Place, transaction_id: str | None, offset: int, code: int) -> PushOutcome:
+    def _outcome(self, partition: Partition, transaction_id: str | None, offset: int, code: int) -> PushOutcome:
         if code == _MISMATCH:
-            text = f"the encryption of queue {place.queue!r} was changed during the push; retry"
-            return PushOutcome("failed", transaction_id, None, place.uid, "sealing_mismatch", text)
+            text = f"the encryption of queue {partition.queue!r} was changed during the push; retry"
+            return PushOutcome("failed", transaction_id, None, partition.uid, "sealing_mismatch", text)
         if code == NOT_YET:
-            return PushOutcome("failed", transaction_id, None, place.uid, RESERVED, RESERVED_TEXT)
+            return PushOutcome("failed", transaction_id, None, partition.uid, RESERVED, RESERVED_TEXT)
         if code == _FULL:
-            text = (
-                f"queue {place.queue!r} is full: its unsettled messages reached maxSize; retry later or raise maxSize"
-            )
-            return PushOutcome("failed", transaction_id, None, place.uid, "queue_full", text)
-        message_id = self._store.codec.with_prefix(place.prefix, offset)
+            text = f"queue {partition.queue!r} is full: its unsettled messages reached maxSize; retry later or raise maxSize"
+            return PushOutcome("failed", transaction_id, None, partition.uid, "queue_full", text)
+        message_id = self._store.codec.with_prefix(partition.prefix, offset)
         return PushOutcome(
-            "duplicate" if code == _DUPLICATE else "queued", transaction_id or message_id, message_id, place.uid
+            "duplicate" if code == _DUPLICATE else "queued", transaction_id or message_id, message_id, partition.uid
         )
 
-    def arrivals(self, places: Sequence[Place], codes: Sequence[int] | None, now: int) -> list[Arrival]:
+    def arrivals(self, partitions: Sequence[Partition], codes: Sequence[int] | None, now: int) -> list[Arrival]:
         """The partitions that got messages, with the numbers of messages."""
         if codes is None and not self.options:
-            return [Arrival(place, number) for place, number in zip(places, self.counts, strict=True)]
+            return [Arrival(partition, number) for partition, number in zip(partitions, self.counts, strict=True)]
         found: dict[int, Arrival] = {}
-        for position, number in enumerate(self.place):
+        for position, number in enumerate(self.partition):
             if codes is not None and codes[position]:
                 continue
             arrival = found.get(number)
             if arrival is None:
-                arrival = found[number] = Arrival(places[number - 1])
+                arrival = found[number] = Arrival(partitions[number - 1])
             priority, deliver_at, delay = self._timing.get(position, (0, 0, 0))
             arrival.add(priority, max(deliver_at, now + delay), now)
         return list(found.values())
@@ -240,7 +242,7 @@ _FEW = 16
 """Maximum number of partitions in a hint that more messages may be in flight."""
 
 
-class Telling:
+class Notifications:
     """The hints of one call."""
 
     def __init__(self, store: Store) -> None:
@@ -259,16 +261,16 @@ class Telling:
         """Partitions got messages: their groups may take them."""
         queues: dict[str, list[Arrival]] = {}
         for arrival in arrivals:
-            queues.setdefault(arrival.place.queue, []).append(arrival)
+            queues.setdefault(arrival.partition.queue, []).append(arrival)
         for queue, pushed in queues.items():
             groups = self._store.groups_of(queue)
-            came = {one.place.name: max(1, one.number) for one in pushed}
+            came = {one.partition.name: max(1, one.number) for one in pushed}
             self.book.arrived(queue, came, [group.name for group in groups], came)
             for group in groups:
                 if group.shared is not None:
                     self._offer(group, group.shared, pushed)
                     continue
-                offered = [one.place.name for one in pushed if group.ready.offer(one.place.id)]
+                offered = [one.partition.name for one in pushed if group.ready.offer(one.partition.id)]
                 if offered:
                     self.book.add(queue, group.name, offered, "message")
 
@@ -278,10 +280,10 @@ class Telling:
         for one in pushed:
             ready.prioritized |= one.prioritized
             if one.number:
-                ready.arrived(one.place.id, one.number, one.top)
-                counts[one.place.name] = one.number
-            elif one.due is not None and ready.later(one.place.id, one.due):
-                counts[one.place.name] = 1
+                ready.arrived(one.partition.id, one.number, one.top)
+                counts[one.partition.name] = one.number
+            elif one.due is not None and ready.later(one.partition.id, one.due):
+                counts[one.partition.name] = 1
         if counts:
             self.book.add(group.queue, group.name, counts, "message", counts)
 
@@ -289,7 +291,7 @@ class Telling:
         """Partitions may be taken by a group."""
         for partition in partitions:
             group.ready.add(partition)
-            self._tell(group, partition)
+            self._notify(group, partition)
 
     def given_back(self, group: Group, partition: int, number: int, due: int | None = None) -> None:
         """A number of messages of a shared group may be taken again, or one at a time `due`."""
@@ -297,9 +299,9 @@ class Telling:
             return
         if number:
             group.shared.arrived(partition, number, 0)
-            self._tell(group, partition, number)
+            self._notify(group, partition, number)
         elif due is not None and group.shared.later(partition, due):
-            self._tell(group, partition)
+            self._notify(group, partition)
 
     def has_room(self, group: Group) -> None:
         """Fewer messages are in flight: groups of the queue that reached their limit may take more."""
@@ -307,45 +309,45 @@ class Telling:
             if one.ready.blocked:
                 one.ready.blocked = False
                 for _, _, partition in one.ready.heads(_FEW):
-                    self._tell(one, partition)
+                    self._notify(one, partition)
 
     def drained(self, group: Group, partition: int) -> None:
         """A lease ended and left nothing behind it."""
         if group.ready.drained(partition):
-            self._tell(group, partition)
+            self._notify(group, partition)
 
     def left(self, groups: Iterable[Group]) -> None:
         """Hint what pops made ready and did not take."""
         for group in groups:
-            for partition, number in group.ready.take_untold().items():
-                self._tell(group, partition, number)
+            for partition, number in group.ready.take_unannounced().items():
+                self._notify(group, partition, number)
 
     def looked_behind(self) -> None:
         """Messages were removed: what groups wait for may be among them."""
         for group in self._store.groups.values():
             for partition in group.ready.look_behind():
-                self._tell(group, partition)
+                self._notify(group, partition)
 
-    def removed(self, places: Iterable[Place]) -> None:
+    def removed(self, partitions: Iterable[Partition]) -> None:
         """Messages of partitions were removed: what comes after them need not wait for them."""
-        for place in places:
-            groups = list(self._store.groups_of(place.queue))
+        for partition in partitions:
+            groups = list(self._store.groups_of(partition.queue))
             alone = all(group.shared is None for group in groups)
             for name in [None] if alone else [group.name for group in groups if group.shared is None]:
-                self.book.add(place.queue, name, (place.name,))
+                self.book.add(partition.queue, name, (partition.name,))
             for group in groups:
                 self.has_room(group)
-                if group.shared is None and place.id in group.ready.waking:
-                    group.ready.add(place.id)
+                if group.shared is None and partition.id in group.ready.waking:
+                    group.ready.add(partition.id)
 
-    def _tell(self, group: Group, partition: int, number: int = 1) -> None:
-        place = self._store.places_by_id.get(partition)
-        if place is None:
+    def _notify(self, group: Group, partition: int, number: int = 1) -> None:
+        known = self._store.partitions_by_id.get(partition)
+        if known is None:
             self.book.add(group.queue, group.name, None)
         elif group.shared is None:
-            self.book.add(group.queue, group.name, (place.name,))
+            self.book.add(group.queue, group.name, (known.name,))
         else:
-            self.book.add(group.queue, group.name, (place.name,), counts={place.name: number})
+            self.book.add(group.queue, group.name, (known.name,), counts={known.name: number})
 
 
 async def push(store: Store, now: int | None, requests: Sequence[Sequence[NewMessage]]) -> Answers[list[PushOutcome]]:
@@ -361,12 +363,12 @@ async def push(store: Store, now: int | None, requests: Sequence[Sequence[NewMes
         stale, ids, tails, offsets, codes = row
         if stale is None:
             break
-        store.forget_places(stale)
-    places = batch.adopt(ids)
-    outcomes = batch.outcomes(places, tails, offsets, codes)
-    telling = Telling(store)
-    telling.arrived(batch.arrivals(places, codes, store.now()))
-    telling.send()
+        store.forget_partitions(stale)
+    partitions = batch.adopt(ids)
+    outcomes = batch.outcomes(partitions, tails, offsets, codes)
+    notifications = Notifications(store)
+    notifications.arrived(batch.arrivals(partitions, codes, store.now()))
+    notifications.send()
     if len(requests) == 1:
         return [outcomes]
     each = iter(outcomes)
@@ -376,77 +378,77 @@ async def push(store: Store, now: int | None, requests: Sequence[Sequence[NewMes
 # Hints of other servers -------------------------------------------------------------------------------------
 
 
-class Hearing:
+class HintListener:
     """Hints of other servers. Like all that is in `Ready`, they are verified when a consumer pops."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def hear(self, hints: Sequence[Hint]) -> list[Hint]:
+    def on_hints(self, hints: Sequence[Hint]) -> list[Hint]:
         """Take over hints; returns those for the consumers of this server."""
-        telling = Telling(self._store)
-        for news, same in groupby(hints, lambda hint: hint.news):
-            if news == "message":
-                self._arrived(list(same), telling)
+        notifications = Notifications(self._store)
+        for notification, same in groupby(hints, lambda hint: hint.kind):
+            if notification == "message":
+                self._arrived(list(same), notifications)
             else:
                 for hint in same:
-                    self._free(hint, telling)
+                    self._free(hint, notifications)
         # At the end: a lease over several queues is in several hints.
         for lease in (lease for hint in hints for lease in hint.ended):
             self._store.deliveries.end(lease)
-        return telling.book.hints()
+        return notifications.book.hints()
 
-    def _arrived(self, hints: Sequence[Hint], telling: Telling) -> None:
+    def _arrived(self, hints: Sequence[Hint], notifications: Notifications) -> None:
         """Messages arrived: they are for every group here, not only for those that the other server has notified."""
-        came: dict[Place, int] = {}
+        came: dict[Partition, int] = {}
         for hint in hints:
             counts = dict(zip(hint.partitions or (), hint.counts, strict=False))
-            for place in self._known(hint):
-                came[place] = max(came.get(place, 1), counts.get(place.name, 1))
-        telling.arrived([Arrival(place, number) for place, number in came.items()])
+            for partition in self._known(hint):
+                came[partition] = max(came.get(partition, 1), counts.get(partition.name, 1))
+        notifications.arrived([Arrival(partition, number) for partition, number in came.items()])
         for hint in hints:
-            self._unknown(hint, telling)
+            self._unknown(hint, notifications)
 
-    def _unknown(self, hint: Hint, telling: Telling) -> None:
+    def _unknown(self, hint: Hint, notifications: Notifications) -> None:
         """Pops discover the partitions that this server does not know."""
-        names = {place.name for place in self._known(hint)}
+        names = {partition.name for partition in self._known(hint)}
         unknown = None if hint.partitions is None else [name for name in hint.partitions if name not in names]
         if unknown == []:
             return
         groups = list(self._store.groups_of(hint.queue))
         for group in groups if unknown is None else ():
             group.ready.forget()
-        told = [group.name for group in groups]
-        telling.book.arrived(hint.queue, (), told)
-        for name in (None, *told):
-            telling.book.add(hint.queue, name, unknown, "message")
+        notified = [group.name for group in groups]
+        notifications.book.arrived(hint.queue, (), notified)
+        for name in (None, *notified):
+            notifications.book.add(hint.queue, name, unknown, "message")
 
-    def _free(self, hint: Hint, telling: Telling) -> None:
+    def _free(self, hint: Hint, notifications: Notifications) -> None:
         for group in self._store.groups_of(hint.queue):
             if hint.group in (None, group.name):
-                self._believe(group, hint, telling)
+                self._note_ready(group, hint, notifications)
         if hint.partitions is None or hint.partitions:
             counts = dict(zip(hint.partitions or (), hint.counts, strict=False))
-            telling.book.add(hint.queue, hint.group, hint.partitions, counts=counts or None)
+            notifications.book.add(hint.queue, hint.group, hint.partitions, counts=counts or None)
         if hint.group is not None:
             for lease in hint.ended:
-                telling.book.ended(hint.queue, hint.group, lease)
+                notifications.book.ended(hint.queue, hint.group, lease)
 
-    def _believe(self, group: Group, hint: Hint, telling: Telling) -> None:
+    def _note_ready(self, group: Group, hint: Hint, notifications: Notifications) -> None:
         if hint.partitions is None:
             group.ready.forget()
-        for place in self._known(hint):
-            group.ready.add(place.id)
+        for partition in self._known(hint):
+            group.ready.add(partition.id)
         if hint.ended:
-            telling.has_room(group)
+            notifications.has_room(group)
         if group.shared is not None:
             return  # A lease on messages does not block the partition.
         if hint.ended:
-            telling.free(group, group.ready.doubt_leases())
+            notifications.free(group, group.ready.doubt_leases())
         for lease in hint.ended:
             for partition in self._store.deliveries.partitions_of(lease):
-                telling.drained(group, partition)
+                notifications.drained(group, partition)
 
-    def _known(self, hint: Hint) -> list[Place]:
-        places = self._store.places
-        return [places[hint.queue, name] for name in hint.partitions or () if (hint.queue, name) in places]
+    def _known(self, hint: Hint) -> list[Partition]:
+        partitions = self._store.partitions
+        return [partitions[hint.queue, name] for name in hint.partitions or () if (hint.queue, name) in partitions]

@@ -33,12 +33,12 @@ class Ready:
         self._heap: list[tuple[int, int, int]] = []
         self._waking_heap: list[tuple[int, int]] = []
         self._served: dict[int, int] = {}
-        self._heard: dict[int, int] = {}
+        self._received: dict[int, int] = {}
         """Turns of the last news of partitions that were not from a pop."""
         self._forgotten = 0
         self._missed: set[int] = set()
         """Partitions that got messages while they waited."""
-        self._untold: dict[int, int] = {}
+        self._unannounced: dict[int, int] = {}
         """Partitions that pops made ready, and that no hint named yet; in shared groups with a number of messages."""
         self._leased_elsewhere: set[int] = set()
         """Partitions that are leased, possibly on another server, as the database answered."""
@@ -56,14 +56,14 @@ class Ready:
 
     def add(self, partition: int) -> None:
         """A partition may be taken; the caller sends the hint."""
-        self._heard[partition] = next(_turns)
+        self._received[partition] = next(_turns)
         self.found(partition)
-        self._untold.pop(partition, None)
+        self._unannounced.pop(partition, None)
 
     def offer(self, partition: int) -> bool:
         """A partition got a message: it may be taken (True) unless what it waits for comes first."""
         if partition in self.waking:
-            self._heard[partition] = next(_turns)
+            self._received[partition] = next(_turns)
             self._missed.add(partition)
             return False
         self.add(partition)
@@ -74,7 +74,7 @@ class Ready:
         if partition in self._missed:
             self.add(partition)
             return True
-        self._heard[partition] = next(_turns)
+        self._received[partition] = next(_turns)
         self._stop_waiting(partition)
         return False
 
@@ -100,16 +100,16 @@ class Ready:
         """A turn to compare with later news."""
         return next(_turns)
 
-    def heard_since(self, partition: int, turn: int) -> bool:
+    def hinted_since(self, partition: int, turn: int) -> bool:
         """Whether there was news of a partition since: then an answer on its way may be too old."""
-        return max(self._heard.get(partition, 0), self._forgotten) > turn
+        return max(self._received.get(partition, 0), self._forgotten) > turn
 
     def found(self, partition: int) -> None:
         """A partition may be taken, as a pop found."""
         self._stop_waiting(partition)
         if partition not in self._ready:
             self._enter(partition)
-            self._untold[partition] = 1
+            self._unannounced[partition] = 1
 
     def _enter(self, partition: int) -> None:
         """Among the ready ones in the order in which they are tried."""
@@ -125,11 +125,11 @@ class Ready:
     def put_back(self, partition: int) -> None:
         """A partition may be taken later; a hint now would be useless."""
         self.found(partition)
-        self._untold.pop(partition, None)
+        self._unannounced.pop(partition, None)
 
-    def take_untold(self) -> dict[int, int]:
+    def take_unannounced(self) -> dict[int, int]:
         """The ready partitions that no hint named yet; the caller sends the hint."""
-        untold, self._untold = self._untold, {}
+        untold, self._unannounced = self._unannounced, {}
         return untold
 
     def remove(self, partition: int) -> None:
@@ -140,7 +140,7 @@ class Ready:
     def leave(self, partition: int) -> None:
         """A partition is not ready."""
         self._ready.pop(partition, None)
-        self._untold.pop(partition, None)
+        self._unannounced.pop(partition, None)
 
     def _stop_waiting(self, partition: int) -> None:
         self.waking.pop(partition, None)
@@ -217,16 +217,16 @@ class SharedReady(Ready):
         super().__init__()
         self._tops: dict[int, int] = {}
         """The highest priority that is probably ready."""
-        self._told: dict[int, int] = {}
+        self._notified: dict[int, int] = {}
         """Numbers of ready messages that hints named and that were not taken, as far as is known."""
-        self._told_due: dict[int, int] = {}
+        self._announced_due: dict[int, int] = {}
         """Times when messages become ready, which hints named."""
 
     def forget(self) -> None:
         """Everything has to be discovered again."""
         super().forget()
-        self._told.clear()
-        self._told_due.clear()
+        self._notified.clear()
+        self._announced_due.clear()
 
     def _rank(self, partition: int) -> int:
         return -self._tops.get(partition, 0)
@@ -236,18 +236,18 @@ class SharedReady(Ready):
     def arrived(self, partition: int, number: int, top: int) -> None:
         """Messages may be taken; the caller sends the hint."""
         self._raise(partition, top)
-        self._told[partition] = self._told.get(partition, 0) + number
+        self._notified[partition] = self._notified.get(partition, 0) + number
         self.add(partition)
         self._enter(partition)
 
     def later(self, partition: int, due: int) -> bool:
         """A message may be taken from a time on; True: a hint is needed, so that a consumer learns the time."""
         waking = self.waking.get(partition)
-        known = self._told_due.get(partition)
+        known = self._announced_due.get(partition)
         if waking is not None and waking[0] <= due and known is not None and known <= due:
-            self._heard[partition] = self.now()
+            self._received[partition] = self.now()
             return False
-        self._told_due[partition] = due
+        self._announced_due[partition] = due
         self.add(partition)
         return True
 
@@ -263,7 +263,7 @@ class SharedReady(Ready):
         self._served[partition] = self.now()
         if partition in self._ready:
             self._enter(partition)  # It stays ready, but behind the others: whatever is said of it next.
-        self._told[partition] = max(0, self._told.get(partition, 0) - number)
+        self._notified[partition] = max(0, self._notified.get(partition, 0) - number)
 
     def has_left(self, partition: int, counts: Sequence[int]) -> None:
         """There is more to take: numbers of messages by priority, or an unknown number."""
@@ -271,26 +271,26 @@ class SharedReady(Ready):
         self._tops[partition] = max((priority for priority, number in enumerate(counts) if number), default=0)
         self.prioritized |= self._tops[partition] > 0
         self._enter(partition)
-        self._untold.pop(partition, None)
-        number, told = max(1, sum(counts)), self._told.get(partition, 0)
-        if number > told:
-            self._untold[partition] = number - told
-            self._told[partition] = number
+        self._unannounced.pop(partition, None)
+        number, notified = max(1, sum(counts)), self._notified.get(partition, 0)
+        if number > notified:
+            self._unannounced[partition] = number - notified
+            self._notified[partition] = number
 
     def has_nothing(self, partition: int) -> None:
         """There is nothing to take until there is news of the partition."""
         self.remove(partition)
-        self._told.pop(partition, None)
-        self._told_due.pop(partition, None)
+        self._notified.pop(partition, None)
+        self._announced_due.pop(partition, None)
 
     def waits(self, partition: int, due: int, reason: EmptyReason, now: int) -> None:
         """There is nothing to take until a time. A hint is needed unless an earlier one named the time."""
         self.wake_at(partition, due, reason)
-        self._told.pop(partition, None)
-        known = self._told_due.get(partition)
+        self._notified.pop(partition, None)
+        known = self._announced_due.get(partition)
         if reason != "lease_held" and (known is None or known <= now or due < known):
-            self._told_due[partition] = due
-            self._untold[partition] = 1
+            self._announced_due[partition] = due
+            self._unannounced[partition] = 1
 
 
 # Deliveries -------------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from typing import Any
 
 from hark.clock import MILLISECOND, SECOND
 from hark.engine.api import Answers
-from hark.engine.postgres.partitions import Group, Place, Store
-from hark.engine.postgres.push import Telling, storable
+from hark.engine.postgres.partitions import Group, Partition, Store
+from hark.engine.postgres.push import Notifications, storable
 from hark.engine.postgres.ready import RUNNING
 from hark.errors import HarkError
 from hark.ids import IdCodec
@@ -54,7 +54,7 @@ class Released:
         self._over |= other._over
         self._unsure |= other._unsure
 
-    async def tell(self, store: Store, given: int | None, telling: Telling) -> None:
+    async def notify(self, store: Store, given: int | None, notifications: Notifications) -> None:
         """Find out which have ended, and hint that."""
         unsure = [lease for lease in self._unsure if lease not in self._over]
         try:
@@ -65,7 +65,7 @@ class Released:
             if end is None:
                 self._over[lease] = self._unsure[lease]
         for lease, group in self._over.items():
-            telling.book.ended(group.queue, group.name, lease)
+            notifications.book.ended(group.queue, group.name, lease)
 
 
 _STATUSES = {"completed": 0, "failed": 1, "retry": 2, "dlq": 3}
@@ -101,7 +101,7 @@ class Settlements:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.items: list[Settlement] = []
-        self.places: list[Place | None] = []
+        self.partitions: list[Partition | None] = []
         self.positions: list[tuple[int, int]] = []
         """Group and partition, each pair once."""
         self.groups: list[Group | None] = []
@@ -127,11 +127,11 @@ class Settlements:
         """Add the settlements of a request; their partitions and groups have been loaded as far as they exist."""
         deliveries, decode = self._store.deliveries, self._store.codec.decode
         for item in items:
-            place = self._store.places_by_id.get(partition_of(item, self._store.codec))
-            number = self._position(place, item.group)
+            known = self._store.partitions_by_id.get(partition_of(item, self._store.codec))
+            number = self._position(known, item.group)
             group, partition = self.positions[number]
             self.items.append(item)
-            self.places.append(place)
+            self.partitions.append(known)
             self.request.append(request)
             self.position.append(number + 1)
             transaction_id, lease = item.transaction_id, item.lease_id
@@ -149,9 +149,9 @@ class Settlements:
             self.delay.append(None if item.delay_ms is None else item.delay_ms * MILLISECOND)
             self.known.append(deliveries.was_completed(group, item))
 
-    def _position(self, place: Place | None, group_name: str) -> int:
-        group = None if place is None else self._store.groups.get((place.queue, group_name))
-        key = (_NOWHERE if group is None else group.id, _NOWHERE if place is None else place.id)
+    def _position(self, partition: Partition | None, group_name: str) -> int:
+        group = None if partition is None else self._store.groups.get((partition.queue, group_name))
+        key = (_NOWHERE if group is None else group.id, _NOWHERE if partition is None else partition.id)
         number = self._positions.get(key)
         if number is None:
             number = self._positions[key] = len(self.positions)
@@ -182,14 +182,18 @@ class Settlements:
         """The outcome of each item; what was settled is no longer remembered as delivered."""
         answers = []
         settled: dict[str, int] = {}
-        let_go: dict[str, Group] = {}
-        for item, place, position, code, free, buried, holder in zip(
-            self.items, self.places, self.position, codes, released, dead, holders, strict=True
+        freed: dict[str, Group] = {}
+        for item, partition, position, code, free, dead_letter, holder in zip(
+            self.items, self.partitions, self.position, codes, released, dead, holders, strict=True
         ):
             lease = None if holder is None or code else str(holder)
             group = self.groups[position - 1]
             refusal, text = REFUSALS[code] if code else (None, None)
-            where = () if place is None or group is None else (place.queue, place.name, free, buried, lease)
+            where = (
+                ()
+                if partition is None or group is None
+                else (partition.queue, partition.name, free, dead_letter, lease)
+            )
             answers.append(SettleOutcome(item.transaction_id, not code, refusal, text, *where))
             if lease is None:
                 continue
@@ -198,28 +202,34 @@ class Settlements:
                 self._store.deliveries.completed(self.positions[position - 1][0], item)
             if free and group is not None:
                 self._freed.add(position - 1)
-                let_go[lease] = group
+                freed[lease] = group
         over = {lease for lease, number in settled.items() if self._store.deliveries.settled(lease, number)}
-        for lease, group in let_go.items():
+        for lease, group in freed.items():
             self.released.add(lease, group, over=lease in over or group.shared is not None)
         self._settled = {
             position - 1 for position, holder in zip(self.position, holders, strict=True) if holder is not None
         }
         return answers
 
-    def tell(self, ready: Sequence[bool], counts: Sequence[int], dues: Sequence[int | None], telling: Telling) -> None:
+    def notify(
+        self,
+        ready: Sequence[bool],
+        counts: Sequence[int],
+        due_times: Sequence[int | None],
+        notifications: Notifications,
+    ) -> None:
         """Hint the positions that can be taken again, and those that leases released; after `outcomes`."""
         for number, ((_, partition), group) in enumerate(zip(self.positions, self.groups, strict=True)):
             if group is None:
                 continue
             if group.shared is not None:
-                telling.given_back(group, partition, counts[number], dues[number])
+                notifications.given_back(group, partition, counts[number], due_times[number])
             elif ready[number]:
-                telling.free(group, (partition,))
+                notifications.free(group, (partition,))
             elif number in self._freed:
-                telling.drained(group, partition)
+                notifications.drained(group, partition)
             if number in self._settled:
-                telling.has_room(group)
+                notifications.has_room(group)
 
 
 async def settle(
@@ -239,20 +249,20 @@ async def settle(
             break
         store.forget_groups(row["o_stale"])
     outcomes = iter(batch.outcomes(row["o_codes"], row["o_released"], row["o_dead"], row["o_holders"]))
-    telling = Telling(store)
-    batch.tell(row["o_ready"], row["o_counts"], row["o_dues"], telling)
-    await batch.released.tell(store, now, telling)
-    telling.send()
+    notifications = Notifications(store)
+    batch.notify(row["o_ready"], row["o_counts"], row["o_due_times"], notifications)
+    await batch.released.notify(store, now, notifications)
+    notifications.send()
     return [list(islice(outcomes, len(request))) for request in requests]
 
 
 async def load(store: Store, items: Iterable[Settlement]) -> None:
     """Look up what settlements name, as far as it is not known here."""
-    places = store.places_by_id
+    partitions = store.partitions_by_id
     wanted = [(partition_of(item, store.codec), item.group) for item in items]
-    await store.load_places(dict.fromkeys(number for number, _ in wanted if number != _NOWHERE))
+    await store.load_partitions(dict.fromkeys(number for number, _ in wanted if number != _NOWHERE))
     await store.load_groups(
-        dict.fromkeys((places[partition].queue, group) for partition, group in wanted if partition in places)
+        dict.fromkeys((partitions[partition].queue, group) for partition, group in wanted if partition in partitions)
     )
 
 
@@ -279,7 +289,7 @@ class Expirer:
         """Whether the last call did not get to the end of what is due."""
         self.ended = 0
         """Number of leases that it ended."""
-        self.buried = 0
+        self.dead_letter = 0
         """Number of messages that this dead-lettered."""
 
     async def expire(self, given: int | None, limit: int) -> Expired:
@@ -309,7 +319,7 @@ class Expirer:
             next_due = store.deliveries.next_end(now)
         free(store, zip(row["o_grps"], row["o_partitions"], row["o_ended"], row["o_counts"], strict=True))
         self.ended += row["o_leases"]
-        self.buried += row["o_buried"]
+        self.dead_letter += row["o_dead_lettered"]
         return Expired(row["o_leases"], None if next_due is None else store.to_local(next_due))
 
 
@@ -319,18 +329,18 @@ def free(store: Store, positions: Iterable[Any]) -> None:
     if not found:
         return
     groups = {group.id: group for group in store.groups.values()}
-    telling = Telling(store)
+    notifications = Notifications(store)
     for number, partition, lease, messages in found:
         group = groups.get(number)
         if group is None:
             continue
         if group.shared is None:
-            telling.free(group, (partition,))
+            notifications.free(group, (partition,))
         else:
-            telling.given_back(group, partition, messages)
-        telling.book.ended(group.queue, group.name, str(lease))
-        telling.has_room(group)
-    telling.send()
+            notifications.given_back(group, partition, messages)
+        notifications.book.ended(group.queue, group.name, str(lease))
+        notifications.has_room(group)
+    notifications.send()
 
 
 async def release(store: Store, now: int | None, lease_ids: Sequence[str]) -> None:

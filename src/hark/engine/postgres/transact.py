@@ -12,7 +12,7 @@ from hark.clock import MILLISECOND
 from hark.engine.api import Answers
 from hark.engine.keyvalue import bounds, failed_check, joined, misfit, mismatch_text, parted
 from hark.engine.postgres.partitions import Store
-from hark.engine.postgres.push import NOT_YET, OPTIONS, PLACES, Pushes, Telling
+from hark.engine.postgres.push import NOT_YET, OPTIONS, PARTITION_ARRAYS, Notifications, Pushes
 from hark.engine.postgres.settle import REFUSALS, Released, Settlements, lease_uuid, load
 from hark.keys import decode_key, encode_key, prefix_bounds
 from hark.model import (
@@ -99,10 +99,10 @@ async def transact(store: Store, now: int | None, requests: Sequence[Transaction
         assert row is not None
         if row["o_stale"] is None and row["o_stale_groups"] is None:
             break
-        store.forget_places(row["o_stale"] or ())
+        store.forget_partitions(row["o_stale"] or ())
         store.forget_groups(row["o_stale_groups"] or ())
     outcomes: list[TransactionOutcome] = []
-    telling, released, ends = Telling(store), Released(), _Ends(parts)
+    notifications, released, ends = Notifications(store), Released(), _Ends(parts)
     for number, part in enumerate(parts):
         answer = _Answer(row, ends, number)
         code, failed = row["o_codes"][number], row["o_failed"][number]
@@ -112,12 +112,12 @@ async def transact(store: Store, now: int | None, requests: Sequence[Transaction
         else:
             versions, deleted = row["o_versions"], row["o_deleted"]
             written = KeyWritten(True, versions[number], None, deleted[number]) if part.keys.given else None
-            outcomes.append(TransactionOutcome(True, part.results(answer, store.now(), telling), keys=written))
+            outcomes.append(TransactionOutcome(True, part.results(answer, store.now(), notifications), keys=written))
             # The database sends notices of other keys that it removes.
-            telling.keys |= {encode_key(one.key): one.key for one in part.keys.request.mutations}
+            notifications.keys |= {encode_key(one.key): one.key for one in part.keys.request.mutations}
             released.join(part.settlements.released)
-    await released.tell(store, now, telling)
-    telling.send()
+    await released.notify(store, now, notifications)
+    notifications.send()
     return [parted(request, outcome) for request, outcome in zip(requests, outcomes, strict=True)]
 
 
@@ -159,13 +159,13 @@ class _Part:
         """The index of an operation, of its number among the operations of its kind."""
         return [index for index, operation in enumerate(self._operations) if isinstance(operation, kind)][number]
 
-    def results(self, answer: _Answer, now: int, telling: Telling) -> list[PushOutcome | SettleOutcome]:
+    def results(self, answer: _Answer, now: int, notifications: Notifications) -> list[PushOutcome | SettleOutcome]:
         """The outcome of each operation; its effects are noted in the store."""
-        places = self.pushes.adopt(answer.places)
+        partitions = self.pushes.adopt(answer.partitions)
         acks = iter(self.settlements.outcomes(*answer.settled))
-        new = iter(self.pushes.outcomes(places, (), *answer.pushed))
-        self.settlements.tell(answer.ready, answer.counts, answer.dues, telling)
-        telling.arrived(self.pushes.arrivals(places, answer.pushed[1], now))
+        new = iter(self.pushes.outcomes(partitions, (), *answer.pushed))
+        self.settlements.notify(answer.ready, answer.counts, answer.due_times, notifications)
+        notifications.arrived(self.pushes.arrivals(partitions, answer.pushed[1], now))
         return [next(acks) if isinstance(operation, Settlement) else next(new) for operation in self._operations]
 
 
@@ -176,8 +176,8 @@ class _Ends:
         self.positions = list(accumulate(len(part.settlements.positions) for part in parts))
         self.items = list(accumulate(len(part.settlements.items) for part in parts))
         self.leases = list(accumulate(len(part.required) for part in parts))
-        self.places = list(accumulate(len(part.pushes.names) for part in parts))
-        self.messages = list(accumulate(len(part.pushes.place) for part in parts))
+        self.partitions = list(accumulate(len(part.pushes.names) for part in parts))
+        self.messages = list(accumulate(len(part.pushes.partition) for part in parts))
         self.options = list(accumulate(len(part.pushes.options) for part in parts))
         self.checks = list(accumulate(len(part.keys.checks) for part in parts))
         self.mutations = list(accumulate(len(part.keys.mutations) for part in parts))
@@ -193,9 +193,9 @@ class _Answer:
         self.settled = tuple(cut(name, ends.items) for name in ("o_item_codes", "o_released", "o_dead", "o_holders"))
         self.ready = cut("o_ready", ends.positions)
         self.counts = cut("o_counts", ends.positions)
-        self.dues = cut("o_dues", ends.positions)
+        self.due_times = cut("o_due_times", ends.positions)
         self.pushed = cut("o_offsets", ends.messages), cut("o_outcomes", ends.messages)
-        self.places = cut("o_places", ends.places)
+        self.partitions = cut("o_partitions", ends.partitions)
 
 
 def _arguments(parts: Sequence[_Part]) -> tuple[object, ...]:
@@ -205,11 +205,11 @@ def _arguments(parts: Sequence[_Part]) -> tuple[object, ...]:
     pushes = [part.pushes.arguments() for part in parts]
     positions = [_joined(settlements, n, ends.positions) for n in (0, 1, 2)]
     items = [_joined(settlements, n, ends.items) for n in range(4, len(settlements[0]))]
-    places = [_joined(pushes, n, ends.places) for n in range(PLACES)]
-    messages = [_joined(pushes, n, ends.messages) for n in range(PLACES, len(pushes[0]) - OPTIONS)]
+    partitions = [_joined(pushes, n, ends.partitions) for n in range(PARTITION_ARRAYS)]
+    messages = [_joined(pushes, n, ends.messages) for n in range(PARTITION_ARRAYS, len(pushes[0]) - OPTIONS)]
     options = [_joined(pushes, n, ends.options) for n in range(len(pushes[0]) - OPTIONS, len(pushes[0]))]
     leases = [lease_uuid(lease) for part in parts for lease in part.required]
-    bounds = (ends.positions, ends.items, ends.leases, ends.places, ends.messages, ends.options)
+    bounds = (ends.positions, ends.items, ends.leases, ends.partitions, ends.messages, ends.options)
     keys = [
         list(chain.from_iterable(arrays)) for arrays in zip(*(part.keys.arguments() for part in parts), strict=True)
     ]
@@ -221,7 +221,7 @@ def _arguments(parts: Sequence[_Part]) -> tuple[object, ...]:
         *items,
         known,
         leases,
-        *places,
+        *partitions,
         *messages,
         *options,
         given,

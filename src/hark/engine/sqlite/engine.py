@@ -131,8 +131,8 @@ class SqliteEngine(TableVerbs):
         """Run a query beside the writer, after everything that is due has been applied."""
         if self._store.memory:
             return await self._look(lambda state, now: body(self._store.writer, LeaseView(state, now)))
-        held = await self._look(LeaseView)
-        return await self._read_committed(lambda connection: body(connection, held))
+        leased = await self._look(LeaseView)
+        return await self._read_committed(lambda connection: body(connection, leased))
 
     async def _read_committed(self, body: Callable[[apsw.Connection], T]) -> T:
         """Run a query beside the writer on what is stored; leases, and whether one is due, do not matter to it."""
@@ -153,8 +153,8 @@ class SqliteEngine(TableVerbs):
 
     # Other servers -----------------------------------------------------------------------------------------
 
-    def hear(self, hints: Sequence[Hint]) -> list[Hint]:  # noqa: ARG002  # nobody else has this store
-        """See `Engine.hear`."""
+    def on_hints(self, hints: Sequence[Hint]) -> list[Hint]:  # noqa: ARG002  # nobody else has this store
+        """See `Engine.on_hints`."""
         return []
 
     async def peer_secret(self) -> bytes:
