@@ -9,12 +9,16 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
 from tests.postgres_server import OwnPostgresServer, PostgresServer, any_server, own_server
 from tests.servers import SERVER_ENGINE, server_on
+
+hypothesis.settings.register_profile("hark", deadline=None)  # A busy machine is no reason to fail.
+hypothesis.settings.load_profile("hark")
 
 
 def pytest_configure() -> None:

@@ -9,9 +9,8 @@ import asyncpg
 import pytest
 
 from hark.clock import FakeClock
-from hark.engine.postgres import retention
-from hark.engine.postgres.contact import Job
-from hark.engine.postgres.discovery import Discovery
+from hark.engine.postgres import admin, discovery
+from hark.engine.postgres.discovery import Job
 from hark.engine.postgres.pool import Pool
 from hark.engine.postgres.pop import POP
 from hark.engine.postgres.push import OPTIONS, PUSH
@@ -66,7 +65,7 @@ async def test_a_push_that_commits_while_its_partition_is_emptied_is_kept(
 async def test_a_push_does_not_wait_while_retention_is_at_another_partition(
     here: Driver, there: Driver, clock: FakeClock, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "_STEP_MS", 0)  # A step ends with the first partition that it changed.
+    monkeypatch.setattr(admin, "_STEP_MS", 0)  # A step ends with the first partition that it changed.
     for name in ("p1", "p2"):
         await here.push("orders", name, 1, 2)
     await here.drain("orders")
@@ -168,11 +167,11 @@ async def test_rule_16_a_lease_that_became_visible_after_its_end_is_ended(
 def _searched_between_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time to ask the database for more comes when a pop has got something already."""
 
-    def is_wanted(_self: Discovery, job: Job, _now: int) -> bool:
+    def is_wanted(job: Job, _now: int) -> bool:
         unknown = any(group.ready.discovered is None for _, group in job.groups)
         return not job.discovered and (unknown or bool(job.messages))
 
-    monkeypatch.setattr(Discovery, "is_wanted", is_wanted)
+    monkeypatch.setattr(discovery, "is_wanted", is_wanted)
 
 
 @pytest.mark.usefixtures("_searched_between_rounds")

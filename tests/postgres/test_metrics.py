@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
+from hark.engine.postgres.admin import store_metrics
 from hark.engine.postgres.pool import Pool
-from hark.engine.postgres.retention import store_metrics
 
 from .pools import SOON, opened
 

@@ -10,9 +10,7 @@ import re
 import asyncpg
 import pytest
 
-from hark.engine.postgres import connections as connections_module
 from hark.engine.postgres import pool as pool_module
-from hark.engine.postgres.connections import Connections
 from hark.engine.postgres.pool import Pool
 from hark.errors import DiskFull, EngineFailure, HarkError, InvalidSetting, StoreUnusable
 from tests.postgres_server import OwnPostgresServer, PostgresServer
@@ -318,13 +316,14 @@ class Attempts:
 async def test_rule_29_one_attempt_at_a_time_tries_a_database_that_is_away_or_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connections_module, "_ATTEMPT_SECONDS", 0.01)
-    monkeypatch.setattr(connections_module, "_PROBE_SECONDS", (0.01,))
-    monkeypatch.setattr(connections_module, "_PROBE_PAUSES", (0.0,))
+    monkeypatch.setattr(pool_module, "_ATTEMPT_SECONDS", 0.01)
+    monkeypatch.setattr(pool_module, "_PROBE_SECONDS", (0.01,))
+    monkeypatch.setattr(pool_module, "_PROBE_PAUSES", (0.0,))
     attempts = Attempts()
-    connections = Connections(attempts.connect, limit=8, wait_seconds=600, on_return=lambda: None)
-    keeper = asyncio.create_task(connections._keep())
-    takers = [asyncio.create_task(connections.take()) for _ in range(8)]
+    pool = Pool("", wait_ms=600_000)
+    monkeypatch.setattr(pool, "_connect", attempts.connect)
+    keeper = asyncio.create_task(pool._keep())
+    takers = [asyncio.create_task(pool.fetch("select 1")) for _ in range(8)]
     refused = await asyncio.gather(*takers, return_exceptions=True)
     assert {one.code for one in refused if isinstance(one, EngineFailure)} == {"store_unavailable"}
     assert len(refused) == 8
@@ -335,14 +334,17 @@ async def test_rule_29_one_attempt_at_a_time_tries_a_database_that_is_away_or_do
     keeper.cancel()
 
 
-async def test_a_stopped_database_behind_a_socket_is_called_that(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_stopped_database_behind_a_socket_is_called_that(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def connect() -> asyncpg.Connection:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
-    connections = Connections(connect, limit=1, wait_seconds=600, on_return=lambda: None)
-    keeper = asyncio.create_task(connections._keep())
+    pool = Pool("", wait_ms=600_000)
+    monkeypatch.setattr(pool, "_connect", connect)
+    keeper = asyncio.create_task(pool._keep())
     with pytest.raises(EngineFailure) as caught:
-        await connections.take()
+        await pool.fetch("select 1")
     keeper.cancel()
     words = "no server listens on its socket"
     assert caught.value.text.startswith(f"PostgreSQL is unavailable ({words}); ")

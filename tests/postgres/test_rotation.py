@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 
 from hark.clock import FakeClock
-from hark.engine.postgres import PostgresEngine, retention
+from hark.engine.postgres import PostgresEngine, admin
 from tests.engine.driver import Driver
 from tests.postgres_programs import client_program
 
@@ -184,7 +184,7 @@ async def test_a_snapshot_from_between_the_steps_sees_what_counts(
     await here.push("orders", "p2", "kept")
     found: list[int] = []
 
-    async def look(self: retention.Retention) -> None:
+    async def look(self: admin.Retention) -> None:
         """Before each step that depends on who is reading: begin to read, and look when it is over."""
         async with snapshot(postgres_url) as reader:
             await find_horizon(self)
@@ -197,8 +197,8 @@ async def test_a_snapshot_from_between_the_steps_sees_what_counts(
             )
         await find_horizon(self)
 
-    find_horizon = retention.Retention._find_horizon
-    monkeypatch.setattr(retention.Retention, "_find_horizon", look)
+    find_horizon = admin.Retention._find_horizon
+    monkeypatch.setattr(admin.Retention, "_find_horizon", look)
     await one_round(here, clock)
     assert found == [1, 1]
     assert await ask(postgres_url, "select pg_relation_size('hark.messages_0')") == 0

@@ -27,8 +27,7 @@ MANY_DEAD, DEAD_PER_LIVE = 10_000, 10
 async def database_checks(settings: Settings) -> list[Check]:
     """Check a database as a server would use it; changes nothing."""
     try:
-        from hark.engine.postgres.connections import shown
-        from hark.engine.postgres.pool import Pool
+        from hark.engine.postgres.pool import Pool, shown
 
         about = settings.postgres
         pool = Pool(settings.engine, size=1, wait_ms=about.wait_ms, prepared=about.prepared)

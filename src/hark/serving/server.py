@@ -127,9 +127,9 @@ def sqlite_path(settings: Settings) -> str | None:
 def describe(settings: Settings) -> str:
     """The name of the store, without a password."""
     if is_postgres(settings):
-        from hark.engine.postgres import connections
+        from hark.engine.postgres.pool import shown
 
-        return connections.shown(settings.engine)
+        return shown(settings.engine)
     if is_s3(settings):
         from hark.engine.s3.bucket import Address
 

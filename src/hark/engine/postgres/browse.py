@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from typing import TypeVar
 
 import asyncpg
 import msgspec
 
 from hark.engine.hints import read_bound, set_state
-from hark.engine.postgres.discovery import BUCKET
-from hark.engine.postgres.pool import NOW, Pool, Where, can_be_stored
+from hark.engine.postgres.partitions import Store
 from hark.engine.postgres.pop import NO_OPTIONS, decode_options
+from hark.engine.postgres.ready import BUCKET
 from hark.ids import IdCodec
 from hark.keys import decode_key
 from hark.model import (
@@ -30,15 +31,69 @@ from hark.model import (
     TraceName,
 )
 
+NOW = "(select hark.time_v1($1))"
+"""The time of the call, worked out once. The first parameter is the time given; null: the database's own."""
+
+
+class Where:
+    """Conditions of a query, with all its parameters; others are left out, so that the plan fits the query."""
+
+    def __init__(self, *args: object) -> None:
+        self.args = list(args)
+        """Parameters, first those of the query without conditions."""
+        self._conditions = ["true"]
+
+    def __str__(self) -> str:
+        """The conditions in SQL."""
+        return " and ".join(self._conditions)
+
+    def also(self, condition: str, *values: object) -> None:
+        """Add a condition, with `{}` for each of its values, unless the first value is None."""
+        if values[0] is None:
+            return
+        if not can_be_stored(*values):
+            self._conditions.append("false")
+            return
+        numbers = range(len(self.args) + 1, len(self.args) + len(values) + 1)
+        self.args += values
+        self._conditions.append(condition.format(*(f"${number}" for number in numbers)))
+
+    def page(self, limit: int, offset: int) -> tuple[str, list[object]]:
+        """The end of a query for some of the rows, and all its parameters."""
+        count = len(self.args)
+        return f"limit ${count + 1} offset ${count + 2}", [*self.args, limit, offset]
+
+
+def can_be_stored(*values: object) -> bool:
+    """Whether PostgreSQL can store these values; if not, no row has them."""
+    return not any(isinstance(value, str) and "\0" in value for value in values)
+
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def struct_of(kind: type[S], row: asyncpg.Record, **more: object) -> S:
+    """A struct of the columns and values that it has fields for."""
+    values = {**row, **more}
+    return kind(**{name: values[name] for name in kind.__struct_fields__ if name in values})
+
+
+def _ids(row: asyncpg.Record, codec: IdCodec) -> dict[str, str]:
+    """The ids of a message, of its number of partition, offset and transaction id."""
+    message_id = codec.encode(row["number"], row["offset"])
+    partition_id = codec.encode(row["number"], 0)
+    return {"id": message_id, "transaction_id": row["transaction_id"] or message_id, "partition_id": partition_id}
+
+
 READ = "select * from hark.read_v1($1::text[], $2::text[], $3::bigint[], $4::int[], $5)"
 POSITIONS = "select * from hark.positions_v1($1, $2, $3, $4, $5)"
 
 
-async def read(pool: Pool, codec: IdCodec, requests: Sequence[Read]) -> list[ReadResult]:
+async def read(store: Store, _now: int | None, requests: Sequence[Read]) -> list[ReadResult]:
     """An answer to each request."""
     bound = read_bound(len(requests))
     possible = {n: one for n, one in enumerate(requests) if can_be_stored(one.queue, one.partition)}
-    rows = await pool.fetch(
+    rows = await store.pool.fetch(
         READ,
         [one.queue for one in possible.values()],
         [one.partition for one in possible.values()],
@@ -50,7 +105,7 @@ async def read(pool: Pool, codec: IdCodec, requests: Sequence[Read]) -> list[Rea
     numbers = list(possible)
     for row in rows:
         found.setdefault(numbers[row["request"] - 1], []).append(row)
-    return [_result(codec, request, found.get(n, ()), bound) for n, request in enumerate(requests)]
+    return [_result(store.codec, request, found.get(n, ()), bound) for n, request in enumerate(requests)]
 
 
 def _result(codec: IdCodec, request: Read, rows: Sequence[asyncpg.Record], bound: int) -> ReadResult:
@@ -86,22 +141,29 @@ def _delivery(codec: IdCodec, request: Read, row: asyncpg.Record) -> StoredMessa
 
 
 async def offsets(
-    pool: Pool, queue: str, start: BrowseFrom, partition: str | None, changed_since: int | None
+    store: Store,
+    _now: int | None,
+    queue: str,
+    start: BrowseFrom,
+    partition: str | None = None,
+    changed_since: int | None = None,
 ) -> list[PartitionOffset]:
     """Where a browser starts in the partitions of a queue, or in one of them."""
     if not can_be_stored(queue, partition):
         return []
     time = start if isinstance(start, int) else None
-    changed_bucket = None if changed_since is None else changed_since // BUCKET
-    rows = await pool.fetch(POSITIONS, queue, partition, start == "tail", time, changed_bucket)
+    since = None if changed_since is None else store.late.since(changed_since - store.skew)
+    changed_bucket = None if since is None else since // BUCKET
+    rows = await store.pool.fetch(POSITIONS, queue, partition, start == "tail", time, changed_bucket)
     return [PartitionOffset(name, offset) for name, offset in rows]
 
 
 # Dead letters ----------------------------------------------------------------------------------------------
 
 
-_COLUMNS = """uid, queue, partition, partition_name, grp, "offset", transaction_id, created_at, sealed, trace_id,
-    producer, attempts, error, failed_at, priority, backoff, undelivered, trace_context"""
+_COLUMNS = """uid, queue, partition as number, partition_name as partition, grp as "group", "offset", transaction_id,
+    created_at, sealed is true as sealed, trace_id, producer, attempts, error, failed_at,
+    coalesce(priority, 0) as priority, backoff, undelivered, trace_context"""
 _BY_ID = """id in (
     select id from hark.dead_letters where uid = any({}::uuid[])
     union
@@ -138,43 +200,30 @@ def _uuid(text: str) -> uuid.UUID | None:
     return value if str(value) == text else None
 
 
-async def dead_letters(pool: Pool, codec: IdCodec, where: DeadLetterFilter) -> DeadLetters:
+async def dead_letters(store: Store, _now: int | None, where: DeadLetterFilter) -> DeadLetters:
     """A page of dead letters, in the order of their failures, and how many there are in all."""
-    matching = dead_letters_where(where, codec)
-    total = await pool.fetchval(f"select count(*) from hark.dead_letters where {matching}", *matching.args)
+    matching = dead_letters_where(where, store.codec)
+    total = await store.pool.fetchval(f"select count(*) from hark.dead_letters where {matching}", *matching.args)
     page, args = matching.page(where.limit, where.offset)
     payload = "payload" if where.payloads else "'null'::bytea as payload"
     order = "asc" if where.oldest_first else "desc"
-    rows = await pool.fetch(
+    rows = await store.pool.fetch(
         f"select {_COLUMNS}, {payload} from hark.dead_letters where {matching}"
-        f" order by failed_at {order}, id {order} {page}",
+        f" order by failed_at {order}, dead_letters.id {order} {page}",
         *args,
     )
-    return DeadLetters([_dead_letter(row, codec) for row in rows], total)
+    return DeadLetters([_dead_letter(row, store.codec) for row in rows], total)
 
 
 def _dead_letter(row: asyncpg.Record, codec: IdCodec) -> DeadLetter:
-    message_id = codec.encode(row["partition"], row["offset"])
-    return DeadLetter(
-        id=str(row["uid"]),
-        message_id=message_id,
-        transaction_id=row["transaction_id"] or message_id,
-        partition_id=codec.encode(row["partition"], 0),
-        queue=row["queue"],
-        partition=row["partition_name"],
-        group=row["grp"],
+    ids = _ids(row, codec)
+    return struct_of(
+        DeadLetter,
+        row,
+        **ids | {"id": str(row["uid"]), "message_id": ids["id"]},
         payload=msgspec.Raw(row["payload"]),
-        sealed=bool(row["sealed"]),
-        producer=row["producer"],
-        trace_id=row["trace_id"],
-        attempts=row["attempts"],
-        error=row["error"],
-        created_at=row["created_at"],
-        failed_at=row["failed_at"],
-        priority=row["priority"] or 0,
         backoff_ms=None if row["backoff"] is None else tuple(row["backoff"]),
         undelivered_keys=tuple(map(decode_key, row["undelivered"] or ())),
-        trace_context=row["trace_context"],
     )
 
 
@@ -189,13 +238,13 @@ join hark.queues as queue on queue.id = partition.queue
 
 
 async def traces(
-    pool: Pool,
-    codec: IdCodec,
-    partition_id: str | None,
-    transaction_id: str | None,
-    name: str | None,
-    limit: int,
-    offset: int,
+    store: Store,
+    _now: int | None,
+    partition_id: str | None = None,
+    transaction_id: str | None = None,
+    name: str | None = None,
+    limit: int = 100,
+    offset: int = 0,
 ) -> tuple[list[Trace], int]:
     """Events of one message, oldest first, or of one name, newest first; and how many there are in all."""
     where = Where()
@@ -204,55 +253,44 @@ async def traces(
         where.also("trace.id in (select trace_names.trace from hark.trace_names where trace_names.name = {})", name)
     else:
         order = "asc"
-        view = await message(pool, codec, None, partition_id or "", transaction_id or "")
-        address = None if view is None else codec.decode(view.id)
+        view = await message(store, None, partition_id or "", transaction_id or "")
+        address = None if view is None else store.codec.decode(view.id)
         if address is None:
             return [], 0
         where.also('trace.partition = {} and trace."offset" = {}', *address)
-    total = await pool.fetchval(f"select count(*) from {_TRACES} where {where}", *where.args)
+    total = await store.pool.fetchval(f"select count(*) from {_TRACES} where {where}", *where.args)
     page, args = where.page(limit, offset)
-    rows = await pool.fetch(
+    rows = await store.pool.fetch(
         f"""
-        select page.*, message.transaction_id, message.payload, message.sealed,
-            array(select trace_names.name from hark.trace_names where trace_names.trace = page.id order by 1) as names
+        select page.*, message.transaction_id, message.payload, message.sealed is true as sealed,
+            array(select x.name from hark.trace_names as x where x.trace = page.event_id order by 1) as names
         from (
-            select trace.*, queue.name as queue, partition.name as partition_name
+            select trace.id as event_id, trace.uid, trace.event, trace.data, trace.grp as "group", trace.created_at,
+                trace.partition as number, trace."offset", queue.name as queue, partition.name as partition
             from {_TRACES} where {where} order by trace.id {order} {page}
         ) as page
         cross join lateral (
             select * from hark.messages as message
-            where message.partition = page.partition and message."offset" = page."offset"
+            where message.partition = page.number and message."offset" = page."offset"
             offset 0
         ) as message
-        order by page.id {order}
+        order by page.event_id {order}
         """,
         *args,
     )
-    return [_trace(row, codec) for row in rows], total
+    return [_trace(row, store.codec) for row in rows], total
 
 
 def _trace(row: asyncpg.Record, codec: IdCodec) -> Trace:
-    return Trace(
-        id=str(row["uid"]),
-        event=row["event"],
-        data=msgspec.Raw(row["data"]),
-        group=row["grp"],
-        created_at=row["created_at"],
-        names=row["names"],
-        transaction_id=row["transaction_id"] or codec.encode(row["partition"], row["offset"]),
-        partition_id=codec.encode(row["partition"], 0),
-        queue=row["queue"],
-        partition=row["partition_name"],
-        payload=msgspec.Raw(row["payload"]),
-        sealed=bool(row["sealed"]),
-    )
+    ids = _ids(row, codec) | {"id": str(row["uid"])}
+    return struct_of(Trace, row, **ids, data=msgspec.Raw(row["data"]), payload=msgspec.Raw(row["payload"]))
 
 
-async def trace_names(pool: Pool, limit: int, offset: int) -> tuple[list[TraceName], int]:
+async def trace_names(store: Store, _now: int | None, limit: int = 50, offset: int = 0) -> tuple[list[TraceName], int]:
     """Names of events, the last used first, and how many there are."""
     named = f"hark.trace_names join ({_TRACES}) on trace.id = trace_names.trace"
-    total = await pool.fetchval(f"select count(distinct trace_names.name) from {named}")
-    rows = await pool.fetch(
+    total = await store.pool.fetchval(f"select count(distinct trace_names.name) from {named}")
+    rows = await store.pool.fetch(
         f"""
         select trace_names.name, count(*) as traces, count(distinct (trace.partition, trace."offset")) as messages,
             max(trace.created_at) as last_seen
@@ -267,7 +305,7 @@ async def trace_names(pool: Pool, limit: int, offset: int) -> tuple[list[TraceNa
 
 _decode_groups = msgspec.json.Decoder(list[GroupView]).decode
 
-# Of the groups of a message's queue, what each says of it; one that was requeued is the business of one group only.
+# The state of a message in each group of its queue. A requeued message belongs to one group only.
 _GROUPS = f"""(
     select json_agg(json_build_object(
         'group', grp.name,
@@ -315,10 +353,10 @@ _GROUPS = f"""(
 
 # The messages at wanted places, which have an order (n).
 _MESSAGES = f"""
-select message.partition, message."offset", message.created_at, message.transaction_id, message.trace_id,
-    message.producer, message.priority, message.deliver_at, message.sealed, queue.name as queue,
-    partition.name as partition_name, queue.namespace, queue.task, queue.priority as queue_priority, {NOW} as now,
-    {_GROUPS}
+select message.partition as number, message."offset", message.created_at, message.transaction_id, message.trace_id,
+    message.producer, coalesce(message.priority, 0) as priority, message.deliver_at, message.sealed is true as sealed,
+    queue.name as queue, partition.name as partition, queue.namespace, queue.task, queue.priority as queue_priority,
+    {NOW} as now, {_GROUPS}
 """
 _FROM = """
 cross join lateral (
@@ -346,62 +384,34 @@ from (select 1 as n, $2::bigint as partition, hark.find_message_v1($2, $3, $4) a
 """
 
 
-async def messages(pool: Pool, codec: IdCodec, now: int | None, where: MessageFilter) -> list[MessageView]:
+async def messages(store: Store, now: int | None, where: MessageFilter) -> list[MessageView]:
     """A page of messages, newest first, without payloads."""
     names = (where.queue, where.partition, where.namespace, where.task)
     if not can_be_stored(*names):
         return []
-    rows = await pool.fetch(
-        _NEWEST,
-        now,
-        *names,
-        where.state,
-        where.since,
-        where.until,
-        where.offset + where.limit,
-        where.offset,
+    rows = await store.pool.fetch(
+        _NEWEST, now, *names, where.state, where.since, where.until, where.offset + where.limit, where.offset
     )
-    return [_view(row, codec) for row in rows]
+    return [_view(row, store.codec) for row in rows]
 
 
-async def message(
-    pool: Pool, codec: IdCodec, now: int | None, partition_id: str, transaction_id: str
-) -> MessageView | None:
+async def message(store: Store, now: int | None, partition_id: str, transaction_id: str) -> MessageView | None:
     """One message with its payload, by transaction id or message id."""
-    address = codec.decode(partition_id)
+    address = store.codec.decode(partition_id)
     if address is None or not can_be_stored(transaction_id):
         return None
-    own = codec.decode(transaction_id)
+    own = store.codec.decode(transaction_id)
     offset = own.offset if own is not None and own.partition == address.partition else None
-    row = await pool.fetchrow(_ONE, now, address.partition, transaction_id, offset)
+    row = await store.pool.fetchrow(_ONE, now, address.partition, transaction_id, offset)
     if row is None:
         return None
-    view = _view(row, codec)
+    view = _view(row, store.codec)
     view.payload = msgspec.Raw(row["payload"])
     return view
 
 
 def _view(row: asyncpg.Record, codec: IdCodec) -> MessageView:
-    message_id = codec.encode(row["partition"], row["offset"])
     groups = [] if row["groups"] is None else _decode_groups(row["groups"])
-    view = MessageView(
-        id=message_id,
-        transaction_id=row["transaction_id"] or message_id,
-        partition_id=codec.encode(row["partition"], 0),
-        queue=row["queue"],
-        partition=row["partition_name"],
-        namespace=row["namespace"],
-        task=row["task"],
-        offset=row["offset"],
-        state="pending",
-        trace_id=row["trace_id"],
-        producer=row["producer"],
-        priority=row["priority"] or 0,
-        queue_priority=row["queue_priority"],
-        created_at=row["created_at"],
-        deliver_at=row["deliver_at"],
-        groups=groups,
-        sealed=bool(row["sealed"]),
-    )
+    view = struct_of(MessageView, row, **_ids(row, codec), state="pending", groups=groups)
     set_state(view, groups, row["now"])
     return view

@@ -1,193 +1,296 @@
-"""Work of other servers: partitions that they made ready, however late they become visible."""
+"""Pops on their way through the rounds of a call: their groups (rule 20), and the partitions that they may try."""
 
 from __future__ import annotations
 
 import asyncio
-import secrets
-from collections.abc import Collection, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from hark.clock import SECOND
-from hark.engine.postgres.contact import Job
-from hark.engine.postgres.partitions import Directory, Group, Partition
-from hark.engine.postgres.pool import Pool
-from hark.engine.postgres.push import Arrival, Notifications
-from hark.engine.postgres.settle import Deliveries
-from hark.model import Hint
+from hark.engine.postgres.partitions import Group, Partition, Store
+from hark.engine.postgres.ready import BUCKET, RUNNING
+from hark.errors import Conflict, EngineFailure, HarkError
+from hark.model import QUEUE_MODE, Delivery, EmptyReason, PopRequest, Subscription
 
-# A search for what other servers did goes back a little in time. That is not enough for a transaction that runs for
-# long.
-# So every search also asks which transactions are running, and when a long one has ended, all go back to its
-# beginning.
-
-
-RUNNING = """array(
-    with snapshot as (select pg_current_snapshot() as s)
-    select x::text::bigint from snapshot cross join lateral pg_snapshot_xip(s) x
-    union all
-    select x from snapshot cross join lateral generate_series(
-        pg_snapshot_xmax(s)::text::bigint,
-        pg_snapshot_xmax(s)::text::bigint + least(age(pg_snapshot_xmax(s)::xid), 10000) - 1) x
-)"""
-"""SQL: the transactions of all databases that have begun and that its statement does not see. A snapshot does not list
-those after the last one that has ended; `age` tells how many numbers were given since."""
-
-LATE = 30 * SECOND
-"""So far back every look goes."""
-_LONG = 10 * SECOND
-"""A transaction that ended within this time is found by every look."""
-_NOT_YET_RUNNING = LATE - _LONG
-"""How much earlier a call may have read the clock than its transaction got its number."""
-_MANY = 100
+TAKEN, NOTHING, LEASED, LOCKED, WAITING, WINDOW, PAUSED, GONE, UNUSED, RATE, IN_FLIGHT = range(11)
+MORE = TAKEN
+"""In `share_v1`, of a candidate that has more."""
+NOT_NOW = (NOTHING, LEASED, WAITING, WINDOW)
+CLOSED = (PAUSED, RATE, IN_FLIGHT)
+"""The whole group can't take any more."""
+REASONS: dict[int, EmptyReason] = {
+    NOTHING: "nothing_ready",
+    LEASED: "lease_held",
+    LOCKED: "lease_held",
+    WAITING: "waiting",
+    WINDOW: "window_buffer",
+    PAUSED: "paused",
+    GONE: "partition_not_found",
+    RATE: "rate_limited",
+    IN_FLIGHT: "max_in_flight",
+}
 
 
-class Late:
-    """The transactions that one engine has seen running, and those of them that ended after a long time."""
+class Job:
+    """One request on its way through a call."""
 
-    def __init__(self) -> None:
-        self._looks = 0
-        self._looked = 0
-        self._running: dict[int, int] = {}
-        """By number, the time of the last look at which each was not running yet."""
-        self._ended: list[tuple[int, int]] = []
-        """When it was noticed that a long transaction had ended, and since when its changes may date."""
+    def __init__(self, request: PopRequest, lease: str, max_bytes: int) -> None:
+        self.request = request
+        self.max_bytes = max_bytes
+        """The pop ends with the message that reaches this number of bytes, whatever its batch."""
+        self.lease = lease
+        self.may_hold = False
+        """Whether the database may have the lease."""
+        self.consumer = request.consumer or None
+        self.until: int | None = None
+        self.groups: list[tuple[int, Group]] = []
+        """Where it takes from, with the priority of the queue."""
+        self.named: Partition | None = None
+        """The partition that it names."""
+        self.messages: list[Delivery] = []
+        self.bytes = 0
+        self.positions = 0
+        self.tried_partition = False
+        self.discovered = False
+        self.locked: list[tuple[Group, int]] = []
+        self.served: list[tuple[Group, int]] = []
+        """Partitions that it took from, settled at once, and that have more, for the pops after it."""
+        self.had: set[tuple[Group, int]] = set()
+        """The partitions of ordered groups that it took from: it does so once, whatever hints arrive meanwhile."""
+        self.closed: set[Group] = set()
+        """Groups that are paused, or may take no more for now."""
+        self.stale = False
+        self.error: HarkError | None = None
+        self.reason: EmptyReason = "nothing_ready"
+        self.look_again_at: int | None = None
 
-    def look(self) -> tuple[int, int]:
-        """Begin a look, before the database is asked; `note` wants what this answers."""
-        return self._looks, self._looked
+    def give_up_rest(self) -> None:
+        """Offer to other pops what it can't take."""
+        for group, partition in (*self.locked, *self.served):
+            group.ready.found(partition)
+        self.locked, self.served = [], []
 
-    def note(self, running: Collection[int], look: tuple[int, int], now: int) -> None:
-        """Take note of the transactions that were running at a look, which began at the time `now`."""
-        number, before = look
-        for one in running:
-            self._running.setdefault(one, before)
-        if number != self._looks:
-            return  # Another look was answered meanwhile. It may be the newer one, so it is unknown which have ended.
-        self._looks += 1
-        self._looked = now
-        ended = [self._running.pop(one) for one in list(self._running) if one not in running]
-        began = min(ended, default=now)
-        if began < now - _LONG:
-            self._ended.append((now, max(0, began - _NOT_YET_RUNNING)))
-        if len(self._ended) > _MANY:
-            (_, first), (noticed, second) = self._ended[:2]
-            self._ended[:2] = [(noticed, min(first, second))]
+    def got_nothing(self, status: int) -> None:
+        """Note why a partition gave nothing, unless its group may take no more, which is the better reason."""
+        if not self.closed:
+            self.reason = REASONS[status]
+
+    def close(self, group: Group, status: int, due: int | None) -> None:
+        """A group is paused, or may take no more until a settlement or until a time."""
+        self.closed.add(group)
+        self.reason = REASONS[status]
+        group.ready.blocked |= status == IN_FLIGHT
+        if status == RATE and due is not None:
+            self.look_again_at = due if self.look_again_at is None else min(due, self.look_again_at)
+
+    def take_locked(self, *, shared: bool) -> list[tuple[Group, int]]:
+        """Partitions that were locked, in groups of one kind; as many as there is room for."""
+        locked = [one for one in self.locked if (one[0].shared is not None) == shared]
+        self.locked = [one for one in self.locked if (one[0].shared is not None) != shared]
+        for group, partition in locked[self.room :]:
+            group.ready.found(partition)
+        return locked[: self.room]
+
+    def is_shared_next(self, now: int) -> bool:
+        """Whether the next partition to try is one of a shared group."""
+        for _, group in self.groups:
+            group.ready.wake_due(now)
+        if self.named is not None:
+            return bool(self.groups) and self.groups[0][1].shared is not None
+        best = self.best_group()
+        if best is not None:
+            return best[1].shared is not None
+        return bool(self.locked) and self.locked[0][0].shared is not None
+
+    def shared_groups(self) -> list[Group]:
+        """The shared groups to try next: those with work in queues of the highest priority of their namespace."""
+        if self.named is not None:
+            return [group for _, group in self.groups]
+        highest = {group.namespace: priority for _, (priority, group) in self._best_of_each().values()}
+        return [
+            group
+            for priority, group in self.groups
+            if priority == highest.get(group.namespace) and group.shared is not None and group not in self.closed
+        ]
+
+    def goes_on(self, now: int) -> bool:
+        """Whether it has a partition left to try."""
+        if self.named is not None:
+            return bool(self.groups) and not self.tried_partition
+        if self.room <= 0:
+            return False
+        for _, group in self.groups:
+            group.ready.wake_due(now)
+        ready = any(group.ready.first() is not None for _, group in self.groups if group not in self.closed)
+        return ready or (bool(self.locked) and not self.messages)
+
+    def best_group(self) -> tuple[int, Group] | None:
+        """The group with the next partition to try: highest queue priority, then served longest ago (rule 9)."""
+        best = self._best_of_each().values()
+        return min(best, key=lambda one: one[0][1:])[1] if best else None
+
+    def _best_of_each(self) -> dict[str, tuple[tuple[int, int, int, int], tuple[int, Group]]]:
+        """The same for each namespace: the priorities of queues compete only within one (rule 27)."""
+        best: dict[str, tuple[tuple[int, int, int, int], tuple[int, Group]]] = {}
+        for priority, group in self.groups:
+            head = group.ready.first() if group not in self.closed else None
+            if head is None:
+                continue
+            order, known = (-priority, *head), best.get(group.namespace)
+            if known is None or order < known[0]:
+                best[group.namespace] = order, (priority, group)
+        return best
 
     @property
-    def newest(self) -> tuple[int, int] | None:
-        """The last long transaction that ended; for those who have to know whether there was another one."""
-        return self._ended[-1] if self._ended else None
-
-    def since(self, looked: int, reach: int = LATE) -> int:
-        """The time back to which to look, for one who last looked at a time and looks back so far anyway."""
-        return min([max(0, looked - reach), *(began for noticed, began in self._ended if noticed >= looked)])
+    def room(self) -> int:
+        """How many more partitions it may take from."""
+        full = len(self.messages) >= self.request.batch or self.bytes >= self.max_bytes
+        return 0 if full else (1 if self.named is not None else self.request.partitions) - self.positions
 
 
-# What is heard is belief, like all that is in `Ready`: the database verifies it when somebody wants to take.
+class Candidate:
+    """A partition that a job is tried on."""
+
+    __slots__ = ("group", "job", "partition", "turn", "wait")
+
+    def __init__(self, job: Job, group: Group, partition: int, *, wait: bool) -> None:
+        self.job = job
+        self.group = group
+        self.partition = partition
+        self.turn = group.ready.now()
+        self.wait = wait
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Group and partition."""
+        return self.group.id, self.partition
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether something happened to the partition since: the answer of the database may be older."""
+        return self.group.ready.hinted_since(self.partition, self.turn)
 
 
-_SECRET = "peer_secret:"
-_SECRET_NUMBERS = 4
-_NUMBER_BYTES = 8
-
-# Of servers that start together one makes it, and all read what that one made.
-_MAKE_SECRET = """
-insert into hark.meta as known (key, value) select * from unnest($1::text[], $2::bigint[])
-on conflict (key) do update set value = known.value
-returning key, value
-"""
-
-
-async def peer_secret(pool: Pool) -> bytes:
-    """32 random bytes in the database, made where there are none; as numbers, which is what `meta` has."""
-    keys = [f"{_SECRET}{number}" for number in range(_SECRET_NUMBERS)]
-    rows = await pool.fetch("select key, value from hark.meta where key = any ($1::text[])", keys)
-    if len(rows) < len(keys):
-        numbers = [int.from_bytes(secrets.token_bytes(_NUMBER_BYTES), signed=True) for _ in keys]
-        rows = await pool.fetch(_MAKE_SECRET, keys, numbers)
-    values = {row["key"]: row["value"] for row in rows}
-    return b"".join(values[key].to_bytes(_NUMBER_BYTES, signed=True) for key in keys)
+@contextmanager
+def leasing(jobs: Iterable[Job]) -> Iterator[None]:
+    """Note that jobs may hold their leases after a call, unless it had no effect."""
+    may_hold = True
+    try:
+        yield
+    except EngineFailure as error:
+        may_hold = error.code == "outcome_unknown"
+        raise
+    finally:
+        for job in jobs:
+            job.may_hold |= may_hold
 
 
-class HintListener:
-    """Turns what other servers say into beliefs of this one, and into hints for those who wait here."""
+# Groups -----------------------------------------------------------------------------------------------------
 
-    def __init__(self, directory: Directory, deliveries: Deliveries) -> None:
-        self._directory = directory
-        self._deliveries = deliveries
-
-    def on_hints(self, hints: Sequence[Hint]) -> list[Hint]:
-        """Believe hints; whom to tell of them."""
-        notifications = Notifications(self._directory)
-        for kind, same in groupby(hints, lambda hint: hint.kind):
-            if kind == "message":
-                self._arrived(list(same), notifications)
-            else:
-                for hint in same:
-                    self._free(hint, notifications)
-        # At the end: a lease over several queues is in several hints.
-        for lease in (lease for hint in hints for lease in hint.ended):
-            self._deliveries.end(lease)
-        return notifications.hints()
-
-    def _arrived(self, hints: Sequence[Hint], notifications: Notifications) -> None:
-        """Messages came: they are for every group here, whomever the other server has told, and each of them once."""
-        came: dict[Partition, int] = {}
-        for hint in hints:
-            counts = dict(zip(hint.partitions or (), hint.counts, strict=False))
-            for partition in self._known(hint):
-                came[partition] = max(came.get(partition, 1), counts.get(partition.name, 1))
-        notifications.arrived([Arrival(partition, number) for partition, number in came.items()])
-        for hint in hints:
-            self._unknown(hint, notifications)
-
-    def _unknown(self, hint: Hint, notifications: Notifications) -> None:
-        """Of some partitions nobody here can take by belief: whoever looks discovers them."""
-        names = {partition.name for partition in self._known(hint)}
-        unknown = None if hint.partitions is None else [name for name in hint.partitions if name not in names]
-        if unknown == []:
-            return
-        groups = list(self._directory.groups_of(hint.queue))
-        for group in groups if unknown is None else ():
-            group.ready.forget()
-        excluded = [group.name for group in groups]
-        notifications.book.arrived(hint.queue, (), excluded)
-        for name in (None, *excluded):
-            notifications.book.add(hint.queue, name, unknown, "message")
-
-    def _free(self, hint: Hint, notifications: Notifications) -> None:
-        for group in self._directory.groups_of(hint.queue):
-            if hint.group in (None, group.name):
-                self._note_ready(group, hint, notifications)
-        if hint.partitions is None or hint.partitions:
-            counts = dict(zip(hint.partitions or (), hint.counts, strict=False))
-            notifications.book.add(hint.queue, hint.group, hint.partitions, counts=counts or None)
-        if hint.group is not None:
-            for lease in hint.ended:
-                notifications.book.ended(hint.queue, hint.group, lease)
-
-    def _note_ready(self, group: Group, hint: Hint, notifications: Notifications) -> None:
-        if hint.partitions is None:
-            group.ready.forget()
-        for one in self._known(hint):
-            group.ready.add(one.id)
-        if hint.ended:
-            notifications.has_room(group)
-        if group.shared is not None:
-            return  # A lease on messages keeps nobody else from a partition.
-        if hint.ended:
-            notifications.free(group, group.ready.doubt_leases())
-        for lease in hint.ended:
-            for partition in self._deliveries.partitions_of(lease):
-                notifications.drained(group, partition)
-
-    def _known(self, hint: Hint) -> list[Partition]:
-        partitions = self._directory.partitions
-        return [partitions[hint.queue, name] for name in hint.partitions or () if (hint.queue, name) in partitions]
+_SEEN_INTERVAL = 3600 * SECOND
+_CONTACT = "select * from hark.contact_v1($1, $2::text[], $3::text[], $4::text[], $5::text[], $6::bigint[])"
+_LABEL = "select * from hark.label_v1($1, $2, $3, $4, $5, $6, $7)"
 
 
-BUCKET = 10 * SECOND
+async def resolve(store: Store, jobs: dict[int, Job], given: int | None) -> dict[int, HarkError]:
+    """Find the groups of all jobs; those that are seen for the first time are made (rule 20)."""
+    errors: dict[int, HarkError] = {}
+    await _contact(store, [job.request for job in jobs.values() if job.request.queue is not None], given)
+    for position, job in jobs.items():
+        try:
+            await _resolve_one(store, job, given)
+        except HarkError as error:
+            errors[position] = error
+    return errors
+
+
+async def _contact(store: Store, requests: Sequence[PopRequest], given: int | None) -> None:
+    missing: dict[tuple[str, str], PopRequest] = {}
+    for request in requests:
+        assert request.queue is not None
+        known = store.groups.get((request.queue, request.group))
+        if known is None or known.queue_id is None:
+            missing.setdefault((request.queue, request.group), request)
+    if not missing:
+        return
+    subscriptions = [_subscription(request) for request in missing.values()]
+    rows = await store.pool.fetch(
+        _CONTACT,
+        given,
+        [queue for queue, _ in missing],
+        [group for _, group in missing],
+        [request.group_mode for request in missing.values()],
+        [mode for mode, _ in subscriptions],
+        [since for _, since in subscriptions],
+    )
+    for queue, name, number, mode, queue_id in rows:
+        store.adopt_group(number, queue, name, mode, queue_id)
+
+
+async def _resolve_one(store: Store, job: Job, given: int | None) -> None:
+    request = job.request
+    if request.queue is None:
+        job.groups = await _label_groups(store, request, given)
+    else:
+        job.groups = [(0, store.groups[request.queue, request.group])]
+    for _, group in job.groups:
+        if request.group_mode not in (None, group.mode):
+            raise Conflict(
+                f"consumer group {group.name!r} of queue {group.queue!r} is {group.mode}, not "
+                f"{request.group_mode}; use its mode, or another group",
+                code="group_mode_conflict",
+            )
+    job.groups = [(priority, group) for priority, group in job.groups if group.queue_id is not None]
+    if request.partition is not None:
+        job.reason = "partition_not_found"
+        if request.queue is not None and job.groups:
+            job.named = await store.find_partition(request.queue, request.partition)
+        if job.named is None:
+            job.groups = []
+
+
+async def _label_groups(store: Store, request: PopRequest, given: int | None) -> list[tuple[int, Group]]:
+    rows = await store.pool.fetch(
+        _LABEL, given, request.group, request.namespace, request.task, request.group_mode, *_subscription(request)
+    )
+    groups = []
+    for queue, queue_id, priority, number, mode, namespace in rows:
+        group = store.adopt_group(number, queue, request.group, mode, queue_id)
+        group.namespace = namespace
+        groups.append((priority, group))
+    return sorted(groups, key=lambda pair: -pair[0])
+
+
+async def resolve_again(store: Store, jobs: Sequence[Job], given: int | None) -> None:
+    """Find the groups of jobs whose queue or group was removed, here or by another server."""
+    for job in jobs:
+        job.stale = job.discovered = False
+        try:
+            if job.request.queue is not None:
+                await _contact(store, [job.request], given)
+            await _resolve_one(store, job, given)
+        except Conflict as error:
+            job.error, job.groups = error, []
+
+
+async def note_seen(store: Store, jobs: Sequence[Job], given: int | None, now: int) -> None:
+    """Store that groups are in use: idle groups stop holding retention after some time."""
+    quiet = {group for job in jobs for _, group in job.groups if now - group.seen_at >= _SEEN_INTERVAL}
+    if quiet:
+        await store.pool.fetch("select hark.seen_v1($1, $2::int[])", given, [group.id for group in quiet])
+        for group in quiet:
+            group.seen_at = now
+
+
+def _subscription(request: PopRequest) -> tuple[str, int | None]:
+    """Where a new group begins: mode and time."""
+    one = request.subscription if request.group != QUEUE_MODE else Subscription()
+    return one.mode, one.since if one.mode == "timestamp" else None
+
+
+# Partitions that other servers made ready -------------------------------------------------------------------
+
 _DISCOVER = f"""
 select null::bigint[], * from hark.discover_v1($1, $2, $3, $4) union all select {RUNNING}, null, null, null, null
 """
@@ -196,72 +299,67 @@ _SEARCH_SHARE = 20
 """A group with work is searched for more twice a second, or less often if a search takes long."""
 
 
-class Discovery:
-    """Asks the database for one engine."""
-
-    def __init__(self, pool: Pool, directory: Directory, late: Late) -> None:
-        self._pool = pool
-        self._directory = directory
-        self._late = late
-
-    def is_wanted(self, job: Job, now: int) -> bool:
-        """Whether to ask the database for partitions that this server has not heard of."""
-        if job.named is not None or job.discovered or not job.groups:
-            return False
-        if any(group.ready.discovered is None for _, group in job.groups):
-            return True
-        if not job.messages and not job.goes_on(now):
-            return True
-        searched = asyncio.get_running_loop().time()
-        return any(group.ready.discover_after <= searched for _, group in job.groups)
-
-    async def discover(self, jobs: Sequence[Job], given: int | None, now: int) -> None:
-        """What others pushed or gave back, and leases that nobody ended, become candidates."""
-        gone = set()
-        for group in dict.fromkeys(group for job in jobs for _, group in job.groups):
-            if not await self._discover_group(group, given, now):
-                gone.add(group)
-        for job in jobs:
-            job.discovered = True
-            job.stale = any(group in gone for _, group in job.groups)
-
-    async def _discover_group(self, group: Group, given: int | None, now: int) -> bool:
-        """False: the group, or its queue, is not there any more."""
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        looked = group.ready.discovered
-        if looked is None:
-            group.ready.forget()
-        group.ready.discovered = now
-        turn = group.ready.now()
-        try:
-            rows = await self._ask(group, looked, given, now)
-        except BaseException:
-            group.ready.discovered = None
-            raise
-        for _, partition, due, leased, has_lanes in rows:
-            if partition is None:
-                self._directory.forget_group(group)
-                return False
-            group.ready.prioritized |= bool(has_lanes)
-            if due is None or group.ready.hinted_since(partition, turn):
-                group.ready.found(partition)
-            elif group.shared is not None:
-                group.shared.waits(partition, due, "lease_held" if leased else "waiting", now)
-            else:
-                group.ready.leased_until(partition, due)
-        took = loop.time() - began
-        group.ready.discover_after = began + max(_SEARCH_SECONDS, _SEARCH_SHARE * took)
+def is_wanted(job: Job, now: int) -> bool:
+    """Whether to search the database for partitions that this server does not know."""
+    if job.named is not None or job.discovered or not job.groups:
+        return False
+    if any(group.ready.discovered is None for _, group in job.groups):
         return True
+    if not job.messages and not job.goes_on(now):
+        return True
+    searched = asyncio.get_running_loop().time()
+    return any(group.ready.discover_after <= searched for _, group in job.groups)
 
-    async def _ask(self, group: Group, looked: int | None, given: int | None, now: int) -> Sequence[Any]:
-        """What happened since this server last looked, or (None) ever."""
-        since, wanted = None, 0 if looked is None else self._late.since(looked) // BUCKET
-        while since is None or wanted < since:  # Again if the answer says that a long transaction has ended.
-            since = wanted
-            look = self._late.look()
-            *rows, last = await self._pool.fetch(_DISCOVER, given, group.id, group.queue_id, since)
-            self._late.note(last[0], look, now)
-            if looked is not None:
-                wanted = self._late.since(looked) // BUCKET
-        return rows
+
+async def discover(store: Store, jobs: Sequence[Job], given: int | None, now: int) -> None:
+    """Make candidates of what other servers pushed or gave back, and of leases that have expired."""
+    gone = set()
+    for group in dict.fromkeys(group for job in jobs for _, group in job.groups):
+        if not await _discover_group(store, group, given, now):
+            gone.add(group)
+    for job in jobs:
+        job.discovered = True
+        job.stale = any(group in gone for _, group in job.groups)
+
+
+async def _discover_group(store: Store, group: Group, given: int | None, now: int) -> bool:
+    """False: the group, or its queue, is not there any more."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    looked = group.ready.discovered
+    if looked is None:
+        group.ready.forget()
+    group.ready.discovered = now
+    turn = group.ready.now()
+    try:
+        rows = await _ask(store, group, looked, given, now)
+    except BaseException:
+        group.ready.discovered = None
+        raise
+    for _, partition, due, leased, has_lanes in rows:
+        if partition is None:
+            store.forget_group(group)
+            return False
+        group.ready.prioritized |= bool(has_lanes)
+        if due is None or group.ready.hinted_since(partition, turn):
+            group.ready.found(partition)
+        elif group.shared is not None:
+            group.shared.waits(partition, due, "lease_held" if leased else "waiting", now)
+        else:
+            group.ready.leased_until(partition, due)
+    took = loop.time() - began
+    group.ready.discover_after = began + max(_SEARCH_SECONDS, _SEARCH_SHARE * took)
+    return True
+
+
+async def _ask(store: Store, group: Group, looked: int | None, given: int | None, now: int) -> Sequence[Any]:
+    """What happened since this server last looked, or (None) ever."""
+    since, wanted = None, 0 if looked is None else store.late.since(looked) // BUCKET
+    while since is None or wanted < since:  # Again if a long transaction has ended.
+        since = wanted
+        look = store.late.look()
+        *rows, last = await store.pool.fetch(_DISCOVER, given, group.id, group.queue_id, since)
+        store.late.note(last[0], look, now)
+        if looked is not None:
+            wanted = store.late.since(looked) // BUCKET
+    return rows

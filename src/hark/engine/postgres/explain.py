@@ -9,10 +9,11 @@ import asyncpg
 import msgspec
 
 from hark.clock import SECOND
+from hark.engine.api import Answers
 from hark.engine.postgres.admin import info_of
-from hark.engine.postgres.pool import NOW, Pool, Where, can_be_stored
-from hark.errors import HarkError, NotFound
-from hark.ids import IdCodec
+from hark.engine.postgres.browse import NOW, Where, can_be_stored, struct_of
+from hark.engine.postgres.partitions import Store
+from hark.errors import NotFound
 from hark.model import (
     Ahead,
     CurrentLease,
@@ -30,6 +31,8 @@ from hark.model import (
     Retrying,
 )
 
+Ranges = Sequence[tuple[int, int]]
+"""First and last offsets."""
 _LOOK_AT_MOST = 1000
 """How many of the messages before one are looked at for what is in its way."""
 
@@ -57,19 +60,25 @@ _FIRST = "select * from hark.first_of_v1($1, $2, $3, $4::bigint[], $5::bigint[],
 _LIMIT = "select * from hark.reached_limit_v1($1, $2)"
 
 
+async def explain(store: Store, now: int | None, requests: Sequence[Explain]) -> Answers[Facts]:
+    """What is in the way of messages."""
+    explainer = Explainer(store, now)
+    # The text does not contain the id, so that it is the same for a message that the client has no permission for.
+    text = "no message with this id has ever existed; check that it is the message id, not the transaction id"
+    unknown = NotFound(text, code="message_not_found")
+    return [await explainer.facts(request) or unknown for request in requests]
+
+
 class Explainer:
     """Answers for one engine, at one moment."""
 
-    def __init__(self, pool: Pool, codec: IdCodec, now: int | None) -> None:
-        self._pool = pool
-        self._codec = codec
+    def __init__(self, store: Store, now: int | None) -> None:
+        self._pool = store.pool
+        self._codec = store.codec
         self._now = now
 
-    async def explain(self, requests: Sequence[Explain]) -> list[Facts | HarkError]:
-        """An answer to each request."""
-        return [await self._facts(request) or _unknown() for request in requests]
-
-    async def _facts(self, request: Explain) -> Facts | None:
+    async def facts(self, request: Explain) -> Facts | None:
+        """The facts of one message; None: it has never existed."""
         address = self._codec.decode(request.message_id)
         row = None if address is None else await self._pool.fetchrow(_MESSAGE, self._now, *address)
         if address is None or row is None:
@@ -117,7 +126,7 @@ class Explainer:
         return msgspec.structs.replace(
             facts,
             transaction_id=row["transaction_id"] or message_id,
-            created_at=_created(row),
+            created_at=row["message_created_at"],
             priority=row["message_priority"] or 0,
             deliver_at=row["deliver_at"],
             expires_at=_expiry(row),
@@ -152,7 +161,11 @@ class Explainer:
         before, number = _before(group, row["offset"])
         facts["ahead_messages"] = number
         if group["blocked"]:
-            return facts | {"ahead": self._leased(partition, group)}
+            first = group["first_leased"]
+            if first is None:
+                return facts
+            leased = Ahead(message_id=self._codec.encode(partition, first), offset=first, lease=_current_lease(group))
+            return facts | {"ahead": leased}
         head = await self._first(partition, row, group, [*before, (row["offset"], row["offset"])], options, False)
         facts["window_until"] = _window(row, options, head)
         blocker = await self._first(partition, row, group, before, options, True)
@@ -162,20 +175,8 @@ class Explainer:
             facts["ahead"] = Ahead(message_id=self._codec.encode(partition, head["offset"]), offset=head["offset"])
         return facts
 
-    def _leased(self, partition: int, group: Any) -> Ahead | None:
-        first = group["first_leased"]
-        if first is None:
-            return None
-        return Ahead(message_id=self._codec.encode(partition, first), offset=first, lease=_current_lease(group))
-
     async def _first(
-        self,
-        partition: int,
-        row: Any,
-        group: Any,
-        ranges: Sequence[tuple[int, int]],
-        options: QueueOptions,
-        waiting: bool,
+        self, partition: int, row: Any, group: Any, ranges: Ranges, options: QueueOptions, waiting: bool
     ) -> asyncpg.Record | None:
         firsts, lasts = [first for first, _ in ranges], [last for _, last in ranges]
         delayed, ttl = options.delayed_processing, options.ttl
@@ -196,7 +197,7 @@ class Explainer:
 def _shared(row: Any, options: QueueOptions, group: Any) -> dict[str, Any]:
     retry = _retrying(group)
     # One that was never given back is passed because it fell due before it was old enough, or is on a lease.
-    came = max(row["deliver_at"] or 0, _created(row) + options.delayed_processing * SECOND)
+    came = max(row["deliver_at"] or 0, row["message_created_at"] + options.delayed_processing * SECOND)
     is_retry = retry is not None and (retry.attempts > 0 or retry.due > came)
     window = group["window_until"]
     return {
@@ -206,24 +207,12 @@ def _shared(row: Any, options: QueueOptions, group: Any) -> dict[str, Any]:
     }
 
 
-def _unknown() -> HarkError:
-    # The text does not contain the id, so that it is the same for a message that the client has no permission for.
-    return NotFound(
-        "no message with this id has ever existed; check that it is the message id, not the transaction id",
-        code="message_not_found",
-    )
-
-
-def _created(row: Any) -> int:
-    created: int = row["message_created_at"]
-    return created
-
-
 def _expiry(row: Any) -> int | None:
-    if row["owner"] is not None or row["expires_at"]:
-        expires: int | None = row["expires_at"]
+    expires: int | None = row["expires_at"]
+    if row["owner"] is not None or expires:
         return expires
-    return _created(row) + row["ttl"] * SECOND if row["ttl"] else None
+    created: int = row["message_created_at"]
+    return created + row["ttl"] * SECOND if row["ttl"] else None
 
 
 def _current_lease(group: Any) -> CurrentLease:
@@ -291,8 +280,8 @@ def _until(group: Any, offset: int) -> Iterator[tuple[int, int]]:
 
 # Leases ----------------------------------------------------------------------------------------------------
 
-# What leases hold: of ordered groups in their positions, of shared ones message by message. Those that gave their
-# partition back (claims) hold nobody up.
+# What leases hold: of ordered groups in their positions, of shared ones message by message. Leases that gave
+# their partition back (claims) block no other.
 _LEASED = f"""
 with leased as (
     select position.lease, position.grp, position.partition, position.lease_until as until,
@@ -303,7 +292,8 @@ with leased as (
     from hark.outstanding as one where one.until > {NOW} and one.lease is not null
     group by one.lease, one.grp, one.partition
 )
-select leased.*, queue.name as queue, partition.name as partition_name, grp.name as group_name, grp.mode, lease.since,
+select leased.lease::text as lease_id, leased.partition as number, leased.until, leased.messages, leased.first,
+    queue.name as queue, partition.name as partition, grp.name as "group", grp.mode, lease.since,
     coalesce(lease.consumer, '') as consumer
 from leased
 join hark.groups as grp on grp.id = leased.grp
@@ -313,41 +303,32 @@ left join lateral (select * from hark.leases as x where x.id = leased.lease limi
 """
 
 
-async def leases(pool: Pool, codec: IdCodec, now: int | None, where: LeaseFilter) -> Leases:
+async def leases(store: Store, now: int | None, where: LeaseFilter) -> Leases:
     """A page of the live leases, oldest first."""
     wanted = Where(now)
     wanted.also("queue.name = {}", where.queue)
     wanted.also("partition.name = {}", where.partition)
     wanted.also("grp.name = {}", where.group)
-    total = await pool.fetchval(f"select count(*) from ({_LEASED} where {wanted}) as matching", *wanted.args)
+    total = await store.pool.fetchval(f"select count(*) from ({_LEASED} where {wanted}) as matching", *wanted.args)
     page, args = wanted.page(where.limit, where.offset)
-    rows = await pool.fetch(
+    rows = await store.pool.fetch(
         f"{_LEASED} where {wanted} order by lease.since, leased.lease, queue.name, partition.name {page}", *args
     )
-    return Leases([_part(row, codec) for row in rows], total)
+    encode = store.codec.encode
+    parts = [
+        struct_of(
+            LeasePart, row, partition_id=encode(row["number"], 0), first_message_id=encode(row["number"], row["first"])
+        )
+        for row in rows
+    ]
+    return Leases(parts, total)
 
 
-def _part(row: asyncpg.Record, codec: IdCodec) -> LeasePart:
-    return LeasePart(
-        lease_id=str(row["lease"]),
-        queue=row["queue"],
-        partition=row["partition_name"],
-        partition_id=codec.encode(row["partition"], 0),
-        group=row["group_name"],
-        mode=row["mode"],
-        consumer=row["consumer"],
-        since=row["since"],
-        until=row["until"],
-        messages=row["messages"],
-        first_message_id=codec.encode(row["partition"], row["first"]),
-    )
-
-
-async def queues_of(pool: Pool, codec: IdCodec, ids: Sequence[str]) -> list[str | None]:
+async def queues_of(store: Store, _now: int | None, ids: Sequence[str]) -> list[str | None]:
     """The queues of partitions, or of the partitions of messages."""
-    addresses = [codec.decode(one) for one in ids]
+    addresses = [store.codec.decode(one) for one in ids]
     numbers = [address.partition for address in addresses if address is not None]
-    rows = await pool.fetch(
+    rows = await store.pool.fetch(
         "select partition.id, queue.name from hark.partitions as partition"
         " join hark.queues as queue on queue.id = partition.queue"
         " where partition.id = any ($1::bigint[])",

@@ -2,7 +2,7 @@
 
 Steps are numbered and never change once released. The `pre` part of a step only adds: it runs when a server starts,
 and servers of the version before go on beside it. The `post` part removes what only they needed; it runs when
-somebody says that they are gone (`hark migrate --post`).
+an administrator runs `hark migrate --post`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Step(NamedTuple):
 
 
 async def migrate(pool: Pool, *, post: bool = False, dry_run: bool = False) -> list[Step]:
-    """Apply the steps that are missing, those of `post` only if told to; raises `StoreUnusable`.
+    """Apply the steps that are missing, those of `post` only on request; raises `StoreUnusable`.
 
     The answer is what this call applied, or with `dry_run` would apply.
     """
@@ -68,7 +68,7 @@ async def migrate(pool: Pool, *, post: bool = False, dry_run: bool = False) -> l
 
 
 async def missing_steps(pool: Pool, *, post: bool) -> list[Step]:
-    """Steps that this Hark has and the database has not; looks only, needs no rights but to read."""
+    """Steps that this Hark has and the database has not; needs only the right to read."""
     async with pool.connection() as connection:
         known = all_steps()
         applied = await _applied(connection)
@@ -83,11 +83,8 @@ async def missing_steps(pool: Pool, *, post: bool) -> list[Step]:
 
 def all_steps() -> list[Step]:
     """Every step that this Hark has: all of `pre`, then all of `post`, by number."""
-    return sorted(_read_steps(), key=lambda step: (step.phase == "post", step.number))
-
-
-def _read_steps() -> Iterator[Step]:
     folder = files(__package__) / "sql"
+    steps = []
     for script in _scripts(folder / "migrations"):
         if (parts := _FILE.fullmatch(script.name)) is None:
             raise ValueError(f"{script.name} is not named like a migration")
@@ -95,7 +92,8 @@ def _read_steps() -> Iterator[Step]:
         phase: Phase = "post" if parts["post"] else "pre"
         brings_procedures = (number, phase) == (_PROCEDURES_CAME_WITH, "pre")
         scripts = (script, *(_scripts(folder / "procedures") if brings_procedures else ()))
-        yield Step(number, phase, parts["name"], scripts)
+        steps.append(Step(number, phase, parts["name"], scripts))
+    return sorted(steps, key=lambda step: (step.phase == "post", step.number))
 
 
 def _scripts(folder: Traversable) -> Iterator[Script]:
@@ -118,11 +116,11 @@ async def _apply(pool: Pool, step: Step) -> bool:
     """Apply a step in one transaction; False if another server was first."""
     async with pool.connection() as connection:
         await connection.execute("set local statement_timeout = 0")
-        # Of servers that start together one does it and the others wait.
+        # Of servers that start together, one applies it and the others wait.
         await connection.execute(f"select pg_advisory_xact_lock({_LOCK})")
         if (step.number, step.phase) in await _applied(connection):
             return False
-        # A step that waits for a long transaction makes everybody else wait behind it: better to fail and say so.
+        # Calls queue behind a step that waits for a long transaction: better that the step fails.
         await connection.execute(f"set local lock_timeout = '{_LOCK_TIMEOUT}'")
         await connection.execute(
             "create schema if not exists hark;"

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby, islice
 from typing import Any
 
 from hark.clock import MILLISECOND
+from hark.engine.api import Answers
 from hark.engine.hints import HintBook
-from hark.engine.postgres.partitions import Directory, Group, Partition, SharedReady
-from hark.ids import IdCodec
+from hark.engine.postgres.partitions import Group, Partition, Store
+from hark.engine.postgres.ready import SharedReady
 from hark.keys import encode_key
-from hark.model import Hint, Key, NewMessage, PushOutcome
+from hark.model import Hint, Key, KeyNotification, NewMessage, PushOutcome
 from hark.model.messages import RESERVED, RESERVED_TEXT
 
 _DUPLICATE, _MISMATCH, _FULL, NOT_YET = 1, 2, 3, 4
 PARTITION_ARRAYS = 6
-"""How many arrays of `push_v1` are about partitions."""
+"""Number of arrays of `push_v1` that describe partitions."""
 OPTIONS = 11
-"""How many arrays of `push_v1` are about the few messages that have options."""
+"""Number of arrays of `push_v1` that describe the few messages with options."""
 
 PUSH = (
     "select * from hark.push_v1($1, $2::bigint[], $3::text[], $4::text[], $5::text[], $6::text[], $7::int[],"
@@ -27,7 +29,7 @@ PUSH = (
 
 
 def storable(text: str | None) -> str | None:
-    """Text as PostgreSQL can have it: without NUL."""
+    """Text as PostgreSQL can store it: without NUL."""
     return None if text is None else text.replace("\0", "\ufffd")
 
 
@@ -48,7 +50,7 @@ class Arrival:
         """Whether any of them has a priority."""
 
     def add(self, priority: int, due: int, now: int) -> None:
-        """Note one more."""
+        """Count a message."""
         self.prioritized |= priority > 0
         if due <= now:
             self.number += 1
@@ -60,9 +62,8 @@ class Arrival:
 class Pushes:
     """Messages that go to the database together."""
 
-    def __init__(self, directory: Directory, codec: IdCodec) -> None:
-        self._directory = directory
-        self._codec = codec
+    def __init__(self, store: Store) -> None:
+        self._store = store
         self.names: list[tuple[str, str]] = []
         """The partitions, each once."""
         self.ids: list[int | None] = []
@@ -76,15 +77,16 @@ class Pushes:
         self.transaction_id: list[str | None] = []
         self._has_transaction_ids = False
         self._same_as: dict[int, int] = {}
-        self._options: list[tuple[object, ...]] = []
+        self.options: list[tuple[object, ...]] = []
+        """Rows of the few messages that have options."""
         self._timing: dict[int, tuple[int, int, int]] = {}
         """Priority, time and delay of messages that have options, by their position."""
         self._known: dict[tuple[int, str], int] = {}
-        self._items: list[int] = []
+        self.items: list[int] = []
         """For each message its position in the arrays; a message that repeats another one shares that one's."""
 
     def add(self, items: Iterable[NewMessage]) -> None:
-        """Add messages. Every line of the loop is paid for by every message."""
+        """Add messages. Each message pays for each line of the loop."""
         positions, counts, partition, ordinal = self._positions, self.counts, self.partition, self.ordinal
         payload, transaction_ids = self.payload, self.transaction_id
         for item in items:
@@ -96,10 +98,10 @@ class Pushes:
             if transaction_id is not None:
                 known = self._known.setdefault((number, transaction_id), len(partition))
                 if known != len(partition):
-                    self._items.append(known)
+                    self.items.append(known)
                     continue
                 self._note_transaction_id(number, transaction_id)
-            self._items.append(len(partition))
+            self.items.append(len(partition))
             counts[number] += 1
             partition.append(number + 1)
             ordinal.append(counts[number])
@@ -107,27 +109,27 @@ class Pushes:
             transaction_ids.append(transaction_id)
             if item.has_options or item.producer is not None:
                 self._timing[len(partition) - 1] = item.priority, item.deliver_at or 0, item.delay_ms * MILLISECOND
-                self._options.append(options_row(len(partition), item))
+                self.options.append(options_row(len(partition), item))
 
     def _add_partition(self, key: tuple[str, str], labels: tuple[str, str] | None) -> int:
         number = self._positions[key] = len(self.names)
         self.names.append(key)
         self._labels.append(labels or (None, None))
-        known = self._directory.partitions.get(key)
+        known = self._store.partitions.get(key)
         self.ids.append(None if known is None else known.id)
         self.counts.append(0)
         return number
 
     def _note_transaction_id(self, number: int, transaction_id: str) -> None:
         self._has_transaction_ids = True
-        own = self._codec.decode(transaction_id)
+        own = self._store.codec.decode(transaction_id)
         if own is not None and own.offset and self.ids[number] in (None, own.partition):
             self._same_as[len(self.partition)] = own.offset
 
     def arguments(self) -> tuple[object, ...]:
         """Those of `push_v1` after the time."""
         unknown = None in self.ids
-        options = tuple(zip(*self._options, strict=True)) if self._options else (None,) * OPTIONS
+        options = tuple(zip(*self.options, strict=True)) if self.options else (None,) * OPTIONS
         return (
             self.ids,
             [queue for queue, _ in self.names] if unknown else None,
@@ -145,7 +147,7 @@ class Pushes:
 
     def adopt(self, ids: Sequence[int]) -> list[Partition]:
         """The partitions by their numbers in the answer; new ones are remembered."""
-        adopt = self._directory.adopt_partition
+        adopt = self._store.adopt_partition
         return [adopt(number, *key) for number, key in zip(ids, self.names, strict=True)]
 
     def outcomes(
@@ -155,8 +157,8 @@ class Pushes:
         offsets: Sequence[int] | None,
         codes: Sequence[int] | None,
     ) -> list[PushOutcome]:
-        """What became of each message."""
-        with_prefix = self._codec.with_prefix
+        """The outcome of each message."""
+        with_prefix = self._store.codec.with_prefix
         stored: list[PushOutcome] = []
         if offsets is None or codes is None:
             for number, ordinal, transaction_id in zip(self.partition, self.ordinal, self.transaction_id, strict=True):
@@ -168,11 +170,11 @@ class Pushes:
                 self.partition, self.transaction_id, offsets, codes, strict=True
             ):
                 stored.append(self._outcome(partitions[number - 1], transaction_id, offset, code))
-        if len(self._items) == len(stored):
+        if len(self.items) == len(stored):
             return stored
         answered: set[int] = set()
         answers = []
-        for position in self._items:
+        for position in self.items:
             answers.append(_repeated(stored[position]) if position in answered else stored[position])
             answered.add(position)
         return answers
@@ -187,14 +189,14 @@ class Pushes:
             queue = partition.queue
             text = f"queue {queue!r} is full: its unsettled messages reached maxSize; retry later or raise maxSize"
             return PushOutcome("failed", transaction_id, None, partition.uid, "queue_full", text)
-        message_id = self._codec.with_prefix(partition.prefix, offset)
+        message_id = self._store.codec.with_prefix(partition.prefix, offset)
         return PushOutcome(
             "duplicate" if code == _DUPLICATE else "queued", transaction_id or message_id, message_id, partition.uid
         )
 
     def arrivals(self, partitions: Sequence[Partition], codes: Sequence[int] | None, now: int) -> list[Arrival]:
-        """The partitions that really got messages, and how many of which kind."""
-        if codes is None and not self._options:
+        """The partitions that got messages, with the numbers of messages."""
+        if codes is None and not self.options:
             return [Arrival(partition, number) for partition, number in zip(partitions, self.counts, strict=True)]
         found: dict[int, Arrival] = {}
         for position, number in enumerate(self.partition):
@@ -206,15 +208,6 @@ class Pushes:
             priority, deliver_at, delay = self._timing.get(position, (0, 0, 0))
             arrival.add(priority, max(deliver_at, now + delay), now)
         return list(found.values())
-
-    @property
-    def options_number(self) -> int:
-        """How many messages have options."""
-        return len(self._options)
-
-    def item_at(self, position: int) -> int:
-        """Which of the messages that were added is at a position of the arrays."""
-        return self._items.index(position)
 
 
 def _repeated(first: PushOutcome) -> PushOutcome:
@@ -247,21 +240,23 @@ def _array(keys: Sequence[Key]) -> str:
 
 
 _FEW = 16
-"""So many partitions at most are named when there is room for more messages in flight."""
+"""Maximum number of partitions in a hint that more messages may be in flight."""
 
 
 class Notifications:
-    """The news of one call."""
+    """The hints of one call."""
 
-    def __init__(self, directory: Directory) -> None:
-        self._directory = directory
+    def __init__(self, store: Store) -> None:
+        self._store = store
         self.book = HintBook()
         self.keys: dict[bytes, Key] = {}
         """Keys that were written, by their bytes (1 and True are the same to a dict)."""
 
-    def hints(self) -> list[Hint]:
-        """Whom to tell."""
-        return self.book.hints()
+    def send(self) -> None:
+        """Send the hints, and the keys that were written."""
+        if self.keys:
+            self._store.key_listener(KeyNotification(tuple(self.keys.values())))
+        self._store.hint(self.book.hints())
 
     def arrived(self, arrivals: Iterable[Arrival]) -> None:
         """Partitions got messages: their groups may take them."""
@@ -269,7 +264,7 @@ class Notifications:
         for arrival in arrivals:
             queues.setdefault(arrival.partition.queue, []).append(arrival)
         for queue, pushed in queues.items():
-            groups = self._directory.groups_of(queue)
+            groups = self._store.groups_of(queue)
             came = {one.partition.name: max(1, one.number) for one in pushed}
             self.book.arrived(queue, came, [group.name for group in groups], came)
             for group in groups:
@@ -281,7 +276,7 @@ class Notifications:
                     self.book.add(queue, group.name, offered, "message")
 
     def _offer(self, group: Group, ready: SharedReady, pushed: Iterable[Arrival]) -> None:
-        """Tell a shared group of as many messages as it may take, and of those whose time nobody knows of."""
+        """Hint a shared group of the messages that it may take, and of the times when others become ready."""
         counts = {}
         for one in pushed:
             ready.prioritized |= one.prioritized
@@ -300,7 +295,7 @@ class Notifications:
             self._notify(group, partition)
 
     def given_back(self, group: Group, partition: int, number: int, due: int | None = None) -> None:
-        """So many messages of a shared group may be taken again, or one may be at a time."""
+        """A number of messages of a shared group may be taken again, or one at a time `due`."""
         if group.shared is None:
             return
         if number:
@@ -310,8 +305,8 @@ class Notifications:
             self._notify(group, partition)
 
     def has_room(self, group: Group) -> None:
-        """Fewer messages are in flight: groups of the queue that could not take more may do so."""
-        for one in self._directory.groups_of(group.queue):
+        """Fewer messages are in flight: groups of the queue that reached their limit may take more."""
+        for one in self._store.groups_of(group.queue):
             if one.ready.blocked:
                 one.ready.blocked = False
                 for _, _, partition in one.ready.heads(_FEW):
@@ -323,25 +318,21 @@ class Notifications:
             self._notify(group, partition)
 
     def left(self, groups: Iterable[Group]) -> None:
-        """Tell others of what pops made ready and did not take."""
+        """Hint what pops made ready and did not take."""
         for group in groups:
             for partition, number in group.ready.take_unannounced().items():
                 self._notify(group, partition, number)
 
     def looked_behind(self) -> None:
         """Messages were removed: what groups wait for may be among them."""
-        for group in self._directory.groups.values():
+        for group in self._store.groups.values():
             for partition in group.ready.look_behind():
                 self._notify(group, partition)
-
-    def anywhere(self, group: Group) -> None:
-        """Nobody knows what a group may take."""
-        self.book.add(group.queue, group.name, None)
 
     def removed(self, partitions: Iterable[Partition]) -> None:
         """Messages of partitions were removed: what comes after them need not wait for them."""
         for partition in partitions:
-            groups = list(self._directory.groups_of(partition.queue))
+            groups = list(self._store.groups_of(partition.queue))
             alone = all(group.shared is None for group in groups)
             for name in [None] if alone else [group.name for group in groups if group.shared is None]:
                 self.book.add(partition.queue, name, (partition.name,))
@@ -350,15 +341,115 @@ class Notifications:
                 if group.shared is None and partition.id in group.ready.waking:
                     group.ready.add(partition.id)
 
-    def ended(self, group: Group, lease: str) -> None:
-        """A lease is over."""
-        self.book.ended(group.queue, group.name, lease)
-
     def _notify(self, group: Group, partition: int, number: int = 1) -> None:
-        known = self._directory.partitions_by_id.get(partition)
+        known = self._store.partitions_by_id.get(partition)
         if known is None:
             self.book.add(group.queue, group.name, None)
         elif group.shared is None:
             self.book.add(group.queue, group.name, (known.name,))
         else:
             self.book.add(group.queue, group.name, (known.name,), counts={known.name: number})
+
+
+async def push(store: Store, now: int | None, requests: Sequence[Sequence[NewMessage]]) -> Answers[list[PushOutcome]]:
+    """Store messages; the outcomes of each request."""
+    if not any(requests):
+        return [[] for _ in requests]
+    while True:
+        batch = Pushes(store)
+        for request in requests:
+            batch.add(request)
+        row = await store.pool.fetchrow(PUSH, now, *batch.arguments())
+        assert row is not None
+        stale, ids, tails, offsets, codes = row
+        if stale is None:
+            break
+        store.forget_partitions(stale)
+    partitions = batch.adopt(ids)
+    outcomes = batch.outcomes(partitions, tails, offsets, codes)
+    notifications = Notifications(store)
+    notifications.arrived(batch.arrivals(partitions, codes, store.now()))
+    notifications.send()
+    if len(requests) == 1:
+        return [outcomes]
+    each = iter(outcomes)
+    return [list(islice(each, len(request))) for request in requests]
+
+
+# Hints of other servers -------------------------------------------------------------------------------------
+
+
+class HintListener:
+    """Hints of other servers. Like all that is in `Ready`, they are verified when a consumer pops."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def on_hints(self, hints: Sequence[Hint]) -> list[Hint]:
+        """Take over hints; returns those for the consumers of this server."""
+        notifications = Notifications(self._store)
+        for notification, same in groupby(hints, lambda hint: hint.kind):
+            if notification == "message":
+                self._arrived(list(same), notifications)
+            else:
+                for hint in same:
+                    self._free(hint, notifications)
+        # At the end: a lease over several queues is in several hints.
+        for lease in (lease for hint in hints for lease in hint.ended):
+            self._store.deliveries.end(lease)
+        return notifications.book.hints()
+
+    def _arrived(self, hints: Sequence[Hint], notifications: Notifications) -> None:
+        """Messages arrived: they are for every group here, not only for those that the other server has notified."""
+        came: dict[Partition, int] = {}
+        for hint in hints:
+            counts = dict(zip(hint.partitions or (), hint.counts, strict=False))
+            for partition in self._known(hint):
+                came[partition] = max(came.get(partition, 1), counts.get(partition.name, 1))
+        notifications.arrived([Arrival(partition, number) for partition, number in came.items()])
+        for hint in hints:
+            self._unknown(hint, notifications)
+
+    def _unknown(self, hint: Hint, notifications: Notifications) -> None:
+        """Pops discover the partitions that this server does not know."""
+        names = {partition.name for partition in self._known(hint)}
+        unknown = None if hint.partitions is None else [name for name in hint.partitions if name not in names]
+        if unknown == []:
+            return
+        groups = list(self._store.groups_of(hint.queue))
+        for group in groups if unknown is None else ():
+            group.ready.forget()
+        notified = [group.name for group in groups]
+        notifications.book.arrived(hint.queue, (), notified)
+        for name in (None, *notified):
+            notifications.book.add(hint.queue, name, unknown, "message")
+
+    def _free(self, hint: Hint, notifications: Notifications) -> None:
+        for group in self._store.groups_of(hint.queue):
+            if hint.group in (None, group.name):
+                self._note_ready(group, hint, notifications)
+        if hint.partitions is None or hint.partitions:
+            counts = dict(zip(hint.partitions or (), hint.counts, strict=False))
+            notifications.book.add(hint.queue, hint.group, hint.partitions, counts=counts or None)
+        if hint.group is not None:
+            for lease in hint.ended:
+                notifications.book.ended(hint.queue, hint.group, lease)
+
+    def _note_ready(self, group: Group, hint: Hint, notifications: Notifications) -> None:
+        if hint.partitions is None:
+            group.ready.forget()
+        for partition in self._known(hint):
+            group.ready.add(partition.id)
+        if hint.ended:
+            notifications.has_room(group)
+        if group.shared is not None:
+            return  # A lease on messages does not block the partition.
+        if hint.ended:
+            notifications.free(group, group.ready.doubt_leases())
+        for lease in hint.ended:
+            for number in self._store.deliveries.partitions_of(lease):
+                notifications.drained(group, number)
+
+    def _known(self, hint: Hint) -> list[Partition]:
+        partitions = self._store.partitions
+        return [partitions[hint.queue, name] for name in hint.partitions or () if (hint.queue, name) in partitions]

@@ -1,148 +1,52 @@
-"""What this server handed out, so that a settlement need not look for its message in the database."""
+"""Settlements, and the ends of leases: the verbs settle, renew, release, shorten and expire."""
 
 from __future__ import annotations
 
-import heapq
 import uuid
 from collections.abc import Iterable, Sequence
+from itertools import chain, islice
+from typing import Any
 
-from hark.clock import MILLISECOND
-from hark.engine.postgres.partitions import Directory, Group, Partition
-from hark.engine.postgres.pool import Pool
+from hark.clock import MILLISECOND, SECOND
+from hark.engine.api import Answers
+from hark.engine.postgres.partitions import Group, Partition, Store
 from hark.engine.postgres.push import Notifications, storable
+from hark.engine.postgres.ready import RUNNING
 from hark.errors import HarkError
 from hark.ids import IdCodec
-from hark.model import Settlement, SettleOutcome
-
-MAX_REMEMBERED = 500_000
-"""Messages; beyond that the oldest leases are forgotten, and what they handed out is looked up when it is settled."""
-
-MAX_COMPLETED = 100_000
-
-
-class Deliveries:
-    """Leases that this server gave, until they are settled here or over."""
-
-    def __init__(self) -> None:
-        self._offsets: dict[str, dict[tuple[int, str], int]] = {}
-        self._until: dict[str, int] = {}
-        self._open: dict[str, int] = {}
-        self._partitions: dict[str, list[int]] = {}
-        self._heap: list[tuple[int, str]] = []
-        self._size = 0
-        self._completed: dict[tuple[int, str | None, str, str], None] = {}
-        """The last messages that were completed here, by group, lease, partition and name."""
-
-    def add(self, lease: str, until: int, partition: int, number: int, named: Iterable[tuple[str, int]]) -> None:
-        """A lease handed out messages of a partition; those with an id from their producer by that and the offset."""
-        self._partitions.setdefault(lease, []).append(partition)
-        self._open[lease] = self._open.get(lease, 0) + number
-        offsets = self._offsets.setdefault(lease, {})
-        before = len(offsets)
-        for transaction_id, offset in named:
-            offsets[partition, transaction_id] = offset
-        self._size += len(offsets) - before
-        self.renew(lease, until)
-        while self._size > MAX_REMEMBERED:
-            self.end(next(iter(self._offsets)))
-
-    def find(self, lease: str, partition: int, transaction_id: str) -> int | None:
-        """The offset of a message by the transaction id that its producer gave."""
-        return self._offsets.get(lease, {}).get((partition, transaction_id))
-
-    def partitions_of(self, lease: str) -> Sequence[int]:
-        """Where a lease handed out messages."""
-        return self._partitions.get(lease, ())
-
-    def knows(self, lease: str | None) -> bool:
-        """Whether all that a lease handed out is known here."""
-        return lease in self._offsets
-
-    def renew(self, lease: str, until: int) -> None:
-        """A lease ends at another time."""
-        if lease in self._offsets and self._until.get(lease) != until:
-            self._until[lease] = until
-            heapq.heappush(self._heap, (until, lease))
-
-    def settled(self, lease: str, number: int) -> bool:
-        """Some of what a lease handed out is settled. True: all of it, and of one partition; False: who knows.
-
-        (What is said twice counts twice. Of one partition the database says whether the lease still is on it.)
-        """
-        if lease not in self._open:
-            return False
-        self._open[lease] -= number
-        if self._open[lease] > 0:
-            return False
-        alone = len(self._partitions[lease]) == 1
-        self.end(lease)
-        return alone
-
-    def completed(self, group: int, item: Settlement) -> None:
-        """A message was completed for a group under the lease that the settlement names."""
-        self._completed[group, item.lease_id, item.partition_id, item.transaction_id] = None
-        if len(self._completed) > MAX_COMPLETED:
-            del self._completed[next(iter(self._completed))]
-
-    def was_completed(self, group: int, item: Settlement) -> bool:
-        """Whether that is so of a message, as far as it is known here."""
-        key = (group, item.lease_id, item.partition_id, item.transaction_id)
-        return item.lease_id is not None and key in self._completed
-
-    def forget_completed(self) -> None:
-        """A group moved: what was completed may be delivered again."""
-        self._completed.clear()
-
-    def end(self, lease: str) -> None:
-        """A lease is over."""
-        self._size -= len(self._offsets.pop(lease, ()))
-        self._until.pop(lease, None)
-        self._open.pop(lease, None)
-        self._partitions.pop(lease, None)
-
-    def next_end(self, now: int) -> int | None:
-        """When the next lease ends; those whose time is up are forgotten."""
-        while self._heap:
-            until, lease = self._heap[0]
-            if self._until.get(lease) == until:
-                if until > now:
-                    return until
-                self.end(lease)
-            heapq.heappop(self._heap)
-        return None
-
+from hark.model import Expired, Renewal, RenewOutcome, Settlement, SettleOutcome
 
 NO_LEASE = uuid.UUID(int=0)
-"""Stands for what a client sent as a lease id and no engine ever gave."""
+"""Stands for an id that no engine ever gave."""
 
 
 def lease_uuid(text: str) -> uuid.UUID:
-    """A lease id as the database has it."""
+    """An id as the database stores it."""
     try:
         return uuid.UUID(text)
     except ValueError:
         return NO_LEASE
 
 
-async def lease_ends(pool: Pool, given: int | None, lease_ids: Sequence[str]) -> list[int | None]:
-    """When leases end, by the database's clock; None: over, or never was."""
+async def _ends(store: Store, given: int | None, lease_ids: Sequence[str]) -> list[int | None]:
+    """Ends of leases by the database's clock; None: it has ended, or never existed."""
     if not lease_ids:
         return []
-    ends: list[int | None] = await pool.fetchval(
+    ends: list[int | None] = await store.pool.fetchval(
         "select hark.lease_ends_v1($1, $2::uuid[])", given, [lease_uuid(lease_id) for lease_id in lease_ids]
     )
     return ends
 
 
 class Released:
-    """Leases that let go of a partition in one call: some are over, of others the database has to say."""
+    """Leases that released a partition in one call: some have ended, the database knows about others."""
 
     def __init__(self) -> None:
         self._over: dict[str, Group] = {}
         self._unsure: dict[str, Group] = {}
 
     def add(self, lease: str, group: Group, *, over: bool) -> None:
-        """A lease let go of a partition of a group."""
+        """A lease released a partition of a group."""
         (self._over if over else self._unsure)[lease] = group
 
     def join(self, other: Released) -> None:
@@ -150,18 +54,18 @@ class Released:
         self._over |= other._over
         self._unsure |= other._unsure
 
-    async def notify(self, pool: Pool, given: int | None, notifications: Notifications) -> None:
-        """Find out which are over, and tell."""
+    async def notify(self, store: Store, given: int | None, notifications: Notifications) -> None:
+        """Find out which have ended, and hint that."""
         unsure = [lease for lease in self._unsure if lease not in self._over]
         try:
-            ends = await lease_ends(pool, given, unsure)
-        except HarkError:  # What was settled is settled: that nobody can be told of an end is no failure of it.
+            ends = await _ends(store, given, unsure)
+        except HarkError:  # What was settled is settled: without a hint of the end it is still a success.
             unsure, ends = [], []
         for lease, end in zip(unsure, ends, strict=True):
             if end is None:
                 self._over[lease] = self._unsure[lease]
         for lease, group in self._over.items():
-            notifications.ended(group, lease)
+            notifications.book.ended(group.queue, group.name, lease)
 
 
 _STATUSES = {"completed": 0, "failed": 1, "retry": 2, "dlq": 3}
@@ -169,12 +73,10 @@ _DAMAGED = 4
 _NOWHERE = 0
 """No group or partition has this number."""
 
-_EXPIRED_TEXT = "Invalid or expired lease: its time is up"
-_SUPERSEDED_TEXT = "Invalid or expired lease: the message was not last delivered under this lease"
 REFUSALS = {
     1: ("not_found", "Message not found"),
-    2: ("lease_expired", _EXPIRED_TEXT),
-    3: ("lease_invalid", _SUPERSEDED_TEXT),
+    2: ("lease_expired", "Invalid or expired lease: its time is up"),
+    3: ("lease_invalid", "Invalid or expired lease: the message was not last delivered under this lease"),
     4: ("not_leased", "Invalid or expired lease: the group does not hold this message"),
     5: ("dead_lettered", "The message is in the dead letters already"),
 }
@@ -186,7 +88,7 @@ _SETTLE = (
 
 
 def partition_of(item: Settlement, codec: IdCodec) -> int:
-    """The number of the partition that a settlement names, or that the id of its message says."""
+    """The number of the partition that a settlement names, or that is in the id of its message."""
     decoded = codec.decode(item.partition_id or item.transaction_id)
     if decoded is None or bool(decoded.offset) == bool(item.partition_id):
         return _NOWHERE
@@ -196,10 +98,8 @@ def partition_of(item: Settlement, codec: IdCodec) -> int:
 class Settlements:
     """Settlements that go to the database together."""
 
-    def __init__(self, directory: Directory, deliveries: Deliveries, codec: IdCodec) -> None:
-        self._directory = directory
-        self._deliveries = deliveries
-        self._codec = codec
+    def __init__(self, store: Store) -> None:
+        self._store = store
         self.items: list[Settlement] = []
         self.partitions: list[Partition | None] = []
         self.positions: list[tuple[int, int]] = []
@@ -219,15 +119,15 @@ class Settlements:
         """Whether an item was completed under its lease before, as far as this server knows."""
         self.released = Released()
         self._freed: set[int] = set()
-        """Positions of positions that a lease let go of."""
+        """Indexes of positions that a lease released."""
         self._settled: set[int] = set()
-        """Positions of positions where something was settled."""
+        """Indexes of positions where something was settled."""
 
     def add(self, request: int, items: Iterable[Settlement]) -> None:
         """Add the settlements of a request; their partitions and groups have been loaded as far as they exist."""
-        deliveries, decode = self._deliveries, self._codec.decode
+        deliveries, decode = self._store.deliveries, self._store.codec.decode
         for item in items:
-            known = self._directory.partitions_by_id.get(partition_of(item, self._codec))
+            known = self._store.partitions_by_id.get(partition_of(item, self._store.codec))
             number = self._position(known, item.group)
             group, partition = self.positions[number]
             self.items.append(item)
@@ -250,7 +150,7 @@ class Settlements:
             self.known.append(deliveries.was_completed(group, item))
 
     def _position(self, partition: Partition | None, group_name: str) -> int:
-        group = None if partition is None else self._directory.groups.get((partition.queue, group_name))
+        group = None if partition is None else self._store.groups.get((partition.queue, group_name))
         key = (_NOWHERE if group is None else group.id, _NOWHERE if partition is None else partition.id)
         number = self._positions.get(key)
         if number is None:
@@ -277,13 +177,9 @@ class Settlements:
         )
 
     def outcomes(
-        self,
-        codes: Sequence[int],
-        released: Sequence[bool],
-        dead: Sequence[bool],
-        holders: Sequence[uuid.UUID | None],
+        self, codes: Sequence[int], released: Sequence[bool], dead: Sequence[bool], holders: Sequence[uuid.UUID | None]
     ) -> list[SettleOutcome]:
-        """What became of each item; what was settled is no longer remembered as delivered."""
+        """The outcome of each item; what was settled is no longer remembered as delivered."""
         answers = []
         settled: dict[str, int] = {}
         freed: dict[str, Group] = {}
@@ -291,40 +187,29 @@ class Settlements:
             self.items, self.partitions, self.position, codes, released, dead, holders, strict=True
         ):
             lease = None if holder is None or code else str(holder)
-            answers.append(self._outcome(item, partition, position, code, free, dead_letter, lease))
+            group = self.groups[position - 1]
+            refusal, text = REFUSALS[code] if code else (None, None)
+            where = (
+                ()
+                if partition is None or group is None
+                else (partition.queue, partition.name, free, dead_letter, lease)
+            )
+            answers.append(SettleOutcome(item.transaction_id, not code, refusal, text, *where))
             if lease is None:
                 continue
             settled[lease] = settled.get(lease, 0) + 1
             if item.status == "completed":
-                self._deliveries.completed(self.positions[position - 1][0], item)
-            group = self.groups[position - 1]
+                self._store.deliveries.completed(self.positions[position - 1][0], item)
             if free and group is not None:
                 self._freed.add(position - 1)
                 freed[lease] = group
-        over = {lease for lease, number in settled.items() if self._deliveries.settled(lease, number)}
+        over = {lease for lease, number in settled.items() if self._store.deliveries.settled(lease, number)}
         for lease, group in freed.items():
             self.released.add(lease, group, over=lease in over or group.shared is not None)
         self._settled = {
             position - 1 for position, holder in zip(self.position, holders, strict=True) if holder is not None
         }
         return answers
-
-    def _outcome(
-        self,
-        item: Settlement,
-        partition: Partition | None,
-        position: int,
-        code: int,
-        released: bool,
-        dead: bool,
-        lease: str | None,
-    ) -> SettleOutcome:
-        refusal, text = REFUSALS[code] if code else (None, None)
-        if partition is None or self.groups[position - 1] is None:
-            return SettleOutcome(item.transaction_id, not code, refusal, text)
-        return SettleOutcome(
-            item.transaction_id, not code, refusal, text, partition.queue, partition.name, released, dead, lease
-        )
 
     def notify(
         self,
@@ -333,7 +218,7 @@ class Settlements:
         due_times: Sequence[int | None],
         notifications: Notifications,
     ) -> None:
-        """Positions that can be taken again, and those that leases let go of; after `outcomes`."""
+        """Hint the positions that can be taken again, and those that leases released; after `outcomes`."""
         for number, ((_, partition), group) in enumerate(zip(self.positions, self.groups, strict=True)):
             if group is None:
                 continue
@@ -347,43 +232,156 @@ class Settlements:
                 notifications.has_room(group)
 
 
-class Settler:
-    """Settles for one engine."""
+async def settle(
+    store: Store, now: int | None, requests: Sequence[Sequence[Settlement]]
+) -> Answers[list[SettleOutcome]]:
+    """Settle messages; the outcomes of each request."""
+    if not any(requests):
+        return [[] for _ in requests]
+    while True:
+        await load(store, chain.from_iterable(requests))
+        batch = Settlements(store)
+        for number, request in enumerate(requests):
+            batch.add(number, request)
+        row = await store.pool.fetchrow(_SETTLE, now, *batch.arguments())
+        assert row is not None
+        if row["o_stale"] is None:
+            break
+        store.forget_groups(row["o_stale"])
+    outcomes = iter(batch.outcomes(row["o_codes"], row["o_released"], row["o_dead"], row["o_holders"]))
+    notifications = Notifications(store)
+    batch.notify(row["o_ready"], row["o_counts"], row["o_due_times"], notifications)
+    await batch.released.notify(store, now, notifications)
+    notifications.send()
+    return [list(islice(outcomes, len(request))) for request in requests]
 
-    def __init__(self, pool: Pool, directory: Directory, deliveries: Deliveries, codec: IdCodec) -> None:
-        self._pool = pool
-        self._directory = directory
-        self._deliveries = deliveries
-        self._codec = codec
 
-    async def settle(
-        self, requests: Sequence[Sequence[Settlement]], given: int | None, notifications: Notifications
-    ) -> list[list[SettleOutcome]]:
-        """The outcomes of each request."""
-        if not any(requests):
-            return [[] for _ in requests]
-        while True:
-            await self.load(item for request in requests for item in request)
-            batch = Settlements(self._directory, self._deliveries, self._codec)
-            for number, request in enumerate(requests):
-                batch.add(number, request)
-            row = await self._pool.fetchrow(_SETTLE, given, *batch.arguments())
-            assert row is not None
-            if row["o_stale"] is None:
-                break
-            self._directory.forget_groups(row["o_stale"])
-        outcomes = iter(batch.outcomes(row["o_codes"], row["o_released"], row["o_dead"], row["o_holders"]))
-        batch.notify(row["o_ready"], row["o_counts"], row["o_due_times"], notifications)
-        await batch.released.notify(self._pool, given, notifications)
-        return [[next(outcomes) for _ in request] for request in requests]
+async def load(store: Store, items: Iterable[Settlement]) -> None:
+    """Look up what settlements name, as far as it is not known here."""
+    partitions = store.partitions_by_id
+    wanted = [(partition_of(item, store.codec), item.group) for item in items]
+    await store.load_partitions(dict.fromkeys(number for number, _ in wanted if number != _NOWHERE))
+    await store.load_groups(
+        dict.fromkeys((partitions[partition].queue, group) for partition, group in wanted if partition in partitions)
+    )
 
-    async def load(self, items: Iterable[Settlement]) -> None:
-        """Find what the settlements name, as far as it is not known here."""
-        partitions = self._directory.partitions_by_id
-        wanted = [(partition_of(item, self._codec), item.group) for item in items]
-        await self._directory.load_partitions(list(dict.fromkeys(number for number, _ in wanted if number != _NOWHERE)))
-        await self._directory.load_groups(
-            dict.fromkeys(
-                (partitions[partition].queue, group) for partition, group in wanted if partition in partitions
-            )
-        )
+
+# Ends of leases ---------------------------------------------------------------------------------------------
+
+_EXPIRE = f"select *, {RUNNING} as running from hark.expire_v1($1, $2, $3, $4)"
+_ENDED = 4
+"""Code of `renew_v1`."""
+_OVERLAP = 1 * SECOND
+_LATE = 60 * SECOND
+"""A lease may become visible late: each search repeats the last second, and at times the last minute."""
+
+
+class Expirer:
+    """Ends expired leases for one engine, of any server."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._done = (0, NO_LEASE)
+        """The end and the id of the last lease that was looked at."""
+        self._looked = self._looked_back = 0
+        self._late_end = store.late.newest
+        self.behind = False
+        """Whether the last call did not get to the end of what is due."""
+        self.ended = 0
+        """Number of leases that it ended."""
+        self.dead_lettered = 0
+        """Number of messages that this dead-lettered."""
+
+    async def expire(self, given: int | None, limit: int) -> Expired:
+        """End what is due, at most `limit` leases."""
+        store, late = self._store, self._store.late
+        look = late.look()
+        row = await store.pool.fetchrow(_EXPIRE, given, *self._done, limit)
+        assert row is not None
+        now: int = row["o_now"]
+        late.note(row["running"], look, now)
+        if given is None:
+            store.skew = store.clock.now() - now
+        next_due: int | None = now
+        self.behind = True
+        if row["o_examined"] >= limit:
+            self._done = row["o_last"], row["o_last_id"]
+        elif late.newest is not self._late_end:
+            # A long transaction has ended, which may have made leases that are over by now.
+            self._late_end = late.newest
+            self._done, self._looked = (late.since(self._looked, reach=0), NO_LEASE), now
+        else:
+            self.behind = False
+            self._looked = now
+            far = now - self._looked_back >= _LATE
+            self._looked_back = now if far else self._looked_back
+            self._done = now - (_LATE + _OVERLAP if far else _OVERLAP), NO_LEASE
+            next_due = store.deliveries.next_end(now)
+        free(store, zip(row["o_grps"], row["o_partitions"], row["o_ended"], row["o_counts"], strict=True))
+        self.ended += row["o_leases"]
+        self.dead_lettered += row["o_dead_lettered"]
+        return Expired(row["o_leases"], None if next_due is None else store.to_local(next_due))
+
+
+def free(store: Store, positions: Iterable[Any]) -> None:
+    """Send the hints for positions and messages that are free again, with the leases that ended."""
+    found = list(positions)
+    if not found:
+        return
+    groups = {group.id: group for group in store.groups.values()}
+    notifications = Notifications(store)
+    for number, partition, lease, messages in found:
+        group = groups.get(number)
+        if group is None:
+            continue
+        if group.shared is None:
+            notifications.free(group, (partition,))
+        else:
+            notifications.given_back(group, partition, messages)
+        notifications.book.ended(group.queue, group.name, str(lease))
+        notifications.has_room(group)
+    notifications.send()
+
+
+async def release(store: Store, now: int | None, lease_ids: Sequence[str]) -> None:
+    """End leases."""
+    rows = await store.pool.fetch(
+        "select * from hark.release_v1($1, $2::uuid[])", now, list(map(lease_uuid, lease_ids))
+    )
+    for lease in lease_ids:
+        store.deliveries.end(lease)
+    free(store, rows)
+
+
+async def lease_ends(store: Store, now: int | None, lease_ids: Sequence[str]) -> list[int | None]:
+    """Ends of leases by the local clock."""
+    ends = await _ends(store, now, lease_ids)
+    return [None if end is None else store.to_local(end) for end in ends]
+
+
+async def shorten(store: Store, now: int | None, lease_ids: Sequence[str], microseconds: int) -> None:
+    """Let leases end sooner."""
+    sql = "select * from hark.shorten_v1($1, $2::uuid[], $3)"
+    for row in await store.pool.fetch(sql, now, list(map(lease_uuid, lease_ids)), microseconds):
+        store.deliveries.renew(str(row["o_lease"]), row["o_until"])
+
+
+async def renew(store: Store, now: int | None, requests: Sequence[Renewal]) -> Answers[RenewOutcome]:
+    """Hold leases longer."""
+    row = await store.pool.fetchrow(
+        "select * from hark.renew_v1($1, $2::uuid[], $3::bigint[])",
+        now,
+        [lease_uuid(request.lease_id) for request in requests],
+        [request.seconds for request in requests],
+    )
+    assert row is not None
+    answers: list[RenewOutcome] = []
+    for request, until, code in zip(requests, row["o_until"], row["o_codes"], strict=True):
+        if not code:
+            store.deliveries.renew(request.lease_id, until)
+            answers.append(RenewOutcome(True, store.to_local(until)))
+        elif code == _ENDED:
+            answers.append(RenewOutcome(False, None, "lease_expired", "Lease already expired"))
+        else:
+            answers.append(RenewOutcome(False, None, "lease_not_found", "Lease not found"))
+    return answers

@@ -1,4 +1,4 @@
-"""The verb transact: settlements and messages that happen together or not at all, many transactions in one call."""
+"""The verb transact: settlements, messages and keys that are applied together or not at all; reads of keys."""
 
 from __future__ import annotations
 
@@ -6,15 +6,69 @@ from collections.abc import Sequence
 from itertools import accumulate, chain
 from typing import Any
 
-from hark.engine.keyvalue import joined, parted
-from hark.engine.postgres.keyvalue import KeyWrites
-from hark.engine.postgres.partitions import Directory
-from hark.engine.postgres.pool import Pool
+import msgspec
+
+from hark.clock import MILLISECOND
+from hark.engine.api import Answers
+from hark.engine.keyvalue import bounds, failed_check, joined, misfit, mismatch_text, parted
+from hark.engine.postgres.partitions import Store
 from hark.engine.postgres.push import NOT_YET, OPTIONS, PARTITION_ARRAYS, Notifications, Pushes
-from hark.engine.postgres.settle import REFUSALS, Deliveries, Released, Settlements, Settler, lease_uuid
-from hark.ids import IdCodec
-from hark.model import NewMessage, PushOutcome, Settlement, SettleOutcome, Transaction, TransactionOutcome
+from hark.engine.postgres.settle import REFUSALS, Released, Settlements, lease_uuid, load
+from hark.keys import decode_key, encode_key, prefix_bounds
+from hark.model import (
+    Key,
+    KeyEntry,
+    KeyNotification,
+    KeyRange,
+    KeyStats,
+    KeyWrite,
+    KeyWritten,
+    NewMessage,
+    PushOutcome,
+    Settlement,
+    SettleOutcome,
+    Transaction,
+    TransactionOutcome,
+)
 from hark.model.messages import RESERVED, RESERVED_TEXT
+
+CHECK_FAILED, MISFIT = 5, 6
+"""Codes of `transact_v1`."""
+_KINDS = {"set": 0, "delete": 1, "delete_tree": 2, "sum": 3, "min": 4, "max": 5, "append": 6, "prepend": 7}
+_NO_WRITE = KeyWrite()
+
+
+class KeyWrites:
+    """The checks and mutations of keys of one transaction, as arrays."""
+
+    def __init__(self, request: KeyWrite | None) -> None:
+        self.given = request is not None
+        self.request = request or _NO_WRITE
+        self.checks = [(encode_key(check.key), check.version) for check in self.request.checks]
+        self.mutations = [
+            (
+                _KINDS[one.kind],
+                encode_key(one.key),
+                prefix_bounds(one.key)[1] if one.kind == "delete_tree" else one.value,
+                None if one.ttl_ms is None else one.ttl_ms * MILLISECOND,
+            )
+            for one in self.request.mutations
+        ]
+
+    def arguments(self) -> tuple[Sequence[Any], ...]:
+        """The arrays c_ and u_ of `transact_v1`."""
+        checks = zip(*self.checks, strict=True) if self.checks else ((), ())
+        mutations = zip(*self.mutations, strict=True) if self.mutations else ((), (), (), ())
+        return (*checks, *mutations)
+
+    def refusal(self, code: int, failed: int, why: int) -> TransactionOutcome | None:
+        """Why the transaction was not applied, if it is because of its keys."""
+        if code == CHECK_FAILED:
+            return failed_check(failed - 1)
+        if code == MISFIT:
+            return misfit(failed - 1, self.request.mutations[failed - 1], mismatch_text(why))
+        return None
+
 
 _SETTLEMENT_REFUSED, _MESSAGE_REFUSED, _LEASE_NOT_LIVE, _LEASE_EXPIRED = 1, 2, 3, 4
 _LEASE_CODES = {_LEASE_NOT_LIVE: 3, _LEASE_EXPIRED: 2}
@@ -34,70 +88,53 @@ _ARGUMENTS = ", ".join(
 _TRANSACT = f"select * from hark.transact_v1($1, {_ARGUMENTS})"
 
 
-class Transactor:
-    """Applies transactions for one engine."""
-
-    def __init__(
-        self, pool: Pool, directory: Directory, deliveries: Deliveries, settler: Settler, codec: IdCodec
-    ) -> None:
-        self._pool = pool
-        self._directory = directory
-        self._deliveries = deliveries
-        self._settler = settler
-        self._codec = codec
-
-    async def transact(
-        self, requests: Sequence[Transaction], given: int | None, now: int, notifications: Notifications
-    ) -> list[TransactionOutcome]:
-        """The outcome of each transaction. `given`: the time to tell the database, `now`: what that is or will be."""
-        outcomes = await self._transact([joined(request) for request in requests], given, now, notifications)
-        return [parted(request, outcome) for request, outcome in zip(requests, outcomes, strict=True)]
-
-    async def _transact(
-        self, requests: Sequence[Transaction], given: int | None, now: int, notifications: Notifications
-    ) -> list[TransactionOutcome]:
-        settlements = [one for request in requests for one in request.operations if isinstance(one, Settlement)]
-        while True:
-            await self._settler.load(settlements)
-            parts = [_Part(request, self._directory, self._deliveries, self._codec) for request in requests]
-            row = await self._pool.fetchrow(_TRANSACT, given, *_arguments(parts))
-            assert row is not None
-            if row["o_stale"] is None and row["o_stale_groups"] is None:
-                break
-            self._directory.forget_partitions(row["o_stale"] or ())
-            self._directory.forget_groups(row["o_stale_groups"] or ())
-        answers: list[TransactionOutcome] = []
-        released = Released()
-        ends = _Ends(parts)
-        for number, part in enumerate(parts):
-            answer = _Answer(row, ends, number)
-            code, failed = row["o_codes"][number], row["o_failed"][number]
-            refusal = part.refusal(code, failed, answer) or part.keys.refusal(code, failed, row["o_why"][number])
-            if refusal is not None:
-                answers.append(refusal)
-            else:
-                written = part.keys.written(row["o_versions"][number], row["o_deleted"][number])
-                answers.append(TransactionOutcome(True, part.results(answer, now, notifications), keys=written))
-                notifications.keys |= part.keys.changed()
-                released.join(part.settlements.released)
-        await released.notify(self._pool, given, notifications)
-        return answers
+async def transact(store: Store, now: int | None, requests: Sequence[Transaction]) -> Answers[TransactionOutcome]:
+    """The outcome of each transaction."""
+    joint = [joined(request) for request in requests]
+    settlements = [one for request in joint for one in request.operations if isinstance(one, Settlement)]
+    while True:
+        await load(store, settlements)
+        parts = [_Part(request, store) for request in joint]
+        row = await store.pool.fetchrow(_TRANSACT, now, *_arguments(parts))
+        assert row is not None
+        if row["o_stale"] is None and row["o_stale_groups"] is None:
+            break
+        store.forget_partitions(row["o_stale"] or ())
+        store.forget_groups(row["o_stale_groups"] or ())
+    outcomes: list[TransactionOutcome] = []
+    notifications, released, ends = Notifications(store), Released(), _Ends(parts)
+    for number, part in enumerate(parts):
+        answer = _Answer(row, ends, number)
+        code, failed = row["o_codes"][number], row["o_failed"][number]
+        refusal = part.refusal(code, failed, answer) or part.keys.refusal(code, failed, row["o_why"][number])
+        if refusal is not None:
+            outcomes.append(refusal)
+        else:
+            versions, deleted = row["o_versions"], row["o_deleted"]
+            written = KeyWritten(True, versions[number], None, deleted[number]) if part.keys.given else None
+            outcomes.append(TransactionOutcome(True, part.results(answer, store.now(), notifications), keys=written))
+            # The database sends notices of other keys that it removes.
+            notifications.keys |= {encode_key(one.key): one.key for one in part.keys.request.mutations}
+            released.join(part.settlements.released)
+    await released.notify(store, now, notifications)
+    notifications.send()
+    return [parted(request, outcome) for request, outcome in zip(requests, outcomes, strict=True)]
 
 
 class _Part:
     """One transaction of a call."""
 
-    def __init__(self, request: Transaction, directory: Directory, deliveries: Deliveries, codec: IdCodec) -> None:
+    def __init__(self, request: Transaction, store: Store) -> None:
         self._operations = request.operations
         self.required = request.required_leases
-        self.settlements = Settlements(directory, deliveries, codec)
+        self.settlements = Settlements(store)
         self.settlements.add(1, [one for one in request.operations if isinstance(one, Settlement)])
-        self.pushes = Pushes(directory, codec)
+        self.pushes = Pushes(store)
         self.pushes.add([one for one in request.operations if isinstance(one, NewMessage)])
         self.keys = KeyWrites(request.keys)
 
     def refusal(self, code: int, failed: int, answer: _Answer) -> TransactionOutcome | None:
-        """Why nothing of it happened; None: it did."""
+        """Why it was not applied; None: it was."""
         if code in _LEASE_CODES:
             name, text = REFUSALS[_LEASE_CODES[code]]
             return TransactionOutcome(False, (), name, f"{text} (required lease {self.required[failed - 1]})")
@@ -106,7 +143,7 @@ class _Part:
             index = self._index(Settlement, failed - 1)
             return TransactionOutcome(False, [refused], refused.code, f"ACK operation failed: {refused.error}", index)
         if code == _MESSAGE_REFUSED:
-            index = self._index(NewMessage, self.pushes.item_at(failed - 1))
+            index = self._index(NewMessage, self.pushes.items.index(failed - 1))
             operation = self._operations[index]
             assert isinstance(operation, NewMessage)
             if answer.pushed[1][failed - 1] == NOT_YET:
@@ -119,11 +156,11 @@ class _Part:
         return None
 
     def _index(self, kind: type[NewMessage | Settlement], number: int) -> int:
-        """Where among all operations the one with a number among its kind is."""
+        """The index of an operation, of its number among the operations of its kind."""
         return [index for index, operation in enumerate(self._operations) if isinstance(operation, kind)][number]
 
     def results(self, answer: _Answer, now: int, notifications: Notifications) -> list[PushOutcome | SettleOutcome]:
-        """What became of each operation; the server believes it from now on."""
+        """The outcome of each operation; its effects are noted in the store."""
         partitions = self.pushes.adopt(answer.partitions)
         acks = iter(self.settlements.outcomes(*answer.settled))
         new = iter(self.pushes.outcomes(partitions, (), *answer.pushed))
@@ -133,7 +170,7 @@ class _Part:
 
 
 class _Ends:
-    """Where in the arrays of the call the part of each transaction ends."""
+    """Ends of the parts of each transaction in the arrays of the call."""
 
     def __init__(self, parts: Sequence[_Part]) -> None:
         self.positions = list(accumulate(len(part.settlements.positions) for part in parts))
@@ -141,9 +178,9 @@ class _Ends:
         self.leases = list(accumulate(len(part.required) for part in parts))
         self.partitions = list(accumulate(len(part.pushes.names) for part in parts))
         self.messages = list(accumulate(len(part.pushes.partition) for part in parts))
-        self.options = list(accumulate(part.pushes.options_number for part in parts))
-        self.checks = list(accumulate(part.keys.checks_number for part in parts))
-        self.mutations = list(accumulate(part.keys.mutations_number for part in parts))
+        self.options = list(accumulate(len(part.pushes.options) for part in parts))
+        self.checks = list(accumulate(len(part.keys.checks) for part in parts))
+        self.mutations = list(accumulate(len(part.keys.mutations) for part in parts))
 
 
 class _Answer:
@@ -203,3 +240,69 @@ def _joined(parts: Sequence[Sequence[Any]], number: int, ends: Sequence[int]) ->
             for part, start, end in zip(parts, starts, ends, strict=False)
         )
     )
+
+
+# Keys -------------------------------------------------------------------------------------------------------
+
+
+def notification_of(texts: Sequence[str]) -> KeyNotification:
+    """The keys that `tell_keys_v1` named."""
+    if "any" in texts:
+        return KeyNotification(None)
+    encoded = dict.fromkeys(key for text in texts for key in text.split(","))
+    return KeyNotification(tuple(decode_key(bytes.fromhex(key)) for key in encoded))
+
+
+async def read_keys(store: Store, now: int | None, keys: Sequence[Key]) -> list[KeyEntry | None]:
+    """The entries of keys, by position."""
+    found: list[KeyEntry | None] = [None] * len(keys)
+    if keys:
+        encoded = [encode_key(key) for key in keys]
+        for number, *columns in await store.pool.fetch(
+            "select * from hark.read_keys_v1($1, $2::bytea[])", now, encoded
+        ):
+            found[number - 1] = _entry(store, encoded[number - 1], *columns)
+    return found
+
+
+async def list_keys(store: Store, now: int | None, ranges: Sequence[KeyRange]) -> list[list[KeyEntry]]:
+    """The entries of ranges."""
+    found: list[list[KeyEntry]] = [[] for _ in ranges]
+    if not ranges:
+        return found
+    limits = [bounds(one) for one in ranges]
+    rows = await store.pool.fetch(
+        "select * from hark.list_keys_v1($1, $2::bytea[], $3::bytea[], $4::bigint[], $5::boolean[])",
+        now,
+        [low for low, _ in limits],
+        [high for _, high in limits],
+        [max(0, one.limit) for one in ranges],
+        [one.reverse for one in ranges],
+    )
+    for number, *columns in rows:
+        found[number - 1].append(_entry(store, *columns))
+    return found
+
+
+def _entry(
+    store: Store, key: bytes, value: bytes, version: int, expires_at: int | None, sealed_by: str | None
+) -> KeyEntry:
+    ends = None if expires_at is None else store.to_local(expires_at)
+    return KeyEntry(decode_key(key), msgspec.Raw(value), version, ends, sealed_by)
+
+
+async def count_keys(store: Store, now: int | None, prefix: Key) -> int:
+    """Number of entries below a prefix."""
+    return int(await store.pool.fetchval("select hark.count_keys_v1($1, $2, $3)", now, *prefix_bounds(prefix)))
+
+
+async def key_stats(store: Store, now: int | None) -> KeyStats:
+    """Numbers and sizes of entries; reads every entry."""
+    row = await store.pool.fetchrow("select * from hark.key_stats_v1($1)", now)
+    assert row is not None
+    return KeyStats(*row)
+
+
+async def sweep_keys(store: Store, now: int | None, limit: int = 1000) -> int:
+    """Remove expired entries."""
+    return int(await store.pool.fetchval("select hark.sweep_keys_v1($1, $2)", now, limit))

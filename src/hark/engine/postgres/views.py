@@ -8,8 +8,8 @@ import asyncpg
 
 from hark.clock import SECOND
 from hark.engine.postgres.admin import info_of
-from hark.engine.postgres.pool import NOW, Pool, Where, can_be_stored
-from hark.ids import IdCodec
+from hark.engine.postgres.browse import NOW, Where, can_be_stored, struct_of
+from hark.engine.postgres.partitions import Store
 from hark.model import (
     Counts,
     Depth,
@@ -138,10 +138,11 @@ behind as (
 
 # Sorted first: the oldest message is looked up for those places only that are needed to fill the page.
 _POSITIONS = f"""
-select standing.group_name, standing.queue, standing.name, standing.partition, standing.cursor, standing.unsettled,
-    standing.settled_at, standing.lease, standing.lease_until, waiting.oldest, unsettled.oldest as oldest_unsettled,
-    {SCHEDULED} as scheduled,
-    standing.lease_until > {NOW} as leased
+select standing.group_name as "group", standing.queue, standing.name as partition, standing.partition as number,
+    standing.cursor, standing.unsettled, standing.settled_at as last_settled,
+    case when standing.lease_until > {NOW} then standing.lease::text end as lease_id,
+    case when standing.lease_until > {NOW} then standing.lease_until end as lease_expires_at,
+    waiting.oldest as oldest_waiting, unsettled.oldest as oldest_unsettled, {SCHEDULED} as scheduled
 from (
     select * from hark.standings_v1 as standing
     where standing.wanted and {{partitions}}
@@ -153,7 +154,7 @@ where {{late}}
 order by standing.queue, standing.name, standing.grp
 limit $2
 """
-# How many messages are open costs more to tell than which places come first. More groups than those of a place may be
+# To count the open messages costs more than to find which places come first. More groups than those of a place may be
 # among them; such rows come after all that are wanted.
 _FIRST_POSITIONS = """
 standing.partition = any (array(select chosen.partition from chosen)) and standing.grp = any (
@@ -175,13 +176,13 @@ with chosen as materialized (
 
 
 async def partition_stats(
-    pool: Pool, codec: IdCodec, now: int | None, queue: str, search: str | None, limit: int, offset: int
+    store: Store, now: int | None, queue: str, search: str | None = None, limit: int = 1000, offset: int = 0
 ) -> list[PartitionStats]:
     """A page of a queue's partitions by name, with counts."""
     where = Where(now, limit, offset)
     where.also("partition.queue = (select id from hark.queues where name = {})", queue)
     where.also("strpos(partition.name, {}) > 0", search)
-    rows = await pool.fetch(
+    rows = await store.pool.fetch(
         f"""
         with page as materialized (
             select partition as p, partition.*, {stored("queue", "partition")} as total
@@ -219,17 +220,7 @@ async def partition_stats(
         """,
         *where.args,
     )
-    return [
-        PartitionStats(
-            id=codec.encode(row["id"], 0),
-            name=row["name"],
-            created_at=row["created_at"],
-            counts=counts_of(row),
-            oldest=row["oldest"],
-            newest=row["newest"],
-        )
-        for row in rows
-    ]
+    return [struct_of(PartitionStats, row, id=store.codec.encode(row["id"], 0), counts=counts_of(row)) for row in rows]
 
 
 def stored(queue: str, partition: str) -> str:
@@ -275,13 +266,12 @@ def counts_of(row: asyncpg.Record) -> Counts:
 
 
 async def position_stats(
-    pool: Pool,
-    codec: IdCodec,
+    store: Store,
     now: int | None,
-    group: str | None,
-    queue: str | None,
-    min_lag_seconds: int | None,
-    limit: int,
+    group: str | None = None,
+    queue: str | None = None,
+    min_lag_seconds: int | None = None,
+    limit: int = 1000,
     partitions: Sequence[str] | None = None,
     queues: Sequence[str] | None = None,
 ) -> list[PositionStats]:
@@ -301,41 +291,31 @@ async def position_stats(
     else:
         late.also(f"waiting.oldest <= {NOW} - {{}}", min_lag_seconds * SECOND)
         sql = _POSITIONS.format(partitions=where, late=late)
-    rows = await pool.fetch(sql, *late.args)
+    rows = await store.pool.fetch(sql, *late.args)
+    encode = store.codec.encode
     return [
-        PositionStats(
-            group=row["group_name"],
-            queue=row["queue"],
-            partition=row["name"],
-            partition_id=codec.encode(row["partition"], 0),
-            cursor=row["cursor"],
-            lag=row["unsettled"] - row["scheduled"],
-            oldest_waiting=row["oldest"],
-            scheduled=row["scheduled"],
-            oldest_unsettled=row["oldest_unsettled"],
-            last_settled=row["settled_at"],
-            lease_id=str(row["lease"]) if row["leased"] else None,
-            lease_expires_at=row["lease_until"] if row["leased"] else None,
-        )
+        struct_of(PositionStats, row, partition_id=encode(row["number"], 0), lag=row["unsettled"] - row["scheduled"])
         for row in rows
     ]
 
 
-async def group_names(pool: Pool, queue: str | None) -> list[str]:
+async def group_names(store: Store, _now: int | None, queue: str | None = None) -> list[str]:
     """The names of groups, each once."""
     where = Where()
     where.also("groups.queue = {}", queue)
     return [
         row["name"]
-        for row in await pool.fetch(f"select distinct name from hark.groups where {where} order by name", *where.args)
+        for row in await store.pool.fetch(
+            f"select distinct name from hark.groups where {where} order by name", *where.args
+        )
     ]
 
 
 async def group_stats(
-    pool: Pool,
+    store: Store,
     now: int | None,
-    group: str | None,
-    queue: str | None,
+    group: str | None = None,
+    queue: str | None = None,
     queues: Sequence[str] | None = None,
     uncounted: Sequence[str] = (),
 ) -> list[GroupStats]:
@@ -344,7 +324,7 @@ async def group_stats(
     where.also("groups.name = {}", group)
     where.also("groups.queue = {}", queue)
     where.also("groups.queue = any ({})", None if queues is None else list(queues))
-    rows = await pool.fetch(
+    rows = await store.pool.fetch(
         f"""
         with chosen as (select * from hark.groups where {where}),
         member as materialized (
@@ -353,9 +333,9 @@ async def group_stats(
             where chosen.queue <> all ($2::text[])
         ),
         {BEHIND.format(oldest="true", partitions="hark.partitions")}
-        select chosen.*, coalesce(behind.unsettled - behind.scheduled, 0) as lag,
+        select chosen.*, chosen.name as "group", coalesce(behind.unsettled - behind.scheduled, 0) as lag,
             coalesce(behind.lagging, 0) as partitions_with_lag,
-            coalesce(behind.scheduled, 0) as scheduled, behind.oldest,
+            coalesce(behind.scheduled, 0) as scheduled, behind.oldest as oldest_waiting,
             coalesce(leased.leases, 0) + single.leases as leases,
             coalesce(leased.messages, 0) + single.messages as in_flight
         from chosen
@@ -373,23 +353,8 @@ async def group_stats(
         *where.args,
     )
     return [
-        GroupStats(
-            group=row["name"],
-            queue=row["queue"],
-            mode=row["mode"],
-            subscription=Subscription(row["subscription"], row["since"]),
-            created_at=row["created_at"],
-            last_seen=row["last_seen"],
-            paused=row["paused"],
-            lag=row["lag"],
-            partitions_with_lag=row["partitions_with_lag"],
-            oldest_waiting=row["oldest"],
-            leases=row["leases"],
-            scheduled=row["scheduled"],
-            in_flight=row["in_flight"],
-            limits=Limits(
-                max_in_flight=row["max_in_flight"], rate_limit=row["rate_limit"], rate_burst=row["rate_burst"]
-            ),
+        struct_of(
+            GroupStats, row, subscription=Subscription(row["subscription"], row["since"]), limits=struct_of(Limits, row)
         )
         for row in rows
     ]
@@ -434,7 +399,7 @@ found as (
         behind.unsettled - behind.scheduled, behind.oldest, behind.scheduled, behind.lagging
     from behind join member on member.id = behind.grp
 )
-select queue.name as queue, found.*
+select queue.name, found.grp, found.partitions, found.messages, found.oldest, found.scheduled, found.lagging
 from found
 join hark.queues as queue on queue.id = found.id
 order by found.id, found.grp nulls first
@@ -458,12 +423,12 @@ group by queue, name having sum(messages) > 0
 """
 
 
-async def queue_stats(pool: Pool, now: int | None, where: QueueFilter) -> QueuePage:
+async def queue_stats(store: Store, now: int | None, where: QueueFilter) -> QueuePage:
     """A page of queues with counts, and how many there are."""
     conditions = _matching(where)
-    total = await pool.fetchval(f"select count(*) from hark.queues where {conditions}", *conditions.args)
+    total = await store.pool.fetchval(f"select count(*) from hark.queues where {conditions}", *conditions.args)
     matching, order = _matching(where, now, where.limit, where.offset, list(where.uncounted)), _ORDERS[where.sort]
-    rows = await pool.fetch(
+    rows = await store.pool.fetch(
         f"""
         with chosen as materialized (
             select * from hark.queues where {matching} order by {order} limit $2::bigint offset $3::bigint
@@ -505,16 +470,7 @@ async def queue_stats(pool: Pool, now: int | None, where: QueueFilter) -> QueueP
         """,
         *matching.args,
     )
-    items = [
-        QueueStats(
-            info=info_of(row),
-            partitions=row["partitions"],
-            counts=counts_of(row),
-            expired=row["expired"],
-            discarded=row["discarded"],
-        )
-        for row in rows
-    ]
+    items = [struct_of(QueueStats, row, info=info_of(row), counts=counts_of(row)) for row in rows]
     return QueuePage(items, total)
 
 
@@ -529,28 +485,16 @@ def _matching(where: QueueFilter, *args: object) -> Where:
     return matching
 
 
-async def survey(pool: Pool, now: int | None, after: tuple[int, str], limit: int) -> Survey:
+async def survey(store: Store, now: int | None, after: tuple[int, str] = (0, ""), limit: int = 1000) -> Survey:
     """What is stored and open in the partitions after a place, as many of them as one step takes."""
-    rows = await pool.fetch(_SURVEY, now, *after, limit)
-    depths = [
-        Depth(
-            row["queue"],
-            row["grp"],
-            row["partitions"],
-            row["messages"],
-            row["oldest"],
-            row["scheduled"],
-            row["lagging"],
-        )
-        for row in rows
-    ]
-    last = await pool.fetchrow(_LAST, *after, limit)
-    return Survey(depths, None if last is None else (last["queue"], last["name"]))
+    rows = await store.pool.fetch(_SURVEY, now, *after, limit)
+    last = await store.pool.fetchrow(_LAST, *after, limit)
+    return Survey([Depth(*row) for row in rows], None if last is None else (last["queue"], last["name"]))
 
 
-async def totals(pool: Pool, now: int | None) -> Totals:
+async def totals(store: Store, now: int | None) -> Totals:
     """How many queues, dead letters and messages on leases there are."""
-    queues = await pool.fetchval("select count(*) from hark.queues")
-    dead = await pool.fetch("select queue, count(*) from hark.dead_letters group by queue")
-    leased = await pool.fetch(_LEASED, now)
+    queues = await store.pool.fetchval("select count(*) from hark.queues")
+    dead = await store.pool.fetch("select queue, count(*) from hark.dead_letters group by queue")
+    leased = await store.pool.fetch(_LEASED, now)
     return Totals(queues, {row[0]: row[1] for row in dead}, {(row[0], row[1]): row[2] for row in leased})

@@ -111,7 +111,7 @@ create unique index messages_offset on hark.messages (partition, "offset", slot)
 -- Not unique: pushes look under the partition's lock, and a row that is gone may still be here.
 create index messages_transaction on hark.messages (hashtextextended(transaction_id, partition))
     where transaction_id is not null;
--- The lanes of shared groups (see 00_lanes.sql), but for that of plain messages of priority 0.
+-- The lanes of shared groups (see 00_lanes.sql), except that of plain messages of priority 0.
 create index messages_priority on hark.messages ((partition << 4 | priority), "offset")
     where priority > 0 and deliver_at is null;
 create index messages_delayed on hark.messages ((partition << 4 | coalesce(priority, 0)), deliver_at, "offset")
@@ -299,7 +299,7 @@ create index outstanding_due on hark.outstanding ((partition << 5 | lane), (grp:
     where lease is null;
 create index outstanding_lease on hark.outstanding (partition, until, lease) where lease is not null;
 
--- What queues and groups with a rate may still deliver, as of a time; grp 0: the queue as a whole. Whoever claims under
+-- What queues and groups with a rate may still deliver, as of a time; grp 0: the queue as a whole. A pop that claims under
 -- a limit, of a rate or of messages in flight, locks the row first.
 create table hark.allowances (
     queue integer not null,
@@ -348,7 +348,7 @@ create table hark.withdrawn (
     primary key (partition, "offset", grp)
 );
 
--- Messages that groups are done with though nobody completed them: their time was over, or they had no attempts left and
+-- Messages that groups are done with though no consumer completed them: their time was over, or they had no attempts left and
 -- the queue keeps no dead letters. For those who ask, and for a while only (collect).
 create table hark.endings (
     partition bigint not null,

@@ -132,7 +132,7 @@ begin
 end $$;
 
 -- Removes those of some messages that every group of their queue is done with, if the queue keeps none of these. No
--- gap is noted: there may be very many, and nobody wants them back.
+-- gap is noted: there may be very many, and they are not needed again.
 create or replace function hark.drop_settled_v1(p_partition bigint, p_offsets bigint[]) returns void
 language plpgsql as $$
 declare

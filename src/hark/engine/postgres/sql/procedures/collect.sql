@@ -212,7 +212,7 @@ begin
             select 1 from hark.positions t where t.partition = p.id and t.plain is not null
                 and hark.passed_v1(t, m."offset", m.priority, m.deliver_at))
         then
-            v_expired := v_expired + 1;  -- Nobody has stepped over it, and so nobody has counted it.
+            v_expired := v_expired + 1;  -- No pop has stepped over it, and so none has counted it.
         end if;
         if v_kept then
             perform hark.remove_message_v1(p_now, p.id, m."offset");

@@ -60,7 +60,7 @@ $$;
 
 -- The first message of some ranges of a partition, in the order of the ranges. With p_waiting: the first that a group
 -- may not have yet, because it is delayed, too young (p_delayed, in seconds), or waits for its next attempt. One whose
--- time is over (its own, or by p_ttl) is in nobody's way then.
+-- time is over (its own, or by p_ttl) blocks no group then.
 create or replace function hark.first_of_v1(
     p_now bigint, p_grp integer, p_partition bigint, p_firsts bigint[], p_lasts bigint[], p_waiting boolean,
     p_delayed bigint, p_ttl bigint

@@ -90,7 +90,7 @@ begin
     where (p_namespace is null or q.namespace = p_namespace) and (p_task is null or q.task = p_task);
 end $$;
 
--- Partitions of a queue in which a group has something to do, with the end of the lease where somebody is at it: all
+-- Partitions of a queue in which a group has something to do, with the end of the lease where one is leased: all
 -- of them, or those that got a
 -- message or were given back since p_since (a bucket, see bucket_v1), which the index on `touched` finds. Unless what
 -- was changed since then is the queue or the group itself: then all of them again. A null says that one of them is

@@ -6,7 +6,7 @@
 
 -- Locks keys until the end of the transaction, present or not, and what is in the ranges [p_lows, p_highs): always in
 -- the order of keys, so that two transactions never wait for each other. What is absent gets a row of version 0, which
--- nobody else ever sees: it becomes an entry, or unlock_keys_v1 removes it.
+-- no other transaction ever sees: it becomes an entry, or unlock_keys_v1 removes it.
 create or replace function hark.lock_keys_v1(p_keys bytea[], p_lows bytea[], p_highs bytea[]) returns void
 language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set plan_cache_mode = force_generic_plan
@@ -277,7 +277,7 @@ language sql volatile as $$
     from hark.time_v1(p_now) as t(now), hark.kv k where k.expires_at is null or k.expires_at > t.now
 $$;
 
--- Removes entries whose time is over, at most p_limit, and passes by those that somebody is just writing.
+-- Removes entries whose time is over, at most p_limit, and passes by those that another transaction is writing.
 create or replace function hark.sweep_keys_v1(p_now bigint, p_limit bigint) returns bigint
 language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set plan_cache_mode = force_generic_plan

@@ -154,7 +154,7 @@ begin
 end $$;
 
 -- The next plain messages of a priority beyond an offset. passed: where the lane is when all of them are taken. Offsets
--- of other lanes are gone over, at most so many in one call.
+-- of other lanes are gone over, at most that number in one call.
 create or replace function hark.list_plain_v1(
     p_now bigint, p_partition bigint, p_priority integer, p_after bigint, p_end bigint, p_ttl bigint, p_delayed integer,
     p_wanted integer,

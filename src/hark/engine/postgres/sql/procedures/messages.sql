@@ -14,7 +14,7 @@ begin
     return v_removed;
 end $$;
 
--- Removes messages that nobody has been given yet: 0 done, 1 there is none, 2 some group holds it or has used attempts of
+-- Removes messages that have not been delivered yet: 0 done, 1 there is none, 2 some group holds it or has used attempts of
 -- it, 3 some group is done with it.
 create or replace function hark.cancel_v1(p_now bigint, p_partitions bigint[], p_offsets bigint[]) returns smallint[]
 language plpgsql as $$
@@ -101,7 +101,7 @@ language sql volatile as $$
     on conflict do nothing
 $$;
 
--- There is no message at an offset (any more), but for p_owner's group: every other group is done with it, those to
+-- There is no message at an offset (any more), except for p_owner's group: every other group is done with it, those to
 -- come as well.
 create or replace function hark.leave_gap_v1(p_now bigint, p_partition bigint, p_offset bigint, p_owner integer)
 returns void

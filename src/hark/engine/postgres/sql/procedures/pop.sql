@@ -6,7 +6,7 @@
 -- c_: the candidates in the order in which they are to be tried; c_wait: wait for a locked row (the request named the
 -- partition) instead of passing it by.
 --
--- Answers a row for each candidate. status: 0 taken (on a lease until `due`, if that is not null), 1 nothing ready, 2 leased until `due`, 3 locked by somebody,
+-- Answers a row for each candidate. status: 0 taken (on a lease until `due`, if that is not null), 1 nothing ready, 2 leased until `due`, 3 locked by another call,
 -- 4 waiting until `due`, 5 window buffer until `due`, 6 paused, 7 there is no such partition or group, 8 not needed,
 -- 9 the rate allows nothing until `due`, 10 too many are in flight.
 -- options has a JSON object for each message that has any, and is null when none has.
@@ -82,7 +82,7 @@ begin
         order by c.n
         for update of k skip locked
     loop
-        -- Candidates that this query passed by are locked by somebody, or there is no such partition.
+        -- Candidates that this query passed by are locked by another transaction, or there is no such partition.
         while v_next < s.n loop
             candidate := v_next;
             status := case when exists (
@@ -444,7 +444,7 @@ begin
         perform hark.note_expired_v1(p_now, p_queue, t.grp, t.partition, hark.ranges_v1(v_expired));
     end if;
     if t.irregular and number > 0 then
-        -- Handed out again: whoever held these before may no longer settle them.
+        -- Handed out again: a consumer that held these before may no longer settle them.
         delete from hark.claims c
         where c.grp = t.grp and c.partition = t.partition and isempty(c.leased - choose_v1.leased);
         update hark.claims c set leased = c.leased - choose_v1.leased

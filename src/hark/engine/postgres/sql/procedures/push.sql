@@ -5,8 +5,8 @@
 -- is the position of its partition there and m_ordinal its number among the messages for that partition, from 1;
 -- p_counts has how many those are. Few messages have options: the arrays x_ have a row for each of those only.
 --
--- Offsets are taken under the lock of the partition's row, in the order of ids, so that pushes can't block each
--- other for good, and what commits later has higher offsets. An unknown id changes nothing and is answered in o_stale.
+-- Offsets are taken under the lock of the partition's row, in the order of ids, so that pushes can't
+-- deadlock, and what commits later has higher offsets. An unknown id changes nothing and is answered in o_stale.
 -- When every message was queued, o_offsets is null: then the offset is the partition's old tail plus the ordinal.
 create or replace function hark.push_v1(
     p_now bigint,

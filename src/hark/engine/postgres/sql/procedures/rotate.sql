@@ -49,7 +49,7 @@ begin
     return true;
 end $$;
 
--- Every transaction before this one is over, and visible to everybody, as of the last vacuum of hark.slots (with
+-- Every transaction before this one is over, and visible to all snapshots, as of the last vacuum of hark.slots (with
 -- FREEZE, which writes it down).
 create or replace function hark.horizon_v1() returns xid8
 language sql stable as $$
@@ -58,7 +58,7 @@ language sql stable as $$
     where c.oid = 'hark.slots'::regclass
 $$;
 
--- Whether that transaction is over for everybody. One that is yet to come is from the database that this one was
+-- Whether that transaction is over for all snapshots. One that is yet to come is from the database that this one was
 -- restored from.
 create or replace function hark.is_past_v1(p_transaction xid8) returns boolean
 language sql stable as $$

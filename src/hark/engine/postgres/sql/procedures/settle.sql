@@ -11,7 +11,7 @@
 -- o_codes: 0 done, 1 not found, 2 lease expired, 3 not delivered under this lease, 4 not leased, 5 dead already.
 -- o_holders: the lease that an item was held under, where it changed something. o_ready has for each position whether it
 -- can be taken now as far as leases are concerned; o_counts and o_due_times, of shared groups: see settle_shared_v1. Groups
--- that do not exist change nothing and are answered in o_stale (0 stands for a group that nobody knows, and is none of
+-- that do not exist change nothing and are answered in o_stale (0 stands for a group that does not exist, and is none of
 -- them).
 create or replace function hark.settle_v1(
     p_now bigint,
@@ -277,7 +277,7 @@ declare
 begin
     for n in 1..cardinality(p_items) loop
         if n > v_authorized then
-            -- A new request begins: judge all of it.
+            -- A new request begins: check all of it.
             v_seen := '{}';
             loop
                 v_authorized := v_authorized + 1;

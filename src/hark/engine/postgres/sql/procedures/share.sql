@@ -7,7 +7,7 @@
 --
 -- Answers a row for each request and candidate that it took from (status 0), and then for each candidate a row without
 -- a request on what is left there: 0 as many of each priority as `ready` says, of which only the first are counted;
--- 1 nothing, 2 all is leased until `due`, 4 nothing until `due`, 5 window buffer until `due`; 3 locked by somebody,
+-- 1 nothing, 2 all is leased until `due`, 4 nothing until `due`, 5 window buffer until `due`; 3 locked by another call,
 -- 6 paused, 7 there is no such thing, 9 the rate allows nothing until `due`, 10 too many are in flight.
 create or replace function hark.share_v1(
     p_now bigint,

@@ -173,7 +173,7 @@ begin
         t0 := t1 + 1; i0 := i1 + 1; q0 := q1 + 1; p0 := p1 + 1; m0 := m1 + 1; x0 := x1 + 1;
         c0 := c1 + 1; u0 := u1 + 1;
     end loop;
-    -- What nobody repeats any more: two for each one that is added, so there is little more than what is young.
+    -- What no client repeats any more: two for each one that is added, so there is little more than what is young.
     delete from hark.completions c using (
         select x.grp, x.partition, x."offset" from hark.completions x
         where x.at < v_now - 3600000000 order by x.at limit 2 * cardinality(i_position) for update skip locked
