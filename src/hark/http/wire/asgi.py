@@ -33,7 +33,7 @@ class Budget:
         self._by_subject: defaultdict[str, int] = defaultdict(int)
 
     def refusal(self, subject: str, size: int) -> HarkError | None:
-        """Return why so many more bytes are too many, or None."""
+        """Return the refusal if this number of further bytes is too large, else None."""
         if subject and self._by_subject.get(subject, 0) + size > self._most_of_subject:
             return Overloaded(
                 "too many bytes of this token are in flight (setting limits.max_bytes_in_flight_per_identity); read "

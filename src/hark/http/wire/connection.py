@@ -449,7 +449,7 @@ class Connection(asyncio.Protocol):
     # Requests ----------------------------------------------------------------------------------------------
 
     def _serve_next(self) -> None:
-        """Serve the next request, if the client has the response to the one before, but for what a buffer holds."""
+        """Serve the next request, unless the client does not read the response to the one before."""
         if self._current is not None or self._paused:
             return
         if self._ready:
@@ -772,4 +772,4 @@ def make_head(status: int, headers: Iterable[Header]) -> bytes:
 
 
 _fixed_head = lru_cache(256)(make_head)
-"""The heads of most responses are the same but for their date and length."""
+"""The heads of most responses differ only in their date and length."""

@@ -151,7 +151,7 @@ class WebSocket(asyncio.Protocol):
             self._reserved_bytes = 0
 
     def _ahead(self, number: int) -> float:
-        """Return by how many seconds the client is ahead of the frames that it may send, after so many more."""
+        """Count frames; return by how many seconds the client is ahead of the permitted rate."""
         now = self._server.loop.time()
         earned = (now - self._refilled_at) * FRAMES_PER_SECOND
         self._refilled_at = now
