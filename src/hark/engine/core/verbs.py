@@ -1,14 +1,17 @@
-"""The verbs of engines that keep the tables of `schema.py`: SQLite and S3.
+"""The verbs of the engines with the tables of `schema.py` (SQLite and S3), and the calls that carry them to a thread.
 
-A verb is bound to the function that does its work. The engine decides how a write, a look at memory and a read of the
-tables travel to their thread, and when a write counts as committed. `engine/api.py` documents the verbs.
+A verb is bound to the function that does its work. The engine decides which thread runs a call, and when a write
+counts as committed. `engine/api.py` documents the verbs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -16,10 +19,9 @@ import apsw
 
 from hark.batching import Answer
 from hark.clock import Clock
-from hark.engine.api import Answers
+from hark.engine.api import Answers, KeyListener, Listener
 from hark.engine.core import browse, explain, groups, keyvalue, push, queues, settle, views
 from hark.engine.core.browse import Browser
-from hark.engine.core.calls import Call, Claim, Expire
 from hark.engine.core.claim import Claimer
 from hark.engine.core.collect import Collector
 from hark.engine.core.explain import Explainer, LeaseView
@@ -31,7 +33,7 @@ from hark.engine.core.state import Group, State
 from hark.engine.core.store import rows_of, run
 from hark.engine.core.transaction import WriteTransaction
 from hark.engine.keyvalue import StatsMemory, written_of
-from hark.errors import HarkError
+from hark.errors import DiskFull, EngineFailure, HarkError
 from hark.ids import IdCodec
 from hark.model import (
     BrowseFrom,
@@ -39,6 +41,8 @@ from hark.model import (
     Expired,
     Explain,
     Facts,
+    Hint,
+    KeyNotification,
     KeyStats,
     KeyWrite,
     KeyWritten,
@@ -68,8 +72,124 @@ Async = Coroutine[Any, Any, T]
 _FLAG = "flag:"
 
 
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Call:
+    """A call to an engine thread, with the future of the caller."""
+
+    future: asyncio.Future[Any] | None
+    result: Any = field(default=None, init=False)
+    error: Exception | None = field(default=None, init=False)
+
+
+@dataclass(eq=False)
+class Write(Call):
+    """A call that changes the store, answered after the commit."""
+
+    body: Callable[[WriteTransaction], object]
+
+
+class Expire(Write):
+    """The verb `expire`. Every transaction expires leases; one with only this call expires at most `limit`."""
+
+    def __init__(self, future: asyncio.Future[Any], limit: int) -> None:
+        super().__init__(future, lambda transaction: Expired(transaction.expired, transaction.state.next_expiry()))
+        self.limit = limit
+
+
+@dataclass(eq=False)
+class Look(Call):
+    """A call that needs only memory, such as a renewal, answered at once."""
+
+    body: Callable[[State, int], object]
+
+
+@dataclass(eq=False)
+class Claim(Call):
+    """Pops, answered at once, or with `auto_ack` after the commit that settles the messages."""
+
+    requests: Sequence[PopRequest]
+    answers: list[PopResult | HarkError | None] = field(init=False)
+    uncommitted: dict[int, PopResult | HarkError | None] = field(default_factory=dict, init=False)
+    """Answers that become valid with the commit of their transaction, by the index of the request."""
+
+    def __post_init__(self) -> None:
+        self.answers = [None] * len(self.requests)
+
+    @property
+    def open(self) -> list[int]:
+        """Indexes of the requests without an answer."""
+        return [index for index, answer in enumerate(self.answers) if answer is None]
+
+
+class Stop(Call):
+    """The last call of a thread."""
+
+
+class Outbox:
+    """Answers, hints and key notifications on their way to the event loop, in the order of their commits."""
+
+    def __init__(self, listener: Listener, key_listener: KeyListener) -> None:
+        self._listener = listener
+        self._key_listener = key_listener
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[tuple[Sequence[Call], Sequence[Hint], KeyNotification | None]] = deque()
+
+    def post(self, answers: Sequence[Call], hints: Sequence[Hint], keys: KeyNotification | None = None) -> None:
+        """Add answers and hints. The caller holds the lock, so that no answer is older than a hint before it."""
+        if answers or hints or keys is not None:
+            self._waiting.append((answers, hints, keys))
+
+    def deliver(self) -> None:
+        """Let the event loop empty it. The lock must be free: waking up the loop can cost a turn."""
+        if self._waiting:
+            self._loop.call_soon_threadsafe(self._empty)
+
+    def deliver_soon(self) -> None:
+        """Do the same from the event loop itself."""
+        if self._waiting:
+            self._loop.call_soon(self._empty)
+
+    def _empty(self) -> None:
+        while self._waiting:
+            answers, hints, keys = self._waiting.popleft()
+            for call in answers:
+                future = call.future
+                if future is None or future.done():
+                    continue
+                if call.error is not None:
+                    future.set_exception(call.error)
+                else:
+                    future.set_result(call.result)
+            try:
+                if keys is not None:
+                    self._key_listener(keys)
+                if hints:
+                    self._listener(hints)
+            except Exception:
+                log.exception("hint listener raised; remaining responses are still sent")
+
+
+def translate(error: Exception) -> HarkError:
+    """The error for the caller, if the store failed with `error`."""
+    if isinstance(error, HarkError):
+        return error
+    if isinstance(error, apsw.FullError):
+        return DiskFull("the disk of the store is full; the request had no effect; free disk space")
+    if isinstance(error, apsw.Error):
+        return EngineFailure(f"the store failed: {error}; the request had no effect; see the server log")
+    log.exception("the engine failed because of a bug; please report it", exc_info=error)
+    text = f"internal error: {type(error).__name__}; the request had no effect; see the server log"
+    return EngineFailure(text, code="internal")
+
+
 class Notes:
-    """What claims change without a commit: positions moved past removed messages, expired messages, groups seen."""
+    """Changes that claims make in memory, to be saved with the next transaction.
+
+    These are positions that moved past removed messages, counts of expired messages, and groups that were seen.
+    """
 
     def __init__(self) -> None:
         self._stepped: dict[Position, set[int]] = {}
@@ -153,7 +273,7 @@ def _looks(body: Callable[Concatenate[State, int, P], T]) -> Callable[Concatenat
 def _queries(
     body: Callable[Concatenate[apsw.Connection, int, P], T],
 ) -> Callable[Concatenate[TableVerbs, P], Async[T]]:
-    """Bind a verb that queries what is stored, whatever is leased."""
+    """Bind a verb that queries the committed tables, without leases."""
 
     async def verb(self: TableVerbs, /, *args: P.args, **named: P.kwargs) -> T:
         now = self._clock.now()
@@ -163,7 +283,7 @@ def _queries(
 
 
 class TableVerbs(ABC):
-    """The verbs; see the module's text."""
+    """The verbs of an engine with tables."""
 
     _collector: Collector
     _codec: IdCodec
@@ -172,7 +292,7 @@ class TableVerbs(ABC):
         self._clock = clock
         self._key_stats = StatsMemory(self._count_all)
 
-    # How calls travel --------------------------------------------------------------------------------------
+    # Calls --------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def _submit(self, call: Call) -> None: ...
@@ -181,7 +301,7 @@ class TableVerbs(ABC):
     def _write(self, body: Callable[[WriteTransaction], T]) -> Awaitable[T]: ...
 
     def _chore(self, body: Callable[[WriteTransaction], T]) -> Awaitable[T]:
-        """Write what is tried again periodically."""
+        """Run a write that upkeep repeats periodically."""
         return self._write(body)
 
     @abstractmethod
@@ -189,11 +309,11 @@ class TableVerbs(ABC):
 
     @abstractmethod
     def _memory(self) -> State:
-        """Return the memory itself, which other threads may be changing."""
+        """The state itself, which other threads may be changing."""
 
     @abstractmethod
     async def _examine(self, body: Callable[[apsw.Connection, State, int], T]) -> T:
-        """Look at memory and its tables together. Nothing is delivered meanwhile, so the body must be short."""
+        """Read memory and tables together. Nothing is delivered meanwhile, so the body must be short."""
 
     @abstractmethod
     async def _read(self, body: Callable[[apsw.Connection, LeaseView], T]) -> T: ...

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import apsw
 
-from hark.engine.core.calls import Call, Claim, Expire, Write
 from hark.engine.core.claim import Claimer
 from hark.engine.core.groups import first_contact
 from hark.engine.core.position import Position
@@ -18,7 +17,7 @@ from hark.engine.core.shared import SharedPosition
 from hark.engine.core.state import State
 from hark.engine.core.store import run
 from hark.engine.core.transaction import WriteTransaction, place_payloads
-from hark.engine.core.verbs import Notes
+from hark.engine.core.verbs import Call, Claim, Expire, Notes, Write
 from hark.engine.hints import HintBook
 from hark.engine.s3 import leases
 from hark.engine.s3.bucket import Stored

@@ -15,13 +15,12 @@ import apsw
 from hark.batching import Answer
 from hark.clock import Clock, ShiftedClock
 from hark.engine.api import KeyListener, Listener, ignore_keys
-from hark.engine.core.calls import Call, Look, Stop, Write
 from hark.engine.core.collect import Collector
 from hark.engine.core.explain import LeaseView
 from hark.engine.core.state import State
 from hark.engine.core.store import AUTO, Store
 from hark.engine.core.transaction import WriteTransaction
-from hark.engine.core.verbs import TableVerbs
+from hark.engine.core.verbs import Call, Look, Stop, TableVerbs, Write
 from hark.engine.sqlite import files
 from hark.engine.sqlite.files import resume
 from hark.engine.sqlite.threads import StoreThreads

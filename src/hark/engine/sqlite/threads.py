@@ -34,7 +34,6 @@ import apsw
 
 from hark.clock import SECOND, Clock
 from hark.engine.api import KeyListener, Listener
-from hark.engine.core.calls import Call, Claim, Expire, Look, Nudge, Outbox, Stop, Write, translate
 from hark.engine.core.claim import Claimer
 from hark.engine.core.groups import first_contact
 from hark.engine.core.loader import Loader
@@ -42,7 +41,7 @@ from hark.engine.core.settle import expire, settle_held
 from hark.engine.core.state import State
 from hark.engine.core.store import Store
 from hark.engine.core.transaction import WriteTransaction
-from hark.engine.core.verbs import Notes
+from hark.engine.core.verbs import Call, Claim, Expire, Look, Notes, Outbox, Stop, Write, translate
 from hark.engine.hints import HintBook
 from hark.engine.sqlite.files import Checkpointer, note_time
 from hark.errors import EngineFailure, HarkError
@@ -161,7 +160,7 @@ class StoreThreads:
         now = self._now()
         answered = [call for call in calls if self._serve(call, now)]
         if self._notes.waiting:
-            self._writes.put(Nudge())
+            self._writes.put(Write(None, _save_notes))
         self._outbox.post(answered, self._claimed.hints())
         self._claimed = HintBook()
 
@@ -174,7 +173,7 @@ class StoreThreads:
         """Serve a call from memory; False when it has to wait for a transaction."""
         try:
             if self._broken is not None:
-                self._writes.put(Nudge())  # The next transaction tries to read everything back.
+                self._writes.put(Write(None, _save_notes))  # The next transaction tries to read everything back.
                 raise self._broken
             if self.state.is_due(now):
                 self._writes.put(call)  # What is due comes first, and takes a transaction.
@@ -364,7 +363,7 @@ class StoreThreads:
         if self._parked:
             self._unpark()
         if self._notes.waiting:
-            self._writes.put(Nudge())
+            self._writes.put(Write(None, _save_notes))
         keys = transaction.keys
         self._outbox.post(answered, hints, None if keys is None else keys.news())
 
@@ -422,6 +421,10 @@ class StoreThreads:
             for position in lease.parts:
                 hints.ended(position.group.queue_name, position.group.name, lease.id)
         self._outbox.post([], hints.hints())
+
+
+def _save_notes(_transaction: WriteTransaction) -> None:
+    """Do nothing: every transaction saves the notes of claims."""
 
 
 def _unknown(error: Exception) -> HarkError:
