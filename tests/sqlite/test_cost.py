@@ -15,7 +15,7 @@ from typing import Any
 import apsw
 import pytest
 
-from hark.engine.core import browse, keyvalue, loader, ordered, push, rows, shared, shared_rows, transaction
+from hark.engine.core import browse, keyvalue, loader, ordered, push, shared, shared_rows, store, transaction
 from hark.engine.core.groups import conditions
 from hark.engine.core.ordered import OrderedPosition
 from hark.engine.core.state import State
@@ -213,7 +213,7 @@ async def test_the_cost_of_finding_a_time_grows_with_the_partitions_that_are_nam
 
 HOT = {
     "reading for browsers": (browse.READ, ('[["orders","p1",1,10]]', 1000)),
-    "reading messages": (rows.SELECT_MESSAGES, ("[[1,1,5]]",)),
+    "reading messages": (store.SELECT_MESSAGES, ("[[1,1,5]]",)),
     "finding transaction ids": (push._FIND_TRANSACTION_IDS, ('[[1,"t"]]',)),
     "loading partitions by name": (loader._PARTITIONS_BY_NAME, ('[[1,"p"]]',)),
     "loading partitions by number": (loader._PARTITIONS_BY_ID, ("[1]",)),

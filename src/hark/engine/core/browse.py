@@ -12,8 +12,8 @@ import msgspec
 from hark.engine.core.explain import LeaseView
 from hark.engine.core.groups import conditions
 from hark.engine.core.position import Stored
-from hark.engine.core.rows import HAS_LANES, LAST_CREATED, NO_EXTRA, TAIL, Extra, extra_of, payload_of
-from hark.engine.core.store import Value, rows_of, scalar
+from hark.engine.core.schema import HAS_LANES, LAST_CREATED, TAIL
+from hark.engine.core.store import NO_EXTRA, Extra, Value, extra_of, payload_of, rows_of, scalar
 from hark.engine.hints import read_bound, set_state
 from hark.ids import IdCodec
 from hark.keys import decode_key

@@ -18,11 +18,10 @@ from hark.engine.core.loader import Loader
 from hark.engine.core.notifications import tell_left
 from hark.engine.core.ordered import OrderedPosition
 from hark.engine.core.position import Lease, Position
-from hark.engine.core.rows import SELECT_MESSAGES, decode_messages
 from hark.engine.core.shared import Entry, SharedPosition
 from hark.engine.core.shared_rows import Picker
 from hark.engine.core.state import Allowance, Group, Queue, State
-from hark.engine.core.store import scalar
+from hark.engine.core.store import SELECT_MESSAGES, decode_messages, scalar
 from hark.engine.hints import CALL_BYTES, HintBook, reply_bound
 from hark.errors import Conflict, HarkError
 from hark.ids import IdSource

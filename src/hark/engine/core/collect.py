@@ -20,9 +20,8 @@ from hark.engine.core.browse import offsets
 from hark.engine.core.explain import LeaseView
 from hark.engine.core.position import Stored
 from hark.engine.core.queues import leave_gap, settle_removed
-from hark.engine.core.rows import extra_of
 from hark.engine.core.state import Partition, Queue
-from hark.engine.core.store import for_each, rows_of, run, scalar
+from hark.engine.core.store import extra_of, for_each, rows_of, run, scalar
 from hark.engine.core.transaction import WriteTransaction
 from hark.engine.core.views import decode_options
 from hark.model import QueueOptions

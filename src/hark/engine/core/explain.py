@@ -12,11 +12,10 @@ from hark.clock import SECOND
 from hark.engine.core.loader import Loader
 from hark.engine.core.ordered import OrderedPosition
 from hark.engine.core.position import Lease, Position, Retry, Stored
-from hark.engine.core.rows import Extra, extra_of
 from hark.engine.core.shared import NEVER, SharedDraft, SharedPosition
 from hark.engine.core.shared_rows import Picker
 from hark.engine.core.state import Group, Partition, State, reached_limit
-from hark.engine.core.store import rows_of
+from hark.engine.core.store import Extra, extra_of, rows_of
 from hark.errors import HarkError, NotFound
 from hark.model import (
     Ahead,

@@ -13,10 +13,10 @@ from hark.engine.core.loader import adopt_group, make_group
 from hark.engine.core.position import Position
 from hark.engine.core.push import extra_text, find_message, find_partitions, note_largest
 from hark.engine.core.queues import drop_leases, leave_gap, look_again, move
-from hark.engine.core.rows import LAST_CREATED, encode_extra, extra_of
+from hark.engine.core.schema import LAST_CREATED
 from hark.engine.core.state import Group, Label, Partition, Queue
-from hark.engine.core.store import Value, rows_of, run, scalar
-from hark.engine.core.transaction import WriteTransaction, place_payloads
+from hark.engine.core.store import Value, encode_extra, extra_of, place_payloads, rows_of, run, scalar
+from hark.engine.core.transaction import WriteTransaction
 from hark.errors import Conflict, HarkError, NotFound
 from hark.ids import IdCodec
 from hark.model import (

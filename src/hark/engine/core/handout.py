@@ -5,9 +5,9 @@ from __future__ import annotations
 from hark.clock import MILLISECOND, SECOND
 from hark.engine.core.ordered import MAX_RANGES, Draft, OrderedPosition
 from hark.engine.core.position import Lease, Part, Position
-from hark.engine.core.rows import NO_EXTRA, MessageRow, payload_of, size_of
 from hark.engine.core.shared import Entry, SharedPosition
 from hark.engine.core.state import Group, Queue, State
+from hark.engine.core.store import NO_EXTRA, MessageRow, payload_of, size_of
 from hark.ids import IdSource
 from hark.model import Delivery, EmptyReason, Ending, PopRequest
 

@@ -12,9 +12,9 @@ from hark.clock import MILLISECOND
 from hark.engine.api import Answers
 from hark.engine.core.loader import adopt_group, adopt_partition
 from hark.engine.core.position import Stored
-from hark.engine.core.rows import NO_EXTRA, OPEN, PLACE, WANTS_PLACE, Extra, encode_extra
+from hark.engine.core.schema import OPEN, PLACE, WANTS_PLACE
 from hark.engine.core.state import Partition, Queue
-from hark.engine.core.store import rows_of, run, scalar
+from hark.engine.core.store import NO_EXTRA, Extra, encode_extra, rows_of, run, scalar
 from hark.engine.core.transaction import WriteTransaction
 from hark.keys import encode_key
 from hark.model import NewMessage, PushOutcome, QueueInfo, QueueSpec

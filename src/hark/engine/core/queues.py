@@ -11,7 +11,7 @@ from hark.engine.api import Answers
 from hark.engine.core.ordered import Draft
 from hark.engine.core.position import Position
 from hark.engine.core.push import encode_options, find_message, find_partitions, insert_queue, stored_at
-from hark.engine.core.rows import SHARED_OPEN_HERE
+from hark.engine.core.schema import SHARED_OPEN_HERE
 from hark.engine.core.shared import Entry, SharedDraft
 from hark.engine.core.state import Group, Partition, Queue
 from hark.engine.core.store import rows_of, run, scalar

@@ -10,11 +10,11 @@ import fcntl
 import logging
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import disk_usage
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import apsw
 import msgspec
@@ -22,6 +22,7 @@ import msgspec
 from hark.engine.core import schema
 from hark.errors import DiskFull, StoreUnusable
 from hark.ids import TAG_BITS
+from hark.model import NULL_PAYLOAD
 
 log = logging.getLogger(__name__)
 
@@ -366,3 +367,128 @@ def _protect(path: Path) -> None:
         with suppress(OSError):  # It does not exist, or it belongs to another user, who decides.
             if file.stat().st_mode & 0o077:
                 file.chmod(0o600)
+
+
+class Elsewhere(NamedTuple):
+    """Where a payload is that is not in the tables: in a record of the log of the S3 engine."""
+
+    record: int
+    offset: int
+    """Its first byte, from the beginning of the record's object."""
+    length: int
+
+
+class Extra(msgspec.Struct, omit_defaults=True, gc=False, frozen=True):
+    """What few messages have. One-letter names: they are stored with every such message."""
+
+    t: str | None = None
+    """Trace id."""
+    u: str | None = None
+    """Producer (the subject of its token)."""
+    s: bool = False
+    """The payload is sealed."""
+    b: tuple[int, ...] | None = None
+    """Own retry schedule in milliseconds."""
+    x: int = 0
+    """Expires at."""
+    k: tuple[str, ...] = ()
+    """Keys that get the payload if it can't be delivered, encoded, in hex."""
+    c: str | None = None
+    """Trace context."""
+    a: int = 0
+    """The time of delivery by the system clock, if the producer gave one."""
+    r: Elsewhere | None = None
+    """Where the payload is, if not here: record, place in it, length. The column says `null` then."""
+
+
+NO_EXTRA = Extra()
+
+
+class MessageRow(msgspec.Struct, array_like=True, gc=False):
+    """A message as a claim reads it; `fetch` is the number of the range that asked for it."""
+
+    fetch: int
+    offset: int
+    created_at: int
+    priority: int
+    deliver_at: int | None
+    owner: int | None
+    """The only group that it is for: it is a requeued dead letter."""
+    transaction_id: str | None
+    extra: Extra | None
+    payload: msgspec.Raw
+
+
+decode_messages = msgspec.json.Decoder(list[MessageRow]).decode
+decode_extra = msgspec.json.Decoder(Extra).decode
+encode_extra = msgspec.json.Encoder().encode
+
+
+def extra_of(text: str | None) -> Extra:
+    """What the column `extra` says."""
+    return NO_EXTRA if text is None else decode_extra(text)
+
+
+def payload_of(payload: msgspec.Raw, extra: Extra | None) -> msgspec.Raw:
+    """The payload of a row: what the column has, or an `Elsewhere`.
+
+    The type does not say so on purpose. Only an engine that places payloads elsewhere ever gets one, and it puts the
+    payload there before it answers: for everybody beyond it a payload is what it always was.
+    """
+    if extra is None or extra.r is None:
+        return payload
+    return cast("msgspec.Raw", extra.r)
+
+
+def size_of(payload: msgspec.Raw, extra: Extra | None) -> int:
+    """The length of a row's payload, wherever it is."""
+    if extra is None or extra.r is None:
+        return len(memoryview(payload))
+    return extra.r.length
+
+
+SELECT_MESSAGES = """
+select cast('[' || group_concat(
+    '[' || fetch || ',' || offset || ',' || created_at || ',' || priority || ',' || ifnull(deliver_at, 'null')
+    || ',' || ifnull(owner, 'null') || ',' || ifnull(json_quote(transaction_id), 'null')
+    || ',' || ifnull(extra, 'null') || ',' || payload || ']') || ']' as blob)
+from (
+    select wanted.key as fetch, message.*
+    from json_each(?1) as wanted
+    cross join messages as message indexed by messages_place
+    where message.partition = wanted.value ->> 0
+      and message.offset between wanted.value ->> 1 and wanted.value ->> 2
+)
+"""
+"""Messages of many (partition, first, last) ranges as one JSON text; rows of a range come in offset order."""
+
+Place = Callable[[bytes], tuple[int, int, int] | None]
+"""Puts a payload away and answers its record, offset and length; None: it stays in its row."""
+
+_EXTRA, _PAYLOAD = 6, 7
+
+
+def place_payloads(flat: list[Value], place: Place) -> None:
+    """Move payloads away from rows that are about to be inserted, given as for `insert_messages`.
+
+    Two kinds of rows keep theirs: those that `place` does not want, and those with `keysIfUndelivered`, whose payload
+    may have to become a value by SQL alone. Every line of the loop is paid for by every message.
+    """
+    for start in range(0, len(flat), _MESSAGE_COLUMNS):
+        text, payload = flat[start + _EXTRA], flat[start + _PAYLOAD]
+        assert isinstance(payload, bytes)
+        if text is None:
+            placed = place(payload)
+            if placed is None:
+                continue
+            record, offset, length = placed
+            flat[start + _EXTRA] = f'{{"r":[{record},{offset},{length}]}}'
+        else:
+            extra = decode_extra(str(text))
+            if extra.k or extra.r is not None:
+                continue
+            placed = place(payload)
+            if placed is None:
+                continue
+            flat[start + _EXTRA] = encode_extra(msgspec.structs.replace(extra, r=Elsewhere(*placed))).decode()
+        flat[start + _PAYLOAD] = NULL_PAYLOAD

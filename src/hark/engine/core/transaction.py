@@ -13,47 +13,13 @@ from hark.engine.core.loader import Loader
 from hark.engine.core.notifications import Arrivals, Teller
 from hark.engine.core.ordered import OrderedPosition, save_ordered
 from hark.engine.core.position import AnyDraft, Lease, Position, Stored
-from hark.engine.core.rows import Elsewhere, decode_extra, encode_extra
 from hark.engine.core.shared import SharedPosition
 from hark.engine.core.shared_rows import Picker, SharedRows
 from hark.engine.core.state import Group, Partition, Queue, State
-from hark.engine.core.store import Value, for_each, insert_messages, rows_of, run, scalar
+from hark.engine.core.store import Place, Value, for_each, insert_messages, rows_of, run, scalar
 from hark.engine.hints import HintBook
 from hark.ids import IdSource
-from hark.model import NULL_PAYLOAD, Ending, Hint
-
-Place = Callable[[bytes], tuple[int, int, int] | None]
-"""Puts a payload away and answers its record, offset and length; None: it stays in its row."""
-
-_COLUMNS = 8
-_EXTRA, _PAYLOAD = 6, 7
-
-
-def place_payloads(flat: list[Value], place: Place) -> None:
-    """Move payloads away from rows that are about to be inserted, given as for `insert_messages`.
-
-    Two kinds of rows keep theirs: those that `place` does not want, and those with `keysIfUndelivered`, whose payload
-    may have to become a value by SQL alone. Every line of the loop is paid for by every message.
-    """
-    for start in range(0, len(flat), _COLUMNS):
-        text, payload = flat[start + _EXTRA], flat[start + _PAYLOAD]
-        assert isinstance(payload, bytes)
-        if text is None:
-            placed = place(payload)
-            if placed is None:
-                continue
-            record, offset, length = placed
-            flat[start + _EXTRA] = f'{{"r":[{record},{offset},{length}]}}'
-        else:
-            extra = decode_extra(str(text))
-            if extra.k or extra.r is not None:
-                continue
-            placed = place(payload)
-            if placed is None:
-                continue
-            flat[start + _EXTRA] = encode_extra(msgspec.structs.replace(extra, r=Elsewhere(*placed))).decode()
-        flat[start + _PAYLOAD] = NULL_PAYLOAD
-
+from hark.model import Ending, Hint
 
 _BEFORE = """
 select first, last from gaps where partition = ?1 and first < ?2 and owner = 0 order by first desc limit 1

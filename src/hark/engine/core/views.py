@@ -9,7 +9,7 @@ import msgspec
 
 from hark.clock import SECOND
 from hark.engine.core.explain import LeaseView
-from hark.engine.core.rows import DELAYED, HAS_LANES, OPEN, PLACE, PRIORITIES, SCHEDULED, STORED, WANTS_PLACE
+from hark.engine.core.schema import DELAYED, HAS_LANES, OPEN, PLACE, PRIORITIES, SCHEDULED, STORED, WANTS_PLACE
 from hark.engine.core.state import State
 from hark.engine.core.store import Value, rows_of, scalar
 from hark.model import (

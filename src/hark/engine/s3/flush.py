@@ -15,8 +15,8 @@ from hark.engine.core.position import Position
 from hark.engine.core.settle import expire, settle_held
 from hark.engine.core.shared import SharedPosition
 from hark.engine.core.state import State
-from hark.engine.core.store import run
-from hark.engine.core.transaction import WriteTransaction, place_payloads
+from hark.engine.core.store import place_payloads, run
+from hark.engine.core.transaction import WriteTransaction
 from hark.engine.core.verbs import Call, Claim, Expire, Notes, Write
 from hark.engine.hints import HintBook
 from hark.engine.s3 import leases
