@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
+
 from hark.model import GroupView, Hint, HintKind, MessageState, MessageView
 
 MAX_REPLY_BYTES = 16 << 20
@@ -45,7 +47,7 @@ MANY = 1000
 """HintKind about more partitions than this does not name them."""
 
 
-class HintBook:
+class HintBook(msgspec.Struct, eq=False):
     """Collects what a call has to tell.
 
     What emits what, on every engine:
@@ -66,11 +68,10 @@ class HintBook:
     than one message in a partition, where other servers have to tell groups of theirs.
     """
 
-    def __init__(self) -> None:
-        self._places: dict[tuple[str, str | None, HintKind], dict[str, int] | None] = {}
-        # A count of 0 stands for none: one look, as in an ordered group.
-        self._told: dict[str, tuple[str, ...]] = {}
-        self._ended: dict[tuple[str, str], dict[str, None]] = {}
+    _places: dict[tuple[str, str | None, HintKind], dict[str, int] | None] = {}
+    """Counts by partition. 0 stands for one poll, as in an ordered group."""
+    _told: dict[str, tuple[str, ...]] = {}
+    _ended: dict[tuple[str, str], dict[str, None]] = {}
 
     def add(
         self,

@@ -13,15 +13,14 @@ import msgspec
 
 from hark.clock import SECOND
 from hark.engine.core.groups import Contact
-from hark.engine.core.handout import Fetch, HandOut, Job, OrderedFetch, SharedFetch
+from hark.engine.core.handout import Fetch, HandOut, Job, OrderedFetch, Picker, SharedFetch
 from hark.engine.core.loader import Loader
-from hark.engine.core.notifications import tell_left
 from hark.engine.core.ordered import OrderedPosition
 from hark.engine.core.position import Lease, Position
 from hark.engine.core.shared import Entry, SharedPosition
-from hark.engine.core.shared_rows import Picker
 from hark.engine.core.state import Allowance, Group, Queue, State
 from hark.engine.core.store import SELECT_MESSAGES, decode_messages, scalar
+from hark.engine.core.transaction import TOLD_AT_MOST
 from hark.engine.hints import CALL_BYTES, HintBook, reply_bound
 from hark.errors import Conflict, HarkError
 from hark.ids import IdSource
@@ -65,7 +64,7 @@ class Claimer:
         missing: list[str | None] = [
             name
             for name in self._queue_names(request)
-            if name not in self._state.deleting and self._group(name, request.group) is None
+            if name not in self._state.deleting and self._loader.group(name, request.group) is None
         ]
         if request.queue is None:
             label = (request.group, request.namespace, request.task)
@@ -83,13 +82,6 @@ class Claimer:
             and (request.task is None or queue.info.task == request.task)
         ]
 
-    def _group(self, queue: str, name: str) -> Group | None:
-        group = self._state.groups.get((queue, name))
-        if group is None:
-            self._loader.groups(queue)
-            group = self._state.groups.get((queue, name))
-        return group
-
     def _job(self, request: PopRequest, max_bytes: int) -> Job:
         found = []
         in_the_way = False
@@ -97,7 +89,7 @@ class Claimer:
             if name in self._state.deleting:
                 in_the_way = True  # What its tables say now is not true for long.
                 continue
-            queue, group = self._state.queues.get(name), self._group(name, request.group)
+            queue, group = self._state.queues.get(name), self._loader.group(name, request.group)
             if group is not None and request.group_mode not in (None, group.mode):
                 raise Conflict(
                     f"consumer group {request.group!r} of queue {name!r} is {group.mode}, not "
@@ -148,7 +140,7 @@ class Claimer:
                 hints.add(group.queue_name, group.name, left)
         self._found.clear()
         for shared in positions:
-            tell_left(hints, shared, self._now)
+            _hint_left(hints, shared, self._now)
         self._picked.clear()
 
     def note_endings(self) -> None:
@@ -348,7 +340,7 @@ class Claimer:
         if (
             position is None
             or not self._may_take(job, position)
-            or (isinstance(position, OrderedPosition) and not position.has_work)
+            or (isinstance(position, OrderedPosition) and position.outlook(self._now).priority is None)
         ):
             return None
         group.ready.pop(partition.id, None)
@@ -404,3 +396,16 @@ class Claimer:
         if text is not None:
             for row in decode_messages(text):
                 owners[row.fetch].rows.append(row)
+
+
+def _hint_left(hints: HintBook, position: SharedPosition, now: int) -> None:
+    """Notify of messages that became due and were not taken, and of the next due time if no consumer knows it."""
+    group, partition = position.group, position.partition
+    count = 0
+    if partition.id in group.ready:
+        count = position.count_ready(TOLD_AT_MOST) if position.fell_due else 0
+    elif partition.id in group.waking and not now < group.learned <= group.waking[partition.id][0]:
+        count = 1
+    if count:
+        hints.add(group.queue_name, group.name, (partition.name,), counts={partition.name: count})
+    position.fell_due = False

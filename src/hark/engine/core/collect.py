@@ -505,7 +505,7 @@ def _raise_floor(transaction: WriteTransaction, partition_id: int, removed: list
         run(connection, sql, partition.queue.name, partition_id, floor)
     run(connection, "delete from gaps where partition = ?1 and last <= ?2", partition_id, floor)
     partition.floor = floor
-    transaction.note_removal(partition)
+    transaction.thinned[partition] = None
     for offset in removed:
         if offset > floor:
             leave_gap(transaction, partition, offset)

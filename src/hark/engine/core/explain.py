@@ -9,11 +9,11 @@ import apsw
 import msgspec
 
 from hark.clock import SECOND
+from hark.engine.core.handout import Picker
 from hark.engine.core.loader import Loader
 from hark.engine.core.ordered import OrderedPosition
-from hark.engine.core.position import Lease, Position, Retry, Stored
-from hark.engine.core.shared import NEVER, SharedDraft, SharedPosition
-from hark.engine.core.shared_rows import Picker
+from hark.engine.core.position import NEVER, Lease, Position, Retry, Stored
+from hark.engine.core.shared import SharedPosition
 from hark.engine.core.state import Group, Partition, State, reached_limit
 from hark.engine.core.store import Extra, extra_of, rows_of
 from hark.errors import HarkError, NotFound
@@ -300,7 +300,7 @@ class Explainer:
     def _shared(self, position: Position, row: _Row) -> dict[str, object]:
         assert isinstance(position, SharedPosition)
         held = position.held_at(row.offset)
-        retry = (position.draft or SharedDraft(position)).retry_of(row.offset)
+        retry = position.retry_of(row.offset)
         delay = position.partition.queue.info.options.delayed_processing * SECOND
         # One that was never given back is passed because it fell due before it was old enough, or is on a lease.
         came = max(row.deliver_at or 0, row.created_at + delay)
@@ -315,7 +315,7 @@ class Explainer:
         draft = position.draft
         lease = None if draft is not None and (draft.released or draft.voided) else position.lease
         own = position.held_at(row.offset)
-        retry = (draft or position).retries.get(row.offset)
+        retry = position.retry_of(row.offset)
         facts: dict[str, object] = {"retry": _retrying(retry)}
         if own is not None and own[1] is lease:
             return facts | {"held": _held(lease)}
@@ -352,7 +352,7 @@ class Explainer:
         if not window or head is None:
             return None
         young = head.created_at + position.partition.queue.info.options.delayed_processing * SECOND
-        retry = (position.draft or position).retries.get(head.offset)
+        retry = position.retry_of(head.offset)
         since = max(young, head.deliver_at or 0, 0 if retry is None else retry.due)
         due = min(position.partition.last_created + window, since + 10 * window)
         return due if due > self._now else None
@@ -380,7 +380,7 @@ class Explainer:
         return Ahead(
             message_id=self._id(position, row.offset),
             offset=row.offset,
-            retry=_retrying((position.draft or position).retries.get(row.offset)),
+            retry=_retrying(position.retry_of(row.offset)),
             deliver_at=max(row.deliver_at or 0, old_enough) or None,
         )
 

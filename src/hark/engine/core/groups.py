@@ -176,8 +176,7 @@ def _target(transaction: WriteTransaction, request: Seek, position: Position) ->
 
 def limit_group(transaction: WriteTransaction, queue: str, group: str, limits: Limits) -> bool:
     """Bound what a group may take from now on."""
-    transaction.loader.groups(queue)
-    found = transaction.state.groups.get((queue, group))
+    found = transaction.loader.group(queue, group)
     if found is None:
         return False
     sql = "update groups set limits = ?1 where id = ?2"
@@ -258,7 +257,7 @@ def _restart(
     def restart() -> None:
         group.subscription, group.highest_partition, group.discovered = subscription, highest, False
         for partition_id, position in list(group.positions.items()):
-            if partition_id not in stored and position.is_idle:
+            if partition_id not in stored and not position.leases():
                 del group.positions[partition_id]
         look_again(group, transaction.now)
 
@@ -358,8 +357,7 @@ def _requeue(transaction: WriteTransaction, dead_letter_id: str) -> str:
     leave_gap(transaction, partition, offset, but_for=group)
     transaction.draft(position).add_requeued(offset, priority, transaction.now)
     run(connection, "delete from dead_letters where id = ?1", row_id)
-    queue = partition.queue
-    transaction.on_commit(lambda: setattr(queue, "open", None))
+    transaction.settled_many(partition.queue)
     return state.codec.encode(partition.id, offset)
 
 

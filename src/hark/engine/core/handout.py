@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import apsw
+
 from hark.clock import MILLISECOND, SECOND
 from hark.engine.core.ordered import MAX_RANGES, Draft, OrderedPosition
-from hark.engine.core.position import Lease, Part, Position
+from hark.engine.core.position import DelayedLane, Item, Lease, Part, PlainLane, Position
 from hark.engine.core.shared import Entry, SharedPosition
 from hark.engine.core.state import Group, Queue, State
 from hark.engine.core.store import NO_EXTRA, MessageRow, payload_of, size_of
 from hark.ids import IdSource
 from hark.model import Delivery, EmptyReason, Ending, PopRequest
 
-"""A pop ends with the message that takes it beyond this, whatever its batch."""
 _LOOK_AT_MOST = 1024
 
 
@@ -290,8 +291,166 @@ class HandOut:
         job, lease = fetch.job, fetch.job.lease
         assert lease is not None
         if fetch.position in lease.parts:
-            lease.parts[fetch.position].extend(handed, last)
+            part = lease.parts[fetch.position]
+            part.handed, part.open, part.last = part.handed + handed, part.open + handed, max(part.last, last)
             return False
-        lease.parts[fetch.position] = Part(handed, last)
+        lease.parts[fetch.position] = Part(handed, last, handed)
         job.positions += 1
         return True
+
+
+Turn = tuple[int, int, int, int]
+"""The order of delivery: 0 for requeued ones, else 1; then -priority, available at, offset."""
+Source = PlainLane | DelayedLane | None
+"""Where the next message comes from; None: the outstanding."""
+
+
+class Picker:
+    """Takes messages in the order of delivery, at one moment."""
+
+    def __init__(self, connection: apsw.Connection, now: int) -> None:
+        self._connection = connection
+        self._now = now
+        self.stepped: dict[SharedPosition, None] = {}
+        """Places that moved over what is gone; worth saving."""
+        self.expired: dict[str, int] = {}
+        """Messages passed because their time to live was over, by queue."""
+        self.ended: list[tuple[SharedPosition, int, Ending]] = []
+        """The same ones, each by itself."""
+
+    def look(self, position: SharedPosition, need: int = 1) -> bool:
+        """Make the next message of every lane known; False: what is about to be committed may come before some."""
+        clear = [self._fill(position, lane, need) for lane in position.lanes]
+        return all(clear)
+
+    def window_due(self, position: SharedPosition) -> int | None:
+        """When a partition with a window buffer may be delivered; None: now, or there is nothing (rule 11)."""
+        if not position.partition.queue.info.options.window_buffer:
+            return None
+        self._heads(position, 1)  # Passes what has outlived its time.
+        return self.window_until(position)
+
+    def window_until(self, position: SharedPosition) -> int | None:
+        """The same for those who only look: what is ready, and has been for the longest, decides."""
+        window = position.partition.queue.info.options.window_buffer * SECOND
+        if not window:
+            return None
+        self.look(position)
+        delay = self._delay(position)
+        came = position.due_since(self._now)
+        for lane in position.lanes:
+            item = next((one for one in lane.items if not 0 < self._expiry(position, one) <= self._now), None)
+            if item is not None and (not delay or item.created_at + delay <= self._now):
+                came.append(max(item.deliver_at, item.created_at + delay))
+        since = min(came, default=None)
+        if since is None:
+            return None
+        due = min(position.partition.last_created + window, since + 10 * window)
+        return due if due > self._now else None
+
+    def pick(self, position: SharedPosition, need: int) -> list[Entry]:
+        """The next messages, at most so many; they are outstanding from now on."""
+        taken: list[Entry] = []
+        heads = self._heads(position, need)
+        while heads and len(taken) < need:
+            heads.sort(key=lambda head: head[0])
+            turn, source = heads[0]
+            limit = heads[1][0] if len(heads) > 1 else None
+            if source is None:
+                taken.append(position.entries[turn[3]])
+                position.take(taken[-1])
+            else:
+                self._take_run(position, source, need, limit, taken)
+            next_turn = self._turn(position, source, need - len(taken), requeued=turn[0] == 0)
+            heads[0:1] = [] if next_turn is None else [(next_turn, source)]
+        return taken
+
+    def _take_run(
+        self,
+        position: SharedPosition,
+        lane: PlainLane | DelayedLane,
+        need: int,
+        limit: Turn | None,
+        taken: list[Entry],
+    ) -> None:
+        """Pass what of a lane is read already and comes before all else; its first message is known to do so."""
+        options = position.partition.queue.info.options
+        items, priority, now = lane.items, lane.priority, self._now
+        delay = options.delayed_processing * SECOND
+        first = True
+        while items and len(taken) < need:
+            item = items[0]
+            available_at = max(item.deliver_at or item.created_at, item.created_at + delay)
+            if not first and (
+                (limit is not None and (1, -priority, available_at, item.offset) > limit)
+                or (delay and available_at > now)
+                or options.ttl
+                or item.expires_at
+            ):
+                break  # Who sorts messages out looks at it.
+            first = False
+            lane.take()
+            # A message may be created a moment later than now, so that it is after the start of a group.
+            entry = Entry(item.offset, priority, item.created_at, min(available_at, now))
+            position.take(entry)
+            taken.append(entry)
+
+    def _heads(self, position: SharedPosition, need: int) -> list[tuple[Turn, Source]]:
+        requeued = self._turn(position, None, need, requeued=True)
+        other = self._turn(position, None, need, requeued=False)
+        heads: list[tuple[Turn, Source]] = [(turn, None) for turn in (requeued, other) if turn is not None]
+        for lane in position.lanes:
+            turn = self._turn(position, lane, need, requeued=False)
+            if turn is not None:
+                heads.append((turn, lane))
+        return heads
+
+    def _turn(self, position: SharedPosition, source: Source, need: int, *, requeued: bool) -> Turn | None:
+        """The turn of the next message of a source, if it is ready."""
+        if source is None:
+            entry = position.due_entries(self._now)[0 if requeued else 1]
+            return None if entry is None else (0 if requeued else 1, *entry.turn)
+        while True:
+            self._fill(position, source, need)
+            if not source.items:
+                return None
+            item = source.items[0]
+            expiry = self._expiry(position, item)
+            if expiry and expiry <= self._now:
+                source.take()
+                self._note_expired(position, item.offset, expiry)
+                continue
+            old_enough_at = item.created_at + self._delay(position)
+            available_at = max(item.deliver_at or item.created_at, old_enough_at)
+            if old_enough_at <= self._now or not self._delay(position):
+                return 1, -source.priority, available_at, item.offset
+            if isinstance(source, PlainLane):
+                return None  # So are all behind it.
+            # It is due, but not old enough: those behind it need not wait for that.
+            late = Entry(item.offset, source.priority, item.created_at, available_at)
+            source.take()
+            position.take(late)
+            position.add(late)
+
+    def _fill(self, position: SharedPosition, lane: PlainLane | DelayedLane, need: int) -> bool:
+        if isinstance(lane, PlainLane):
+            lane.fill(self._connection, position.partition, position.lower, need)
+            return True
+        before = len(lane.items)
+        clear = lane.fill(self._connection, position.partition, self._now, position.lower, need)
+        position.fell_due = position.fell_due or len(lane.items) > before
+        return clear
+
+    def _delay(self, position: SharedPosition) -> int:
+        return position.partition.queue.info.options.delayed_processing * SECOND
+
+    def _expiry(self, position: SharedPosition, item: Item) -> int:
+        """When a message's time to live is over; 0: never."""
+        ttl = position.partition.queue.info.options.ttl
+        return item.expires_at or (item.created_at + ttl * SECOND if ttl else 0)
+
+    def _note_expired(self, position: SharedPosition, offset: int, expiry: int) -> None:
+        name = position.partition.queue.name
+        self.ended.append((position, offset, Ending("expired", expiry)))
+        self.expired[name] = self.expired.get(name, 0) + 1
+        self.stepped[position] = None

@@ -8,9 +8,10 @@ from typing import Any
 import apsw
 import msgspec
 
-from hark.engine.core import shared_rows
 from hark.engine.core.ordered import OrderedPosition
-from hark.engine.core.position import Position, Retry
+from hark.engine.core.position import NEVER, DelayedLane, PlainLane, Position, Retry
+from hark.engine.core.schema import PRIORITIES
+from hark.engine.core.shared import Entry, SharedPosition
 from hark.engine.core.state import Group, Label, Partition, PartitionRow, Queue, State
 from hark.engine.core.store import rows_of, scalar
 from hark.model import Limits, QueueInfo, QueueOptions, Subscription
@@ -78,6 +79,75 @@ select json_group_array(json_array(id, 0, 0)) from (
 """
 
 
+# What is behind a lane's position, in the partition `place` for the group ?1. Whoever includes these names the tables
+# `level` (a priority), `lane` (its row in lanes, or none) and `position` (the group's row in positions, or none).
+_LOWER = "max(place.floor, ifnull(position.cursor, wanted.value ->> 1))"
+_FIRST_PLAIN = f"""
+(select message.offset from messages as message indexed by messages_priority
+ where message.partition = place.id and message.priority = level.value
+   and message.offset > max({_LOWER}, ifnull(lane.cursor, 0))
+   and message.priority > 0 and message.deliver_at is null and message.owner is null
+ order by message.offset limit 1)
+"""
+_FIRST_DELAYED = f"""
+(select message.deliver_at from messages as message indexed by messages_delayed
+ where message.partition = place.id and message.priority = level.value and message.deliver_at is not null
+   and (message.deliver_at, message.offset) > (ifnull(lane.due, 0), ifnull(lane.due_offset, 0))
+   and message.offset > {_LOWER}
+ order by message.deliver_at, message.offset limit 1)
+"""
+_LANES = f"""
+select json_group_array(json_array(level.value, ifnull(lane.cursor, 0), ifnull(lane.due, 0),
+    ifnull(lane.due_offset, 0), {_FIRST_PLAIN} is not null, ifnull({_FIRST_DELAYED}, 0)))
+from {PRIORITIES} as level
+left join lanes as lane on lane.grp = ?1 and lane.partition = place.id and lane.priority = level.value
+"""
+_SHARED_POSITIONS = f"""
+select json_group_array(json_array(
+    place.id,
+    iif(position.cursor is null, null, json_array(position.cursor, position.settled_at)),
+    json(({_LANES})),
+    json((select json_group_array(json_array(
+            outstanding.offset, available_at, attempts, error, requeued, ifnull(created_at, 0), ifnull(priority, 0)))
+        from outstanding
+        left join messages on messages.partition = outstanding.partition and messages.offset = outstanding.offset
+        where outstanding.grp = ?1 and outstanding.partition = place.id))))
+from json_each(?2) as wanted
+join partitions as place on place.id = wanted.value ->> 0
+left join positions as position on position.grp = ?1 and position.partition = place.id
+"""
+
+# Partitions where something may be ready, or will be: the highest priority that is, and whether time may raise that.
+_DISCOVER_SHARED = f"""
+select json_group_array(json_array(id, found ->> 0, found ->> 1)) from (
+    select place.id, (
+        select iif(max(priority) is null, null, json_array(max(priority), max(later))) from (
+            select iif({_FIRST_PLAIN} is not null or {_FIRST_DELAYED} <= ?5, level.value, 0) as priority,
+                {_FIRST_DELAYED} is not null as later
+            from {PRIORITIES} as level
+            left join lanes as lane on lane.grp = ?1 and lane.partition = place.id and lane.priority = level.value
+            where {_FIRST_PLAIN} is not null or {_FIRST_DELAYED} is not null
+            union all
+            select 0, 0 where max(place.tail,
+                ifnull((select max(offset) from messages where messages.partition = place.id), 0))
+                > max(place.floor, ifnull(position.cursor, 0), ifnull((select cursor from lanes
+                    where grp = ?1 and lanes.partition = place.id and lanes.priority = 0), 0))
+            union all
+            select iif(available_at <= ?5, messages.priority, 0), available_at > ?5 from outstanding
+            join messages on messages.partition = place.id and messages.offset = outstanding.offset
+            where outstanding.grp = ?1 and outstanding.partition = place.id
+        )) as found
+    from partitions as place
+    cross join json_each('[[0, 0]]') as wanted
+    left join positions as position on position.grp = ?1 and position.partition = place.id
+    where place.queue = ?2
+      and (position.cursor is not null or ?3 is null or place.id > ?4
+           or ifnull((select created_at from messages where messages.partition = place.id
+                      order by offset desc limit 1), 0) > ?3)
+) where found is not null
+"""
+
+
 class _QueueRow(msgspec.Struct, array_like=True):
     id: int
     uid: str
@@ -111,6 +181,16 @@ class _PositionRow(msgspec.Struct, array_like=True):
     gaps: list[tuple[int, int]]
 
 
+class _SharedRow(msgspec.Struct, array_like=True):
+    """A place as it is read."""
+
+    partition: int
+    position: tuple[int, int | None] | None
+    lanes: list[tuple[int, int, int, int, int, int]]
+    entries: list[tuple[int, int, int, str | None, int, int, int]]
+
+
+_decode_shared = msgspec.json.Decoder(list[_SharedRow]).decode
 _decode_queues = msgspec.json.Decoder(list[_QueueRow]).decode
 _decode_partitions = msgspec.json.Decoder(list[_PartitionRow]).decode
 _decode_positions = msgspec.json.Decoder(list[_PositionRow]).decode
@@ -215,6 +295,14 @@ class Loader:
             if (queue_name, row[2]) not in state.groups:
                 adopt_group(state, make_group(row))
 
+    def group(self, queue_name: str, name: str) -> Group | None:
+        """A group of a queue, whether the queue exists or not."""
+        group = self._state.groups.get((queue_name, name))
+        if group is None:
+            self.groups(queue_name)
+            group = self._state.groups.get((queue_name, name))
+        return group
+
     def label(self, label: Label) -> bool:
         """Where a group started that pops by namespace or task; False when it never did."""
         rows = rows_of(
@@ -235,7 +323,7 @@ class Loader:
         since = None if group.subscription.mode == "all" else group.subscription.since
         start = (group.id, queue.id, since, group.highest_partition)
         if group.mode == "shared":
-            text = scalar(self._connection, shared_rows.DISCOVER, *start, now)
+            text = scalar(self._connection, _DISCOVER_SHARED, *start, now)
         else:
             text = scalar(self._connection, _DISCOVER, *start)
         found = _decode_ready(text)
@@ -286,14 +374,14 @@ class Loader:
             group.positions[row.partition] = position
 
     def _shared_positions(self, group: Group, ids: Sequence[int]) -> None:
-        for row in shared_rows.load(self._connection, group, [(partition_id, 0) for partition_id in ids]):
+        for row in _load_shared(self._connection, group, [(partition_id, 0) for partition_id in ids]):
             partition = self._own_partition(group, row.partition)
             if partition is None:
                 continue
             base = self._start(group, partition) if row.position is None else 0
             if base > partition.floor:
-                [row] = shared_rows.load(self._connection, group, [(partition.id, base)])
-            position = group.positions[row.partition] = shared_rows.make_position(group, partition, row, base)
+                [row] = _load_shared(self._connection, group, [(partition.id, base)])
+            position = group.positions[row.partition] = _shared_position(group, partition, row, base)
             position.served = self._state.turns.get((group.id, row.partition), 0)
 
     def _own_partition(self, group: Group, partition_id: int) -> Partition | None:
@@ -365,3 +453,27 @@ def make_group(row: Sequence[Any]) -> Group:
     )
     group.bounds.set(_decode_limits(row[10]))
     return group
+
+
+def _load_shared(connection: apsw.Connection, group: Group, places: Sequence[tuple[int, int]]) -> list[_SharedRow]:
+    """The rows of a group's places in partitions, each with where it begins if it is new."""
+    return _decode_shared(scalar(connection, _SHARED_POSITIONS, group.id, _encode(places).decode()))
+
+
+def _shared_position(group: Group, partition: Partition, row: _SharedRow, base: int) -> SharedPosition:
+    """A place as it is stored; `base` is where it begins if it is new."""
+    position = SharedPosition(group, partition, base if row.position is None else row.position[0])
+    if row.position is not None:
+        position.settled_at = row.position[1]
+    for priority, cursor, due, due_offset, more, next_due in row.lanes:
+        if priority == 0 or cursor or more:
+            lane = position.plain[priority] = PlainLane(priority, cursor)
+            lane.more = bool(more) if priority else max(cursor, position.lower) < partition.tail
+        if due or next_due:
+            late = position.delayed[priority] = DelayedLane(priority, (due, due_offset))
+            late.next_due = next_due or NEVER
+    for offset, available_at, attempts, error, requeued, created_at, priority in row.entries:
+        entry = Entry(offset, priority, created_at, available_at)
+        entry.attempts, entry.error, entry.requeued, entry.saved = attempts, error, bool(requeued), True
+        position.add(entry)
+    return position

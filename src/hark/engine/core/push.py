@@ -363,7 +363,7 @@ def room_left(transaction: WriteTransaction, queue: Queue) -> int:
         }
         if not groups:
             queue.open = {NO_GROUP: int(scalar(connection, _COUNT_RETAINED, queue.id))}
-    settled = transaction.settled_by_group()
+    settled = {group.id: number for group, number in transaction.settled_count.items()}
     still_open = (open_ - settled.get(group_id, 0) for group_id, open_ in queue.open.items())
     waiting = max(still_open, default=0) + transaction.pushed_count.get(queue, 0)
     return queue.info.options.max_size - waiting

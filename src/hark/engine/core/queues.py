@@ -8,11 +8,11 @@ from functools import partial
 import msgspec
 
 from hark.engine.api import Answers
-from hark.engine.core.ordered import Draft
+from hark.engine.core.ordered import Draft, OrderedPosition
 from hark.engine.core.position import Position
 from hark.engine.core.push import encode_options, find_message, find_partitions, insert_queue, stored_at
 from hark.engine.core.schema import SHARED_OPEN_HERE
-from hark.engine.core.shared import Entry, SharedDraft
+from hark.engine.core.shared import SETTLED, Entry, SharedDraft
 from hark.engine.core.state import Group, Partition, Queue
 from hark.engine.core.store import rows_of, run, scalar
 from hark.engine.core.transaction import WriteTransaction, dig
@@ -32,7 +32,9 @@ def move(transaction: WriteTransaction, position: Position, cursor: int) -> None
     """Set a cursor; what was settled, retried or requeued beyond it is forgotten, open leases are void."""
     draft, partition = transaction.draft(position), position.partition
     start = max(cursor, partition.floor)
-    transaction.forget_completed(position)
+    place = (position.group.id, partition.id)  # Completed messages may be delivered again, so their leases are void.
+    transaction.kept = [one for one in transaction.kept if one[:2] != place]
+    run(transaction.connection, "delete from completions where grp = ?1 and partition = ?2", *place)
     if isinstance(draft, SharedDraft):
         own = rows_of(transaction.connection, _OWN, partition.id, position.group.id, start)
         now = transaction.now
@@ -44,7 +46,7 @@ def move(transaction: WriteTransaction, position: Position, cursor: int) -> None
         draft.requeued.clear()
         for first, last in transaction.loader.gaps(position.group, partition):
             draft.settle(first, last)
-    transaction.void_leases(position)
+    _void_leases(transaction, position)
 
 
 def settle_all(transaction: WriteTransaction, position: Position) -> int:
@@ -54,15 +56,27 @@ def settle_all(transaction: WriteTransaction, position: Position) -> int:
     if isinstance(draft, SharedDraft):
         if not draft.voided:
             stored = scalar(transaction.connection, SHARED_OPEN_HERE, position.group.id, partition.id)
-            settled = int(stored) + partition.next_tail - partition.tail - draft.settled
+            settled = (
+                int(stored)
+                + partition.next_tail
+                - partition.tail
+                - sum(change is SETTLED for change in draft.changes.values())
+            )
         draft.restart(partition.next_tail, ())
-    elif isinstance(draft, Draft):
-        settled = draft.open_messages()
+    elif isinstance(draft, Draft) and isinstance(position, OrderedPosition):
+        settled = sum(last - first + 1 for first, last in position.open_intervals())
         draft.requeued.clear()
         draft.retries.clear()
         draft.settle(draft.cursor + 1, partition.next_tail)
-    transaction.void_leases(position)
+    _void_leases(transaction, position)
     return settled
+
+
+def _void_leases(transaction: WriteTransaction, position: Position) -> None:
+    leases = position.leases()
+    transaction.state.note_removed(position, [held for lease in leases for held in position.held_by(lease)])
+    transaction.draft(position).voided = True
+    transaction.ended += [(lease, position) for lease in leases]
 
 
 _COUNT = "select count(*) from messages where partition = ?1 and offset > ?2"
@@ -101,6 +115,12 @@ def make_queues(transaction: WriteTransaction, specs: Sequence[QueueSpec]) -> No
             insert_queue(transaction, spec)
 
 
+def _want_sweep(transaction: WriteTransaction) -> None:
+    """Let `collect` look for messages that were purged, or whose queue was deleted."""
+    sql = "insert into meta values ('sweep', 1) on conflict (key) do update set value = value + 1"
+    run(transaction.connection, sql)
+
+
 def reconfigure(queue: Queue, info: QueueInfo, now: int) -> None:
     """Take over options, and look again at what waited because of the old ones."""
     queue.set_info(info)
@@ -130,10 +150,10 @@ def _delete(transaction: WriteTransaction, name: str) -> bool:
         run(connection, "delete from dead_letters where queue = ?1", name)
         # Names must stay unique among what is waiting to be removed.
         run(connection, "update partitions set queue = 0, name = id where queue = ?1", queue.id)
-        transaction.want_sweep()
+        _want_sweep(transaction)
     run(connection, "delete from groups where queue = ?1", name)
     transaction.state.deleting.add(name)
-    transaction.discard_dead_letters(name)
+    transaction.dead = [one for one in transaction.dead if one[1] != name]
     for group in groups:
         transaction.discard(group)
     # At once, so that what follows in this transaction finds nothing; a rollback forgets everything anyway.
@@ -195,7 +215,7 @@ def purge(transaction: WriteTransaction, queue: str, group: str | None = None) -
     if group is not None:
         known = transaction.state.groups.get((queue, group))
         return 0 if known is None else _settle_all(transaction, known, ids)
-    transaction.want_sweep()
+    _want_sweep(transaction)
     for one in found.groups.values():
         _settle_all(transaction, one, list(one.positions))
     inside = "partition in (select id from partitions where queue = ?1)"
@@ -253,7 +273,7 @@ def _cancel(transaction: WriteTransaction, place: Place) -> CancelOutcome:
             continue
         if position.is_settled(message):
             return "settled"
-        if position.held_at(place.offset) is not None or position.attempts_of(place.offset):
+        if position.held_at(place.offset) or ((retry := position.retry_of(place.offset)) and retry.attempts):
             return "leased"
     return "cancelled" if _delete_message(transaction, place) else "not_found"
 
@@ -270,8 +290,7 @@ def _delete_message(transaction: WriteTransaction, place: Place) -> bool:
     run(connection, "update partitions set tail = max(tail, ?1) where id = ?2", partition.tail, partition.id)
     delete_traces(transaction, place)
     leave_gap(transaction, partition, place.offset)
-    queue = partition.queue
-    transaction.on_commit(lambda: setattr(queue, "open", None))
+    transaction.settled_many(partition.queue)
     return True
 
 
@@ -282,7 +301,7 @@ def leave_gap(transaction: WriteTransaction, partition: Partition, offset: int, 
     else:
         sql = "insert into gaps (partition, first, last, owner) values (?1, ?2, ?2, ?3)"
         run(transaction.connection, sql, partition.id, offset, but_for.id)
-    transaction.note_removal(partition)
+    transaction.thinned[partition] = None
     transaction.loader.groups(partition.queue.name)
     for group in list(partition.queue.groups.values()):
         position = None if group is but_for else transaction.loader.position(group, partition.id)
@@ -302,7 +321,7 @@ def settle_removed(transaction: WriteTransaction, position: Position, offset: in
     transaction.settle(position, offset)
     if held is not None:
         transaction.state.note_removed(position, [held])
-        transaction.draft(position).forget(held)
+        transaction.draft(position).gone.add(held[3])
         transaction.let_go(position, held[1])
 
 

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable, ItemsView, Iterable
 from itertools import count
 from math import ceil, floor
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from hark.clock import SECOND
 from hark.engine.core.position import Held, Lease, Position
@@ -15,6 +15,8 @@ from hark.errors import HarkError
 from hark.ids import IdCodec
 from hark.model import EmptyReason, Ending, GroupMode, Limited, Limits, QueueInfo, Subscription
 
+K = TypeVar("K")
+V = TypeVar("V")
 MANY = 1 << 30
 """More than any pop asks for."""
 
@@ -121,7 +123,7 @@ def _next_token(bounds: Bounds) -> int:
 
 
 _NEVER = (-1, "")
-_EXPIRED_REMEMBERED = 10_000
+_REMEMBERED = 10_000
 _HEAP_SLACK = 64
 
 
@@ -397,6 +399,13 @@ def _schedule(heap: list[tuple[int, int]], due: int, partition: int, valid: Item
         heapq.heapify(heap)
 
 
+def remember(known: dict[K, V], key: K, value: V) -> None:
+    """Add to a table of the most recent entries."""
+    known[key] = value
+    if len(known) > _REMEMBERED:
+        del known[next(iter(known))]
+
+
 Label = tuple[str, str | None, str | None]
 """A group's name with the namespace and task that it pops from."""
 
@@ -502,29 +511,16 @@ class State:
         """A lease is over because its time was up."""
         del self.leases[lease.id]
         self.leases_expired += 1
-        self.expired_leases[lease.id] = None
-        if len(self.expired_leases) > _EXPIRED_REMEMBERED:
-            del self.expired_leases[next(iter(self.expired_leases))]
+        remember(self.expired_leases, lease.id, None)
 
     def note_removed(self, position: Position, held: Iterable[Held]) -> None:
-        """Messages were taken out of their consumers' hands."""
+        """Note leased messages that were removed."""
         for one in held:
-            self.removed[position.group.id, position.partition.id, one[0]] = None
-            if len(self.removed) > _EXPIRED_REMEMBERED:
-                del self.removed[next(iter(self.removed))]
-
-    def note_completed(self, completed: dict[tuple[int, int, int], str]) -> None:
-        """Note under which leases messages were completed."""
-        known = self.completed
-        known.update(completed)
-        while len(known) > _EXPIRED_REMEMBERED:
-            del known[next(iter(known))]
+            remember(self.removed, (position.group.id, position.partition.id, one[0]), None)
 
     def note_ending(self, position: Position, offset: int, ending: Ending) -> None:
-        """Note that a group settled a message that no consumer completed."""
-        self.endings[position.group.id, position.partition.id, offset] = ending
-        if len(self.endings) > _EXPIRED_REMEMBERED:
-            del self.endings[next(iter(self.endings))]
+        """Note how a message ended for a group without an acknowledgement."""
+        remember(self.endings, (position.group.id, position.partition.id, offset), ending)
 
     def forget_endings(self, group: int) -> None:
         """A group begins elsewhere: what it was done with may come again."""

@@ -355,6 +355,13 @@ def for_each(connection: apsw.Connection, sql: str, rows: Sequence[Any]) -> None
         connection.execute(sql, (msgspec.json.encode(rows).decode(),))
 
 
+DELETE_ROWS = """
+delete from {table} where (grp, partition, {key}) in
+    (select value ->> 0, value ->> 1, value ->> 2 from json_each(?1))
+"""
+"""For `for_each`: delete rows of a table of positions by their keys."""
+
+
 def rows_of(connection: apsw.Connection, sql: str, *parameters: Value, **named: Value) -> list[Any]:
     """All rows of a small result."""
     return list(connection.execute(sql, named or parameters))
