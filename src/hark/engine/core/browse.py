@@ -1,4 +1,4 @@
-"""Single messages, dead letters and traces for administrators, and reads of queue browsers."""
+"""Lists of messages, dead letters and traces, and the reads of queue browsers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ select message.partition, message.offset, message.created_at, message.transactio
     queues.name, place.name, queues.namespace, queues.task, queues.options ->> 'priority', message.priority,
     message.deliver_at, message.owner
 """
-"""The columns of a message, its place and its queue."""
+"""The columns of a message, its partition and its queue."""
 
 _FEW_PARTITIONS = 1000
 _encode = msgspec.json.Encoder().encode
@@ -78,7 +78,7 @@ from (select seq from messages order by seq desc limit 20000) as latest
 cross join messages as message on message.seq = latest.seq
 {_PLACE}
 """
-# No more than the page takes of each partition: times never decrease with the offset, nor does the order of arrival.
+# At most one page of each partition: times and `seq` never decrease with the offset.
 _NEWEST_OF_QUEUE = """
 from queues
 cross join partitions as place on place.queue = queues.id
@@ -102,7 +102,7 @@ _ALIVE = """not exists (
     select 1 from dead_letters as dead cross join groups on groups.queue = queues.name and groups.name = dead.grp
     where dead.partition = message.partition and dead.offset = message.offset)
 """
-# Cheap to tell along indexes, and true of every message in that state; of some others too.
+# Conditions that use indexes. They are true of every message in the state, and of some others.
 _STATES = {
     "pending": f"""
 {_ALIVE} and
@@ -121,7 +121,7 @@ not exists (select 1 from groups left join positions on positions.grp = groups.i
 """,
 }
 
-# Up to where a partition may have messages in a state; 0: it has none. A requeued message is for one group only.
+# The last offset that may be in a state; 0: none. A requeued message is for one group only.
 _EDGES = {
     "pending": f"""iif(
     not exists (select 1 from groups where groups.queue = queues.name)
@@ -151,7 +151,7 @@ _EDGES = {
     from groups left join positions as position on position.grp = groups.id and position.partition = place.id
     where groups.queue = queues.name))""",
 }
-# A group that has not been in a partition has completed there what is not newer than its start, and nothing else.
+# Without a position, a group has settled exactly the messages that are not newer than its start.
 _STARTS = """ifnull((
     select min(groups.since)
     from groups left join positions as position on position.grp = groups.id and position.partition = place.id
@@ -188,9 +188,9 @@ order by message.offset desc
 def newest_in_state(
     connection: apsw.Connection, where: MessageFilter, parameters: dict[str, Value]
 ) -> Iterator[apsw.SQLiteValues]:
-    """Messages that may be pending or completed, newest first, from the partitions that may have any.
+    """Messages that may be pending or completed, newest first.
 
-    The partitions are sorted by the newest message that may be in the state, and each is read only when its turn comes.
+    The partitions are sorted by their newest message that may be in the state, and each is read only when needed.
     """
     names = ("queue", "partition", "namespace", "task")
     matching = " and ".join(_CONDITIONS[name] for name in names if parameters[name] is not None) or "true"
@@ -219,8 +219,8 @@ def newest_in_state(
 def page_of(connection: apsw.Connection, where: MessageFilter, leases: LeaseView) -> tuple[str, dict[str, Value]]:
     """The query for messages, newest first, with its parameters.
 
-    It gives the page itself; where a state is asked for, all that may be in it, for the caller to check. What is
-    pending or completed is looked for among the latest messages only; `newest_in_state` finds it anywhere.
+    Without a state it returns the page itself, else all candidates, which the caller checks. Pending and completed
+    messages are searched among the latest messages only; `newest_in_state` finds the others.
     """
     given: dict[str, Value] = {
         "queue": where.queue,
@@ -290,7 +290,7 @@ order by groups.name
 
 
 class Browser:
-    """Reads messages for those who look, with one connection and one copy of the leases."""
+    """Reads lists with one connection and one copy of the leases."""
 
     def __init__(self, connection: apsw.Connection, leases: LeaseView) -> None:
         self._connection = connection
@@ -301,7 +301,7 @@ class Browser:
         """A page of messages, newest first."""
         sql, parameters = page_of(self._connection, where, self._leases)
         anywhere = where.state in ("pending", "completed")
-        # The latest messages of all queues may be those of other queues only.
+        # The latest messages of the store may all be of other queues.
         if not anywhere or where.queue is None:
             rows: Iterator[apsw.SQLiteValues] = iter(self._connection.execute(sql, parameters))
             if where.state is None:
@@ -560,7 +560,7 @@ class Browser:
 
 
 class ReadRow(msgspec.Struct, array_like=True, gc=False):
-    """A message as a browser reads it; `request` is the number of the request that asked for it."""
+    """A message for a queue browser; `request` is the index of the request."""
 
     request: int
     partition: int
@@ -572,14 +572,14 @@ class ReadRow(msgspec.Struct, array_like=True, gc=False):
     transaction_id: str | None
     extra: Extra | None
     bytes: int
-    """The size of all payloads up to this one, wherever they are."""
+    """The size of all payloads up to this one."""
     payload: msgspec.Raw
 
 
 _decode_rows = msgspec.json.Decoder(list[ReadRow]).decode
 
 _SIZE = "ifnull(message.extra ->> '$.r[2]', length(message.payload))"
-# Each request walks from message to message along the index, until it has enough of them or of bytes (?2).
+# Each request steps from message to message along the index, up to its limit of messages and of bytes (?2).
 READ = f"""
 with recursive wanted as (
     select request.key as request, request.value ->> 3 as room,
@@ -614,7 +614,7 @@ from walk
 cross join messages as message on message.seq = walk.seq
 """
 
-# Times never decrease with the offset: halving finds the last message created at or before a time.
+# Times never decrease with the offset, so binary search finds the last message created at or before a time.
 _EARLY = """
 (select message.created_at from messages as message
  where message.partition = halving.partition and message.offset >= (halving.low + halving.high + 1) / 2
@@ -633,7 +633,7 @@ _PLACES = "from partitions as place where place.queue = (select id from queues w
 
 
 def read(connection: apsw.Connection, codec: IdCodec, requests: Sequence[Read]) -> list[ReadResult]:
-    """An answer to each request."""
+    """The result of each request."""
     bound = read_bound(len(requests))
     wanted = [(request.queue, request.partition, request.offset, request.limit) for request in requests]
     text = scalar(connection, READ, msgspec.json.encode(wanted).decode(), bound)
@@ -676,7 +676,7 @@ def _delivery(codec: IdCodec, request: Read, row: ReadRow) -> StoredMessage:
 
 
 def offsets(connection: apsw.Connection, queue: str, start: BrowseFrom, partition: str | None) -> list[PartitionOffset]:
-    """Where a browser starts in the partitions of a queue, or in one of them."""
+    """The start offsets of a browser in the partitions of a queue, or in one of them."""
     places = _PLACES if partition is None else f"{_PLACES} and place.name = :partition"
     if start == "head":
         sql = f"select place.name, place.floor + 1 {places} order by place.name"

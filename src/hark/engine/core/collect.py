@@ -1,8 +1,9 @@
-"""The search of retention: messages whose time is over, beside the writer, on what is committed (rule 23).
+"""Retention: find overdue messages in the committed tables, beside the writer, then remove them (rule 23).
 
-Its cost depends on what it finds. Times never decrease within a partition, so what is old is its beginning, and a
-partition whose first message is young costs one lookup. Messages with a time to live of their own have an index. What
-groups have settled, or not settled, is found from their cursors. `collect` checks again before it removes anything."""
+The cost of the search depends on what it finds. Times never decrease within a partition, so old messages are at its
+start, and a partition whose first message is young costs one lookup. Messages with their own time to live have an
+index. Cursors show which messages groups have settled. `Collector.remove` checks each message again.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ where place.queue = ?1 and place.name >= ?2 and (
     select created_at from messages where partition = place.id and offset > place.floor order by offset limit 1) <= ?3
 order by place.name
 """
-"""Partitions of a queue whose first message is of that time or before."""
+"""Partitions of a queue whose first message was created at that time or before."""
 _PLAIN = "priority = 0 and deliver_at is null and owner is null"
 BETWEEN = (
     f"select {COLUMNS} from messages indexed by messages_place where partition = ?1 and offset > ?2 and offset <= ?3"
@@ -61,14 +62,14 @@ _LEVELS = range(10)
 
 
 class Rules(NamedTuple):
-    """How long a queue keeps messages, in microseconds; infinite: no limit."""
+    """How long a queue keeps messages, in microseconds. Infinite: no limit."""
 
     ttl: float
     retention: float
     wait: float
-    """Those that some group has yet to settle."""
+    """For messages that a group has not settled."""
     completed: float
-    """Those that all groups have settled."""
+    """For messages that all groups have settled."""
 
     @classmethod
     def of(cls, options: QueueOptions, completed_seconds: int) -> Rules:
@@ -83,13 +84,13 @@ class Rules(NamedTuple):
         )
 
     def is_expired(self, age: float, now: int, text: str | None, message: Stored) -> bool:
-        """Whether a message is past its time to live, its own or else that of its queue."""
+        """Whether a message is past its own time to live, or else that of its queue."""
         if own := extra_of(text).x:
             return own <= now
         return message.owner is None and age >= self.ttl
 
     def is_over(self, age: float, is_settled: Callable[[], bool]) -> bool:
-        """Whether a message that is not expired is to be removed all the same."""
+        """Whether a message that has not expired must be removed."""
         return age >= self.retention or (
             age >= min(self.wait, self.completed) and age >= (self.completed if is_settled() else self.wait)
         )
@@ -105,7 +106,7 @@ class Place(NamedTuple):
 
 
 class Group(NamedTuple):
-    """What decides where a group stands in a partition."""
+    """A group, with the columns that determine its positions."""
 
     id: int
     mode: str
@@ -114,7 +115,7 @@ class Group(NamedTuple):
     active: bool
 
     def cursor(self, connection: apsw.Connection, place: Place) -> int:
-        """Up to where the group is done with a partition; where it has not been yet, where it will start."""
+        """The cursor of the group in a partition; without a position, where it will start."""
         sql = "select cursor from positions where grp = ?1 and partition = ?2"
         cursor: int | None = scalar(connection, sql, self.id, place.id)
         if cursor is None and self.since is not None and place.id <= self.highest_partition:
@@ -128,7 +129,7 @@ def groups_of(connection: apsw.Connection, queue: str, active_since: int) -> lis
 
 
 class SharedPlace:
-    """Where a shared group stands in a partition, as stored."""
+    """The stored position of a shared group."""
 
     def __init__(self, connection: apsw.Connection, group: Group, place: Place) -> None:
         sql = "select priority, cursor, due, due_offset from lanes where grp = ?1 and partition = ?2"
@@ -137,16 +138,16 @@ class SharedPlace:
         self._lanes = {level: (cursor, due) for level, cursor, *due in rows_of(connection, sql, group.id, place.id)}
 
     def plain(self, priority: int) -> int:
-        """Up to where it has passed messages without a delay."""
+        """The last passed offset of messages without a delay."""
         return max(self.base, self._lanes[priority][0] if priority in self._lanes else 0)
 
     def delayed(self, priority: int) -> tuple[int, int]:
-        """Up to which time of delivery, and which offset, it has passed messages with a delay."""
+        """Delivery time and offset of the last passed message with a delay."""
         due, offset = self._lanes[priority][1] if priority in self._lanes else (0, 0)
         return due, offset
 
     def has_passed(self, message: Stored) -> bool:
-        """Whether a message is settled or an exception."""
+        """Whether a message is settled or outstanding."""
         if message.offset <= self.base or message.owner is not None:
             return True
         if message.deliver_at is None:
@@ -155,7 +156,7 @@ class SharedPlace:
 
 
 class Standing:
-    """What the groups that still count have settled in a partition, as stored, and where to look for it."""
+    """The stored positions of all groups that hold retention, in one partition."""
 
     def __init__(self, connection: apsw.Connection, place: Place, groups: Iterable[Group]) -> None:
         self._connection, self._place = connection, place
@@ -168,7 +169,7 @@ class Standing:
         self._counts = bool(active)
 
     def is_settled(self, message: Stored) -> bool:
-        """Whether every group is done with a message."""
+        """Whether every group has settled a message."""
         return (
             self._counts
             and message.offset <= self._slowest
@@ -190,7 +191,7 @@ class Standing:
         return self._rows(BETWEEN, self._place.floor, last)
 
     def settled(self, last: int) -> Iterator[Any]:
-        """Rows up to an offset, among them all that are settled and few others."""
+        """All settled rows up to an offset, and few others."""
         if not self._counts:
             return
         last = int(min(last, self._slowest))
@@ -205,7 +206,7 @@ class Standing:
             yield from self._rows(_PASSED, base, last, level, *min(one.delayed(level) for one in self._shared))
 
     def unsettled(self, last: int) -> Iterator[Any]:
-        """Rows up to an offset, among them all that are not settled and few others."""
+        """All unsettled rows up to an offset, and few others."""
         floor = self._place.floor
         if not self._counts:
             yield from self._rows(BETWEEN, floor, last)
@@ -226,13 +227,13 @@ class Standing:
 
 
 class SearchPosition(NamedTuple):
-    """Where a search goes on: the number of a queue and the name of a partition."""
+    """Where a search continues: the number of a queue and the name of a partition."""
 
     queue: int
     partition: str
 
     def step(self) -> SearchPosition:
-        """The next one."""
+        """The next position."""
         return SearchPosition(self.queue, self.partition + "\0")
 
 
@@ -240,23 +241,23 @@ START = SearchPosition(0, "")
 
 
 class Overdue(NamedTuple):
-    """What a search has found."""
+    """The result of a search."""
 
     messages: list[int]
-    """By their `seq`."""
+    """The `seq` of the messages."""
     more: bool
-    """It ended at the limit."""
+    """The search stopped at the limit."""
     position: SearchPosition
-    """Where it ended."""
+    """Where the search stopped."""
     swept: int | None
-    """The flag `sweep`, if the search has found the rest of what was purged."""
+    """The flag `sweep`, if the search has found all purged messages."""
 
 
 NOTHING = Overdue([], False, START, None)
 
 
 class Search:
-    """One search."""
+    """A search for overdue messages."""
 
     def __init__(
         self, connection: apsw.Connection, held: LeaseView, limit: int, completed_seconds: int, active_since: int
@@ -270,7 +271,7 @@ class Search:
         self._found: dict[int, None] = {}
 
     def run(self, start: SearchPosition) -> Overdue:
-        """Look from a position on."""
+        """Search from a position on."""
         swept = None
         if start == START:
             swept = scalar(self._connection, "select value from meta where key = 'sweep'")
@@ -288,7 +289,7 @@ class Search:
         return Overdue(list(self._found), False, START, swept)
 
     def _search_queue(self, queue_id: int, queue: str, rules: Rules, after: str) -> str | None:
-        """The answer is the name of the partition where it stopped."""
+        """Returns the name of the partition where the search stopped."""
         groups = groups_of(self._connection, queue, self._active_since)
         counts = any(group.active for group in groups)
         shortest = min(rules.ttl, rules.retention, rules.wait, rules.completed if counts else inf)
@@ -320,7 +321,7 @@ class Search:
         return (message.partition, message.offset) in self._held
 
     def _add(self, found: Iterable[int]) -> bool:
-        """Take what was found; False when that is enough."""
+        """Add messages. False: the limit is reached."""
         for seq in found:
             self._found[seq] = None
             if len(self._found) >= self._limit:
@@ -328,9 +329,8 @@ class Search:
         return True
 
 
-# The search for them runs beside the writer (`overdue`). What it finds is checked again under the lock: meanwhile it
-# may
-# have been leased, sought back to, or given more time by other options.
+# The search runs beside the writer. Each message is checked again under the lock: meanwhile it may have been leased, the
+# group may have moved back to it, or new options may keep it for longer.
 
 
 _FOUND_AT_ONCE = 100_000
@@ -339,7 +339,7 @@ _OF_GROUPS = "grp in (select id from groups where queue = ?1) and partition = ?2
 
 
 class Policy:
-    """How long a queue keeps messages, and for whom."""
+    """How long a queue keeps messages, and for which groups."""
 
     def __init__(self, transaction: WriteTransaction, queue: Queue, completed_seconds: int, active_since: int) -> None:
         transaction.loader.groups(queue.name)
@@ -349,7 +349,7 @@ class Policy:
 
 
 class Keeper:
-    """Who holds messages of one partition: cursors of ordered groups, places of shared ones."""
+    """The positions of all groups in one partition, as the running transaction sees them."""
 
     def __init__(self, transaction: WriteTransaction, partition: Partition, policy: Policy) -> None:
         self.rules = policy.rules
@@ -368,7 +368,7 @@ class Keeper:
         ]
 
     def is_settled(self, message: Stored) -> bool:
-        """Whether every group that still counts is done with a message."""
+        """Whether every group that holds retention has settled a message."""
         active = [position for position, active in self._shared if active]
         if self._slowest_active is None:
             return bool(active) and all(position.is_settled(message) for position in active)
@@ -377,12 +377,12 @@ class Keeper:
         return all(position.is_settled(message) for position in active)
 
     def was_passed(self, message: Stored) -> bool:
-        """Whether some group has been at a message, or behind it."""
+        """Whether a group has passed a message."""
         return message.offset <= self._fastest or any(position.is_settled(message) for position, _ in self._shared)
 
 
 class Collector:
-    """Removes what a search has found, part by part, and remembers where the next search starts."""
+    """Removes the messages of a search, in parts, and remembers where the next search starts."""
 
     def __init__(self, completed_seconds: int, idle_group_seconds: int) -> None:
         self._completed_seconds = completed_seconds
@@ -390,24 +390,24 @@ class Collector:
         self._overdue = NOTHING
         """The last search."""
         self._left: dict[int, None] = {}
-        """What is left of it, in the order of arrival: neighbours share pages."""
+        """Its remaining messages, in the order of arrival, because neighbours share pages."""
         self._removed = 0
 
     @property
     def is_empty(self) -> bool:
-        """Whether it is time to search again."""
+        """Whether a new search is needed."""
         return not self._left
 
     def search(self, connection: apsw.Connection, held: LeaseView) -> Overdue:
-        """Find the next messages whose time is over."""
+        """Find the next overdue messages."""
         start = self._overdue.position
-        if self._overdue.more and not self._removed:  # Not the same again.
+        if self._overdue.more and not self._removed:  # Not the same partition again.
             start = start.step()
         active_since = self._active_since(held.now)
         return Search(connection, held, _FOUND_AT_ONCE, self._completed_seconds, active_since).run(start)
 
     def take(self, overdue: Overdue) -> None:
-        """Go on with what a search has found."""
+        """Take over the result of a search."""
         self._overdue = overdue
         self._left = dict.fromkeys(sorted(overdue.messages))
         self._removed = 0
@@ -419,14 +419,14 @@ class Collector:
         return overdue._replace(messages=messages, more=more or overdue.more, swept=None if more else overdue.swept)
 
     def remove(self, transaction: WriteTransaction, part: Overdue) -> int:
-        """Remove those messages whose time is still over; how many."""
+        """Remove the messages of a part that are still overdue. Returns their number."""
         removed = self._remove(transaction, part.messages)
         if part.swept is not None:
             _finish_sweep(transaction, part.swept)
         return removed
 
     def note_removed(self, part: Overdue, removed: int) -> None:
-        """Note that a part is done."""
+        """Note that a part was processed."""
         for seq in part.messages:
             self._left.pop(seq, None)
         self._removed += removed
@@ -479,14 +479,14 @@ def _is_over(
 ) -> bool:
     rules, age = keeper.rules, transaction.now - created_at
     if rules.is_expired(age, transaction.now, text, message):
-        if not keeper.was_passed(message):  # No group has stepped over it, so it is not counted yet.
+        if not keeper.was_passed(message):  # No group has skipped it, so it is not counted yet.
             transaction.count(partition.queue.name, "expired")
         return True
     return rules.is_over(age, lambda: keeper.is_settled(message))
 
 
 def _raise_floor(transaction: WriteTransaction, partition_id: int, removed: list[int]) -> None:
-    """What is below the first message that is left can be forgotten altogether."""
+    """Raise the floor of a partition to its first stored message, and delete the rows below it."""
     partition = transaction.loader.partition(partition_id)
     if partition is None:
         return
@@ -523,12 +523,12 @@ def _finish_sweep(transaction: WriteTransaction, swept: int) -> None:
     for table in ("positions", "ranges", "retries", "requeued", "lanes", "outstanding", "gaps"):
         run(connection, f"delete from {table} where partition in ({gone})")
     run(connection, f"delete from partitions where id in ({gone})")
-    # Unless another one was wanted meanwhile.
+    # Unless another sweep was requested meanwhile.
     run(connection, "delete from meta where key = 'sweep' and value = ?1", swept)
 
 
 def _settle_outstanding(transaction: WriteTransaction, partition: Partition, offset: int) -> None:
-    """What is below the floor counts as settled by itself, but for outstanding of shared groups."""
+    """Settle an outstanding message below the floor in shared groups. Elsewhere the floor settles it."""
     for group in partition.queue.groups.values():
         position = transaction.loader.position(group, partition.id) if group.mode == "shared" else None
         if position is not None and position.keeps(offset):
@@ -536,7 +536,7 @@ def _settle_outstanding(transaction: WriteTransaction, partition: Partition, off
 
 
 def _look_behind(transaction: WriteTransaction, partition: Partition) -> None:
-    """What groups waited for in a partition may be what was removed: then they need not wait for it."""
+    """Check the groups that wait in a partition again: they may have waited for a removed message."""
     queue = partition.queue
     queue.open = None
     if partition.floor >= partition.tail:

@@ -1,4 +1,4 @@
-"""Leases, and the verb explain: what memory and tables know of a message."""
+"""The verbs about leases, and the verb explain: the facts about a message in memory and tables."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from hark.model import (
 )
 
 Place = tuple[int, int]
-"""A group's number and a partition's number."""
+"""The numbers of a group and a partition."""
 
 
 class LeaseView:
-    """What is held at one moment, `now`."""
+    """The leases at one time, `now`."""
 
     def __init__(self, state: State, now: int) -> None:
         self.now = now
@@ -60,32 +60,32 @@ class LeaseView:
                 self._held.setdefault(place, {}).update(dict.fromkeys(offsets, lease.expires_at))
 
     def lease_of(self, group: int, partition: int) -> tuple[str, int] | None:
-        """The lease that blocks a partition for an ordered group, with its end."""
+        """The lease of an ordered group on a partition: id and expiry."""
         return self._leases.get((group, partition))
 
     def expiry_of(self, group: int, partition: int, offset: int) -> int | None:
-        """Until when a message is held."""
+        """When the lease on a message expires."""
         return self._held.get((group, partition), {}).get(offset)
 
     def held_in(self, group: int, partition: int) -> int:
-        """How many messages of a partition a group holds."""
+        """Number of leased messages of a group in a partition."""
         return len(self._held.get((group, partition), ()))
 
     def held_by_group(self, group: int) -> int:
-        """How many messages a group holds."""
+        """Number of leased messages of a group."""
         return self._messages_by_group.get(group, 0)
 
     def leases_of_group(self, group: int) -> int:
-        """How many leases a group has, one for each partition that they are on."""
+        """Number of leases of a group, counted once for each partition."""
         return self._by_group.get(group, 0)
 
     def held_places(self) -> set[Place]:
-        """All (partition, offset) that somebody holds."""
+        """All leased messages, as (partition, offset)."""
         return {(partition, offset) for (_, partition), held in self._held.items() for offset in held}
 
 
 def page(state: State, where: LeaseFilter) -> Leases:
-    """A page of what live leases hold, oldest first."""
+    """A page of active leases, oldest first."""
     found = [
         (lease, position)
         for lease in state.leases.values()
@@ -118,13 +118,13 @@ def _held_part(state: State, lease: Lease, position: Position) -> LeasePart:
 
 
 def lease_ends(state: State, now: int, lease_ids: Sequence[str]) -> list[int | None]:
-    """When leases end as things are now."""
+    """Current expiry of leases; None for a lease that ended."""
     leases = [state.leases.get(lease_id) for lease_id in lease_ids]
     return [None if lease is None or lease.expires_at <= now else lease.expires_at for lease in leases]
 
 
 def renew(state: State, now: int, requests: Sequence[Renewal]) -> list[RenewOutcome | HarkError]:
-    """Extend leases; one call covers all partitions that share the lease."""
+    """Renew leases, each for all its partitions."""
     answers: list[RenewOutcome | HarkError] = []
     for request in requests:
         lease = state.leases.get(request.lease_id)
@@ -144,7 +144,7 @@ def renew(state: State, now: int, requests: Sequence[Renewal]) -> list[RenewOutc
 
 
 def shorten(state: State, now: int, lease_ids: Sequence[str], microseconds: int) -> None:
-    """Let leases end after a time at the latest."""
+    """Let leases expire after this time at the latest."""
     for lease_id in lease_ids:
         lease = state.leases.get(lease_id)
         if lease is not None and lease.expires_at > now + microseconds:
@@ -153,12 +153,11 @@ def shorten(state: State, now: int, lease_ids: Sequence[str], microseconds: int)
             state.schedule_expiry(lease)
 
 
-# Places of groups are in memory, or are loaded as a pop would load them; so what is answered here is what a pop at the
-# same moment would go by. Of the messages themselves only a few are read, however many there are.
-
+# Positions are in memory, or loaded as by a pop, so the facts are those that a pop at the same time would use. Only a few
+# messages are read, whatever the size of the partition.
 
 _LOOK_AT_MOST = 1000
-"""How many of the messages before one are looked at for what is in its way."""
+"""Number of earlier messages that are checked for the one that blocks."""
 
 _MESSAGE = """
 select offset, created_at, priority, deliver_at, owner, transaction_id, extra from messages
@@ -167,8 +166,8 @@ _ONE = f"{_MESSAGE} where partition = ?1 and offset = ?2"
 _FIRST = (
     f"{_MESSAGE} indexed by messages_place where partition = ?1 and offset between ?2 and ?3 order by offset limit 1"
 )
-# The first one of some ranges that is not due: delayed, too young (created after ?4), or waiting for an attempt (?5).
-# One whose time to live (its own, or ?6) is over by now (?3) is in nobody's way.
+# The first message of some ranges that is not due: delayed, too young (created after ?4), or waiting for a retry (?5).
+# A message that has expired by now (?3; its own time to live, or ?6) does not block.
 _BLOCKER = f"""
 select message.offset, created_at, priority, deliver_at, owner, transaction_id, extra
 from json_each(?2) as wanted
@@ -203,7 +202,7 @@ def _row(values: tuple[Any, ...]) -> _Row:
 
 
 class Explainer:
-    """Answers at one moment, with the connection that claims read with."""
+    """Collects facts at one time, with the connection that claims read with."""
 
     def __init__(self, connection: apsw.Connection, state: State, now: int) -> None:
         self._connection = connection
@@ -212,7 +211,7 @@ class Explainer:
         self._loader = Loader(connection, state)
 
     def explain(self, requests: Sequence[Explain]) -> list[Facts | HarkError]:
-        """An answer to each request."""
+        """The facts for each request."""
         return [self._facts(request) or _unknown() for request in requests]
 
     def _facts(self, request: Explain) -> Facts | None:
@@ -302,7 +301,7 @@ class Explainer:
         held = position.held_at(row.offset)
         retry = position.retry_of(row.offset)
         delay = position.partition.queue.info.options.delayed_processing * SECOND
-        # One that was never given back is passed because it fell due before it was old enough, or is on a lease.
+        # Without a released lease, a message is outstanding because it is leased, or became due while it was too young.
         came = max(row.deliver_at or 0, row.created_at + delay)
         is_retry = retry is not None and (retry.attempts > 0 or retry.due > came)
         return {
@@ -336,7 +335,7 @@ class Explainer:
         return self._state.codec.with_prefix(position.partition.prefix, offset)
 
     def _leased(self, position: OrderedPosition, lease: Lease) -> Ahead | None:
-        """The first message that a lease holds; between two of its commits it may hold none."""
+        """The first message of a lease. Between two commits it may have none."""
         first = min(position.live_offsets(lease), default=None)
         return None if first is None else Ahead(message_id=self._id(position, first), offset=first, held=_held(lease))
 
@@ -358,7 +357,7 @@ class Explainer:
         return due if due > self._now else None
 
     def _blocker(self, position: OrderedPosition, before: Sequence[tuple[int, int]]) -> _Row | None:
-        """The first message of these ranges that may not be delivered yet."""
+        """The first message of these ranges that is not due."""
         options = position.partition.queue.info.options
         retries = (position.draft or position).retries
         waiting = [offset for offset, retry in retries.items() if retry.due > self._now]
@@ -386,7 +385,7 @@ class Explainer:
 
 
 def _unknown() -> HarkError:
-    # Without the id: whoever may not know of a message is answered as if it had another one.
+    # The text does not name the id, so that a caller without access gets the same answer as for an unknown id.
     return NotFound(
         "no message with this id has ever existed; check that it is the message id, not the transaction id",
         code="message_not_found",
@@ -417,7 +416,7 @@ def _begins_after(group: Group, partition: Partition, row: _Row | None) -> int |
 
 
 def _before(position: OrderedPosition, offset: int) -> tuple[list[tuple[int, int]], int]:
-    """The first unsettled offsets before a message in the order of delivery, as ranges; and how many there are."""
+    """The first unsettled offsets before a message in the order of delivery, as ranges; and their total number."""
     ranges: list[tuple[int, int]] = []
     number = 0
     for first, last in _until(position, offset):

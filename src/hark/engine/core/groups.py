@@ -1,4 +1,4 @@
-"""The verbs about groups (first contact, seek, removal) and dead letters (requeue, removal)."""
+"""The verbs about groups (creation, seek, deletion) and dead letters (requeue, import, deletion)."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ _encode_limits = msgspec.json.Encoder().encode
 
 
 class Contact(NamedTuple):
-    """A group that is seen for the first time: how and from where it wants to read a queue."""
+    """A group to create for a queue, at the first pop: its mode and its start."""
 
     queue: str | None
-    """None: the namespace and task themselves, whose queues may come later."""
+    """None: the namespace and task themselves, whose queues may be created later."""
     group: str
     mode: GroupMode = "ordered"
     subscription: Subscription = Subscription()
     label: Label | None = None
-    """The namespace and task by which the group came to the queue: it started when it first asked for those."""
+    """The namespace and task of the pop, if any: the group started when it first popped by these."""
 
 
 def first_contact(transaction: WriteTransaction, contacts: Iterable[Contact]) -> None:
-    """Remember where groups start (rule 20), also when the queue does not exist yet."""
+    """Create groups with their start (rule 20), also if the queue does not exist yet."""
     state, connection, now = transaction.state, transaction.connection, transaction.now
     for queue_name, name, mode, subscription, label in contacts:
         if queue_name is None:
@@ -75,7 +75,7 @@ def first_contact(transaction: WriteTransaction, contacts: Iterable[Contact]) ->
         if queue is not None:
             queue.open = None
             if subscription.mode == "new" and since is not None:
-                # What is pushed from now on, even in this very microsecond, is new to the group.
+                # Messages that are pushed from now on, even in this microsecond, are new to the group.
                 queue.created_floor = max(queue.created_floor, since + 1)
 
 
@@ -99,7 +99,7 @@ def _first_label_contact(transaction: WriteTransaction, label: Label | None, wan
 
 
 def _newest(transaction: WriteTransaction, queue_name: str) -> int:
-    """Now, or the creation of the queue's newest message: that may be later, as times never decrease."""
+    """Now, or the creation time of the newest message of the queue, which can be later."""
     queue = transaction.state.queues.get(queue_name)
     if queue is None:
         return transaction.now
@@ -114,7 +114,7 @@ def _highest_partition(transaction: WriteTransaction) -> int:
 
 
 def note_seen(transaction: WriteTransaction, groups: Iterable[Group]) -> None:
-    """Save when groups were last seen; idle ones stop holding retention some day."""
+    """Save when groups were last seen. Idle groups stop to hold retention."""
     for group in groups:
         run(
             transaction.connection,
@@ -125,7 +125,7 @@ def note_seen(transaction: WriteTransaction, groups: Iterable[Group]) -> None:
 
 
 def seek(transaction: WriteTransaction, requests: Sequence[Seek]) -> list[SeekOutcome | HarkError]:
-    """Move groups to other places (rule 21)."""
+    """Move the cursors of groups (rule 21)."""
     answers: list[SeekOutcome | HarkError] = []
     for request in requests:
         try:
@@ -175,7 +175,7 @@ def _target(transaction: WriteTransaction, request: Seek, position: Position) ->
 
 
 def limit_group(transaction: WriteTransaction, queue: str, group: str, limits: Limits) -> bool:
-    """Bound what a group may take from now on."""
+    """Set the limits of a group."""
     found = transaction.loader.group(queue, group)
     if found is None:
         return False
@@ -189,14 +189,14 @@ def limit_group(transaction: WriteTransaction, queue: str, group: str, limits: L
 def delete_group(
     transaction: WriteTransaction, group: str, queue: str | None, forget_subscription: bool
 ) -> GroupDeletion:
-    """Drop a group's cursors in one queue or all of them, and its subscription if asked."""
+    """Delete the positions of a group in one queue or in all, and its subscription if requested."""
     connection = transaction.connection
     rows = rows_of(
         connection, "select id, queue from groups where name = ?1 and (?2 is null or queue = ?2)", group, queue
     )
     if forget_subscription and queue is None:
         run(connection, "delete from labels where grp = ?1", group)
-        transaction.on_commit(transaction.state.labels.clear)  # Loaded again when next asked for.
+        transaction.on_commit(transaction.state.labels.clear)  # Loaded again at the next use.
     partitions = 0
     for group_id, queue_name in rows:
         partitions += int(scalar(connection, "select count(*) from positions where grp = ?1", group_id))
@@ -216,7 +216,7 @@ def delete_group(
 
 
 def _forget(transaction: WriteTransaction, key: tuple[str, str]) -> None:
-    """Drop a group from memory; what is left of it is loaded again when it is next seen."""
+    """Drop a group from memory. It is loaded again at the next use."""
     state = transaction.state
     group = state.groups.pop(key, None)
     queue = state.queues.get(key[0])
@@ -229,7 +229,7 @@ def _forget(transaction: WriteTransaction, key: tuple[str, str]) -> None:
 
 
 def resubscribe(transaction: WriteTransaction, group: str, since: int) -> int:
-    """Change where a group starts in partitions that it has not touched yet."""
+    """Change where a group starts in partitions without a position."""
     connection = transaction.connection
     rows = rows_of(connection, "select id, queue from groups where name = ?1", group)
     run(
@@ -252,7 +252,7 @@ def resubscribe(transaction: WriteTransaction, group: str, since: int) -> int:
 def _restart(
     transaction: WriteTransaction, group: Group, subscription: Subscription, highest: int, stored: set[int]
 ) -> None:
-    """Let a group find its start again, in memory, where it has no place that is stored or leased."""
+    """Drop positions of a group that are neither stored nor leased, so that it starts again."""
 
     def restart() -> None:
         group.subscription, group.highest_partition, group.discovered = subscription, highest, False
@@ -283,7 +283,7 @@ on conflict (partition, offset, grp) do nothing
 
 
 def conditions(where: DeadLetterFilter, codec: IdCodec) -> tuple[str, list[int | str]]:
-    """What a filter stands for in SQL, and its values; what does not matter is left out, so that indexes are used."""
+    """The SQL condition of a filter, and its values. Absent fields are left out, so that indexes are used."""
     wanted: list[tuple[str, int | str | None]] = [
         ("queue = ?", where.queue),
         ("grp = ?", where.group),
@@ -302,7 +302,7 @@ def conditions(where: DeadLetterFilter, codec: IdCodec) -> tuple[str, list[int |
 
 
 def requeue(transaction: WriteTransaction, ids: Sequence[str]) -> list[str | HarkError]:
-    """Put dead letters back; the new message ids."""
+    """Requeue dead letters. Returns the new message ids."""
     answers: list[str | HarkError] = []
     for dead_letter_id in ids:
         try:
@@ -314,7 +314,7 @@ def requeue(transaction: WriteTransaction, ids: Sequence[str]) -> list[str | Har
 
 def _requeue(transaction: WriteTransaction, dead_letter_id: str) -> str:
     connection, state = transaction.connection, transaction.state
-    # Rows that this transaction has yet to write must be seen, and a second requeue must find nothing.
+    # A second requeue of the same dead letter must find nothing.
     matching, values = conditions(DeadLetterFilter(ids=(dead_letter_id,)), state.codec)
     rows = rows_of(
         connection,
@@ -339,7 +339,7 @@ def _requeue(transaction: WriteTransaction, dead_letter_id: str) -> str:
     offset = partition.next_tail = partition.next_tail + 1
     created_at = partition.last_created = max(transaction.now, partition.last_created, partition.queue.created_floor)
     options = msgspec.structs.replace(extra_of(extra), x=0, a=0)
-    # The transaction id stays with the message that died, if that is still there: it is a key within the partition.
+    # The dead-lettered message keeps its transaction id if it is still stored, because the id is unique.
     taken = transaction_id is not None and _is_taken(transaction, partition.id, transaction_id)
     run(
         connection,
@@ -369,7 +369,7 @@ def _is_taken(transaction: WriteTransaction, partition: int, transaction_id: str
 
 
 def import_letters(transaction: WriteTransaction, letters: Sequence[NewDeadLetter]) -> Answers[bool]:
-    """Store dead letters of another store; False: it is there already."""
+    """Store dead letters of another store. False for one that exists."""
     refusal = transaction.state.refusal()
     if refusal is not None:
         return [refusal] * len(letters)
@@ -404,7 +404,7 @@ def _import(transaction: WriteTransaction, letter: NewDeadLetter) -> bool | Hark
 
 
 def _offset_of(transaction: WriteTransaction, partition: Partition, transaction_id: str | None) -> int:
-    """The offset of the stored message that a dead letter was, or else one that no message has."""
+    """The offset of the stored message of a dead letter, or else a new offset without a message."""
     if transaction_id is not None:
         pushed = transaction.new_transaction_ids.get((partition.id, transaction_id))
         stored = find_message(transaction, partition.id, transaction_id)
@@ -418,7 +418,7 @@ def _offset_of(transaction: WriteTransaction, partition: Partition, transaction_
 
 
 def delete_dead_letters(transaction: WriteTransaction, where: DeadLetterFilter, limit: int | None = None) -> int:
-    """Remove dead letters; how many."""
+    """Delete dead letters. Returns their number."""
     connection = transaction.connection
     matching, values = conditions(where, transaction.state.codec)
     found = f"select id from dead_letters where {matching} limit ?"

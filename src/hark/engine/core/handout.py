@@ -1,4 +1,4 @@
-"""The second half of a pop: what of the messages that were read is handed out, and what is stepped over."""
+"""The deliveries of a pop: messages of shared groups are picked; messages that were read are leased or skipped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOOK_AT_MOST = 1024
 
 
 class Job:
-    """One request on its way through a call."""
+    """The progress of one pop request."""
 
     def __init__(self, request: PopRequest, groups: list[tuple[Queue, Group]], max_bytes: int) -> None:
         self.request = request
@@ -28,21 +28,21 @@ class Job:
         self.bytes = 0
         self.positions = 0
         self.more: list[tuple[Queue, Position, int]] = []
-        """Positions that it holds and that may go on behind an offset."""
+        """Positions under its lease that may have more messages after an offset."""
         self.look = 1
-        """How many times what it needs it looks at: more after each look at messages that were all gone."""
+        """How many times the needed number it reads: more after each round that found no message."""
         self.reason: EmptyReason = "nothing_ready"
         self.look_again_at: int | None = None
         self.met_dirty = False
         self.done = False
 
     def holds(self, position: Position) -> bool:
-        """Whether it got some of a position in an earlier look."""
+        """Whether it received messages of a position in an earlier round."""
         return self.lease is not None and position in self.lease.parts
 
 
 class Fetch:
-    """A position that a job has taken, and the ranges it wants of it, with room for so many messages."""
+    """A position that a job has taken, and the ranges of offsets to read."""
 
     def __init__(self, job: Job, queue: Queue, position: Position, intervals: list[tuple[int, int]], room: int) -> None:
         self.job = job
@@ -50,20 +50,20 @@ class Fetch:
         self.position = position
         self.intervals = intervals
         self.room = room
-        """How many it may hand out at most."""
+        """Maximum number of messages to deliver."""
         self.planned = room
-        """How many it reads."""
+        """Number of offsets to read."""
         self.rows: list[MessageRow] = []
 
 
 class OrderedFetch(Fetch):
-    """Of an ordered group."""
+    """A fetch of an ordered group."""
 
     position: OrderedPosition
 
 
 class SharedFetch(Fetch):
-    """Of a shared group: these messages, in their order."""
+    """A fetch of these messages of a shared group, in this order."""
 
     position: SharedPosition
 
@@ -79,20 +79,19 @@ class SharedFetch(Fetch):
 
 
 class HandOut:
-    """Judges messages at one moment, and puts them under leases."""
+    """Leases the deliverable messages among those that were read, at one time."""
 
     def __init__(self, state: State, now: int, ids: IdSource) -> None:
         self._state = state
         self._now = now
         self._ids = ids
         self.stepped: dict[Position, set[int]] = {}
-        """Positions that moved over what is not there any more, with the ranges that changed; worth saving, not
-        worth waiting for."""
+        """Positions that moved over removed messages, with the changed ranges. They need not be saved at once."""
         self.expired: dict[str, int] = {}
-        """Messages stepped over because their time to live was over, by queue."""
+        """Number of skipped expired messages, by queue."""
 
     def accept(self, fetch: Fetch) -> int:
-        """Hand out what was read; how many messages that are."""
+        """Deliver the messages that were read. Returns their number."""
         before = len(fetch.job.messages)
         if isinstance(fetch, SharedFetch):
             self._accept_shared(fetch)
@@ -101,7 +100,7 @@ class HandOut:
         return len(fetch.job.messages) - before
 
     def _accept_shared(self, fetch: SharedFetch) -> None:
-        """Hand out what is there, in the order in which it was picked."""
+        """Deliver the messages that are stored, in the order in which they were picked."""
         job, position = fetch.job, fetch.position
         rows = {row.offset: row for row in fetch.rows}
         handed = 0
@@ -127,18 +126,18 @@ class HandOut:
             job.more.append((fetch.queue, position, 0))
 
     def _accept_ordered(self, fetch: OrderedFetch) -> None:
-        """Hand out what is really there and due; step over what is not there any more."""
+        """Deliver the messages that are stored and due, and skip removed ones."""
         job, position = fetch.job, fetch.position
         group = position.group
         holds = position.lease is not None
-        """It got some of this position in an earlier look."""
+        """The job received messages of this position in an earlier round."""
         window = 0 if holds else fetch.queue.info.options.window_buffer * SECOND
         reason: EmptyReason = "waiting"
         due: int | None = None
         deliverable: list[MessageRow] = []
         room = min(job.request.batch - len(job.messages), fetch.room)
         stop: int | None = None
-        """The first offset that stays for later, due or not."""
+        """The first offset that stays for a later pop."""
         for row in fetch.rows:
             if self._is_gone(fetch, row):
                 continue
@@ -163,12 +162,12 @@ class HandOut:
         elif due is not None:
             job.reason = reason
             group.wake_at(position.partition.id, due, reason)
-        else:  # All of it was gone: look again at what is behind, and at more of it.
+        else:  # No message was found: read more of the following offsets.
             job.look = min(job.look * 4, _LOOK_AT_MOST)
             group.refresh(position, self._now)
 
     def _is_gone(self, fetch: Fetch, row: MessageRow) -> bool:
-        """Whether a message is not, or no longer, for this group."""
+        """Whether a message is for another group, or expired."""
         if row.owner is not None and row.owner != fetch.position.group.id:
             return True
         expiry = self._expiry(fetch, row)
@@ -179,19 +178,19 @@ class HandOut:
         return True
 
     def _expiry(self, fetch: Fetch, row: MessageRow) -> int | None:
-        """When a message's time to live is over: its own, else the queue's; a requeued one has none."""
+        """When a message expires, by its own time to live, else that of the queue. A requeued message has only its own."""
         extra, ttl = row.extra, fetch.queue.info.options.ttl
         if row.owner is not None or (extra is not None and extra.x):
             return None if extra is None else extra.x or None
         return row.created_at + ttl * SECOND if ttl else None
 
     def _due(self, fetch: OrderedFetch, row: MessageRow) -> int | None:
-        """When to look at a message again that may not be delivered yet; None: now."""
+        """When a message that is not due must be checked again; None: it is due."""
         due = self._since(fetch, row)
         return None if due <= self._now else self._before_expiry(fetch, row, due)
 
     def _since(self, fetch: OrderedFetch, row: MessageRow) -> int:
-        """When a message becomes available; a plain one always is."""
+        """When a message becomes available; 0: at once."""
         due = row.deliver_at or 0
         delayed = fetch.queue.info.options.delayed_processing
         if delayed:
@@ -204,13 +203,13 @@ class HandOut:
         return due if expiry is None else min(due, expiry)
 
     def _window_due(self, fetch: OrderedFetch, row: MessageRow, window: int) -> int | None:
-        """When a partition with a window buffer may be delivered, whose first message is ready; None: now (rule 11)."""
+        """When the window buffer allows delivery of a partition whose first message is ready; None: now (rule 11)."""
         since = max(row.created_at, self._since(fetch, row))
         due = min(fetch.position.partition.last_created + window, since + 10 * window)
         return self._before_expiry(fetch, row, due) if due > self._now else None
 
     def _step_over(self, fetch: OrderedFetch, kept: set[int], stop: int | None) -> None:
-        """Settle in memory what is gone among the offsets before `stop`; saved with the next transaction."""
+        """Settle missing offsets before `stop` in memory. The next transaction saves this."""
         looked_at = [offset for first, last in fetch.intervals for offset in range(first, last + 1)]
         if stop is not None:
             del looked_at[looked_at.index(stop) :]
@@ -226,7 +225,7 @@ class HandOut:
         self.stepped.setdefault(position, set()).update(draft.touched_ranges)
 
     def _supersede(self, position: OrderedPosition, lease: Lease) -> None:
-        """A message is handed out again: the lease it was under has one less, and ends with the last."""
+        """Take a redelivered message off its former lease, which ends with its last message."""
         part = lease.parts.get(position)
         if part is not None:
             part.open -= 1
@@ -234,7 +233,7 @@ class HandOut:
                 self._state.end_part(lease, position)
 
     def _lease(self, job: Job, queue: Queue) -> Lease:
-        """The lease of a request, which ends when the first of its queues wants it to."""
+        """The lease of a request. It lasts for the shortest lease time of its queues."""
         options, wanted = queue.info.options, job.request.lease_ms
         lasts = options.lease_time * SECOND if wanted is None else (options.lock_duration or wanted) * MILLISECOND
         if job.lease is None:
@@ -254,7 +253,7 @@ class HandOut:
             if handed_out_before and transaction_id in held:
                 self._supersede(position, held[transaction_id][1])
             held[transaction_id] = (row.offset, lease, (row.extra or NO_EXTRA).b, transaction_id)
-        # A requeued message has a high offset but was not behind the others.
+        # Requeued messages have high offsets, but were delivered first.
         last = rows[-1].offset
         if position.requeued:
             last = max((row.offset for row in rows if row.offset not in position.requeued), default=0)
@@ -287,7 +286,7 @@ class HandOut:
         return delivery
 
     def _add_part(self, fetch: Fetch, handed: int, last: int) -> bool:
-        """Note what a lease has of a position; True: it is the first."""
+        """Add delivered messages to the lease. True: they are its first in this position."""
         job, lease = fetch.job, fetch.job.lease
         assert lease is not None
         if fetch.position in lease.parts:
@@ -300,38 +299,38 @@ class HandOut:
 
 
 Turn = tuple[int, int, int, int]
-"""The order of delivery: 0 for requeued ones, else 1; then -priority, available at, offset."""
+"""The order of delivery: 0 for requeued messages, else 1; then -priority, available at, offset."""
 Source = PlainLane | DelayedLane | None
-"""Where the next message comes from; None: the outstanding."""
+"""The source of the next message; None: the outstanding messages."""
 
 
 class Picker:
-    """Takes messages in the order of delivery, at one moment."""
+    """Picks messages of shared groups in the order of delivery, at one time."""
 
     def __init__(self, connection: apsw.Connection, now: int) -> None:
         self._connection = connection
         self._now = now
         self.stepped: dict[SharedPosition, None] = {}
-        """Places that moved over what is gone; worth saving."""
+        """Positions that moved over expired messages, to be saved."""
         self.expired: dict[str, int] = {}
-        """Messages passed because their time to live was over, by queue."""
+        """Number of passed expired messages, by queue."""
         self.ended: list[tuple[SharedPosition, int, Ending]] = []
-        """The same ones, each by itself."""
+        """These messages, with their expiry."""
 
     def look(self, position: SharedPosition, need: int = 1) -> bool:
-        """Make the next message of every lane known; False: what is about to be committed may come before some."""
+        """Read the next message of every lane. False: the commit in progress may add an earlier one."""
         clear = [self._fill(position, lane, need) for lane in position.lanes]
         return all(clear)
 
     def window_due(self, position: SharedPosition) -> int | None:
-        """When a partition with a window buffer may be delivered; None: now, or there is nothing (rule 11)."""
+        """When the window buffer allows delivery of a partition; None: now, or nothing is ready (rule 11)."""
         if not position.partition.queue.info.options.window_buffer:
             return None
-        self._heads(position, 1)  # Passes what has outlived its time.
+        self._heads(position, 1)  # Passes expired messages.
         return self.window_until(position)
 
     def window_until(self, position: SharedPosition) -> int | None:
-        """The same for those who only look: what is ready, and has been for the longest, decides."""
+        """The same without a change. The message that has been ready for the longest time decides."""
         window = position.partition.queue.info.options.window_buffer * SECOND
         if not window:
             return None
@@ -349,7 +348,7 @@ class Picker:
         return due if due > self._now else None
 
     def pick(self, position: SharedPosition, need: int) -> list[Entry]:
-        """The next messages, at most so many; they are outstanding from now on."""
+        """Take the next messages, at most `need`. They are outstanding from now on."""
         taken: list[Entry] = []
         heads = self._heads(position, need)
         while heads and len(taken) < need:
@@ -373,7 +372,7 @@ class Picker:
         limit: Turn | None,
         taken: list[Entry],
     ) -> None:
-        """Pass what of a lane is read already and comes before all else; its first message is known to do so."""
+        """Take messages of a lane up to the turn `limit`. The first of them is known to be next."""
         options = position.partition.queue.info.options
         items, priority, now = lane.items, lane.priority, self._now
         delay = options.delayed_processing * SECOND
@@ -387,10 +386,10 @@ class Picker:
                 or options.ttl
                 or item.expires_at
             ):
-                break  # Who sorts messages out looks at it.
+                break  # `_turn` checks it first.
             first = False
             lane.take()
-            # A message may be created a moment later than now, so that it is after the start of a group.
+            # A creation time can be slightly later than now, to be after the start of a group.
             entry = Entry(item.offset, priority, item.created_at, min(available_at, now))
             position.take(entry)
             taken.append(entry)
@@ -425,8 +424,8 @@ class Picker:
             if old_enough_at <= self._now or not self._delay(position):
                 return 1, -source.priority, available_at, item.offset
             if isinstance(source, PlainLane):
-                return None  # So are all behind it.
-            # It is due, but not old enough: those behind it need not wait for that.
+                return None  # All messages after it are younger.
+            # It is due, but too young. The messages after it must not wait for it.
             late = Entry(item.offset, source.priority, item.created_at, available_at)
             source.take()
             position.take(late)
@@ -445,7 +444,7 @@ class Picker:
         return position.partition.queue.info.options.delayed_processing * SECOND
 
     def _expiry(self, position: SharedPosition, item: Item) -> int:
-        """When a message's time to live is over; 0: never."""
+        """When a message expires; 0: never."""
         ttl = position.partition.queue.info.options.ttl
         return item.expires_at or (item.created_at + ttl * SECOND if ttl else 0)
 

@@ -1,4 +1,4 @@
-"""The key-value half of the store: writes inside a transaction, and reads beside it."""
+"""The key-value part of the store: writes inside a transaction, and reads beside the writer."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ select cast('[' || group_concat('["' || hex(key) || '",' || value || ',' || vers
     || ifnull(expires_at, 'null') || ',' || ifnull(json_quote(sealed_by), 'null') || ']') || ']' as blob)
 from ({rows})
 """
-"""Entries as one JSON text: many rows in one step."""
+"""Entries as one JSON text, read in one step of SQLite."""
 _WANTED = _ENTRIES.format(
     rows=f"select * from kv where key in (select unhex(value) from json_each(?1)) and {_LIVE.format(now='?2')}"
 )
@@ -60,7 +60,7 @@ _STATS = f"select count(*), total(length(key) + length(value)) from kv where {_L
 
 
 class _Row(msgspec.Struct, array_like=True, gc=False):
-    """An entry as it is read."""
+    """A row of `kv`."""
 
     key: str
     value: msgspec.Raw
@@ -76,7 +76,7 @@ _decode_rows = msgspec.json.Decoder(list[_Row]).decode
 
 
 class KeyBook:
-    """The keys of one transaction of the store: what it writes, and which of them to tell of after the commit."""
+    """The changes of keys in one transaction, and the notification after its commit."""
 
     def __init__(self, connection: apsw.Connection, now: int) -> None:
         self._connection = connection
@@ -87,13 +87,13 @@ class KeyBook:
         """Bytes that the appends of the current request have rewritten."""
 
     def news(self) -> KeyNotification | None:
-        """Which keys were changed."""
+        """The notification of the changed keys."""
         if self._any:
             return KeyNotification(None)
         return KeyNotification(tuple(decode_key(key) for key in self._changed)) if self._changed else None
 
     def write(self, request: KeyWrite) -> KeyWritten | TransactionOutcome:
-        """Do what a request says of keys, whole or not at all; a `TransactionOutcome` says why not."""
+        """Apply a request completely, or return the `TransactionOutcome` with the reason why not."""
         for index, check in enumerate(request.checks):
             if self._version(encode_key(check.key)) != check.version:
                 return failed_check(index)
@@ -113,11 +113,11 @@ class KeyBook:
         return KeyWritten(True, version, None, deleted)
 
     def set_undelivered(self, partition: int, offset: int, queue: str) -> None:
-        """Put the payload of a message that can't be delivered under the keys that it names (rule 18)."""
+        """Store the payload of an undeliverable message under its keys (`keysIfUndelivered`, rule 18)."""
         sql = "select payload, extra ->> 'k', extra ->> 's', extra ->> 'r' from messages"
         sql += " where partition = ?1 and offset = ?2 and extra ->> 'k' is not null"
         for payload, keys, sealed, elsewhere in rows_of(self._connection, sql, partition, offset):
-            if elsewhere is not None:  # The column says null, and that would become the value.
+            if elsewhere is not None:  # The column has null, which would become the value.
                 raise RuntimeError(f"a message with keysIfUndelivered has its payload elsewhere: {elsewhere}")
             version = int(scalar(self._connection, _NEXT_VERSION))
             encoded = [bytes.fromhex(key) for key in msgspec.json.decode(keys, type=list[str])]
@@ -126,7 +126,7 @@ class KeyBook:
             self._tell(encoded)
 
     def sweep(self, limit: int) -> int:
-        """Remove entries whose time is over; how many."""
+        """Remove expired entries. Returns their number."""
         gone = rows_of(self._connection, f"delete from kv where key in ({_OVER}) returning key", self._now, limit)
         self._tell(key for (key,) in gone)
         return len(gone)
@@ -140,7 +140,7 @@ class KeyBook:
         return version
 
     def _mutate(self, mutation: KeyMutation, version: int, changed: dict[bytes, None]) -> int:
-        """Apply one mutation; how many entries it removed."""
+        """Apply one mutation. Returns the number of deleted entries."""
         key = encode_key(mutation.key)
         changed[key] = None
         if mutation.kind == "delete":
@@ -178,7 +178,7 @@ class KeyBook:
 
 
 def read_keys(connection: apsw.Connection, now: int, keys: Sequence[Key]) -> list[KeyEntry | None]:
-    """The entries of keys, by position."""
+    """The entries of keys."""
     wanted = [encode_key(key).hex().upper() for key in keys]
     found = {row.key: row.entry() for row in _rows(connection, _WANTED, msgspec.json.encode(wanted).decode(), now)}
     return [found.get(key) for key in wanted]
@@ -203,11 +203,11 @@ def _rows(connection: apsw.Connection, sql: str, *parameters: int | str | bytes)
 
 
 def count_keys(connection: apsw.Connection, now: int, prefix: Key) -> int:
-    """How many entries are below a prefix."""
+    """Number of entries below a prefix."""
     return int(scalar(connection, _COUNT, *prefix_bounds(prefix), now))
 
 
 def key_stats(connection: apsw.Connection, now: int) -> KeyStats:
-    """How much there is; looks at every entry."""
+    """The size of the key-value store. Reads every entry."""
     [(entries, size)] = rows_of(connection, _STATS, now)
     return KeyStats(int(entries), int(size))

@@ -1,4 +1,4 @@
-"""Loads committed rows into the state when they are first touched."""
+"""Loads committed rows into the state at their first use."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ select json_group_array(json_array(
 from json_each(?2) as wanted
 """
 
-# Partitions with something unsettled. Where the group has no position yet and does not want old messages, only those
-# that got a message after its start, or that are younger than the group.
+# Partitions with unsettled messages. Without a position, a group that receives only new messages needs those partitions
+# that received a message after its start, or that are younger than the group.
 _DISCOVER = """
 select json_group_array(json_array(id, 0, 0)) from (
     select partition.id
@@ -79,8 +79,8 @@ select json_group_array(json_array(id, 0, 0)) from (
 """
 
 
-# What is behind a lane's position, in the partition `place` for the group ?1. Whoever includes these names the tables
-# `level` (a priority), `lane` (its row in lanes, or none) and `position` (the group's row in positions, or none).
+# The first message of a lane in the partition `place`, for the group ?1. The tables `level` (a priority), `lane` (its row
+# in lanes) and `position` (the group's row in positions) come from the query around it.
 _LOWER = "max(place.floor, ifnull(position.cursor, wanted.value ->> 1))"
 _FIRST_PLAIN = f"""
 (select message.offset from messages as message indexed by messages_priority
@@ -117,7 +117,7 @@ join partitions as place on place.id = wanted.value ->> 0
 left join positions as position on position.grp = ?1 and position.partition = place.id
 """
 
-# Partitions where something may be ready, or will be: the highest priority that is, and whether time may raise that.
+# Partitions where messages are ready or will be: the highest ready priority, and whether it may rise with time.
 _DISCOVER_SHARED = f"""
 select json_group_array(json_array(id, found ->> 0, found ->> 1)) from (
     select place.id, (
@@ -182,7 +182,7 @@ class _PositionRow(msgspec.Struct, array_like=True):
 
 
 class _SharedRow(msgspec.Struct, array_like=True):
-    """A place as it is read."""
+    """A stored position of a shared group."""
 
     partition: int
     position: tuple[int, int | None] | None
@@ -200,14 +200,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Loader:
-    """Reads with one connection; the caller says which, as a running transaction must see its own rows."""
+    """Loads rows with one connection: that of the running transaction, so that it sees its own rows."""
 
     def __init__(self, connection: apsw.Connection, state: State) -> None:
         self._connection = connection
         self._state = state
 
     def queues(self) -> None:
-        """All queues: pops by namespace and task have to know every one."""
+        """Load all queues, because pops by namespace and task need them."""
         text = scalar(self._connection, _QUEUES)
         for row in _decode_queues(text):
             info = QueueInfo(
@@ -224,7 +224,7 @@ class Loader:
         self.numbers()
 
     def numbers(self) -> None:
-        """What is noted of the store as a whole."""
+        """Load the numbers of the store as a whole."""
         self._state.largest_payload = self._number("largest_payload")
         self._state.latest_due = self._number("latest_due")
         self._state.ahead = self._number("ahead")
@@ -233,14 +233,14 @@ class Loader:
         return int(scalar(self._connection, "select value from meta where key = ?1", key) or 0)
 
     def created_floor(self, queue: str) -> int:
-        """Messages must be created after the start of every group that wanted only new ones."""
+        """The earliest creation time of messages: after the start of each group that receives only new ones."""
         since = scalar(
             self._connection, "select max(since) from groups where queue = ?1 and subscription = 'new'", queue
         )
         return 0 if since is None else int(since) + 1
 
     def partitions(self, wanted: Iterable[tuple[Queue, str]]) -> None:
-        """Those of the named partitions that exist."""
+        """Load the named partitions that exist."""
         text = scalar(self._connection, _PARTITIONS_BY_NAME, _encode([(q.id, name) for q, name in wanted]).decode())
         self._adopt(text)
 
@@ -253,13 +253,13 @@ class Loader:
         return partition
 
     def partitions_by_id(self, ids: Sequence[int]) -> None:
-        """Those of these partitions that exist."""
+        """Load those of these partitions that exist."""
         missing = [partition_id for partition_id in ids if partition_id not in self._state.partitions]
         if missing:
             self._adopt(scalar(self._connection, _PARTITIONS_BY_ID, _encode(missing).decode()))
 
     def renew_partitions(self, ids: Collection[int]) -> None:
-        """Read partitions again whose rows were changed by others; those that are gone are forgotten."""
+        """Load partitions again whose rows another server changed. Deleted ones are dropped."""
         if not ids:
             return
         state = self._state
@@ -289,7 +289,7 @@ class Loader:
                 adopt_partition(state, Partition(row.core(), queue, state.codec))
 
     def groups(self, queue_name: str) -> None:
-        """All groups of a queue, whether it exists or not."""
+        """Load all groups of a queue, whether it exists or not."""
         state = self._state
         for row in rows_of(self._connection, _GROUPS, queue_name):
             if (queue_name, row[2]) not in state.groups:
@@ -304,7 +304,7 @@ class Loader:
         return group
 
     def label(self, label: Label) -> bool:
-        """Where a group started that pops by namespace or task; False when it never did."""
+        """Load the start of a group that pops by namespace or task. False if it has none."""
         rows = rows_of(
             self._connection,
             "select subscription, since, highest_partition from labels"
@@ -316,7 +316,7 @@ class Loader:
         return bool(rows)
 
     def discover(self, group: Group, queue: Queue, now: int) -> bool:
-        """Find what is ready for a group; once per group and start. False: that was done before."""
+        """Find the ready partitions of a group, once after each start. False: this was done before."""
         if group.discovered:
             return False
         group.discovered = True
@@ -327,7 +327,7 @@ class Loader:
         else:
             text = scalar(self._connection, _DISCOVER, *start)
         found = _decode_ready(text)
-        # Where a group begins later than the partition, what is before that must not count.
+        # Positions are loaded where earlier messages must not count, because the group started later.
         self.positions(
             group,
             [
@@ -346,7 +346,7 @@ class Loader:
         return True
 
     def positions(self, group: Group, ids: Sequence[int]) -> None:
-        """A group's places in partitions; where it has none yet, its start is resolved (rule 20)."""
+        """Load the positions of a group. A new position starts where the subscription says (rule 20)."""
         missing = [partition_id for partition_id in ids if partition_id not in group.positions]
         if not missing:
             return
@@ -389,7 +389,7 @@ class Loader:
         return None if partition is None or partition.queue.name != group.queue_name else partition
 
     def position(self, group: Group, partition_id: int) -> Position | None:
-        """A group's place in one partition."""
+        """The position of a group in a partition."""
         position = group.positions.get(partition_id)
         if position is None:
             self.positions(group, [partition_id])
@@ -405,12 +405,12 @@ class Loader:
         return self.last_offset_at(partition, since)
 
     def gaps(self, group: Group, partition: Partition) -> list[tuple[int, int]]:
-        """Ranges of offsets of a partition that have no message for a group."""
+        """Ranges of offsets that have no message for a group."""
         sql = "select first, last from gaps where partition = ?1 and owner != ?2 order by first"
         return rows_of(self._connection, sql, partition.id, group.id)
 
     def last_offset_at(self, partition: Partition, time: int) -> int:
-        """The last offset created at or before a time: times never decrease, so halving finds it."""
+        """The last offset created at or before a time, by binary search: times never decrease."""
         low, high = partition.floor, partition.tail
         while low < high:
             middle = (low + high + 1) // 2
@@ -428,13 +428,13 @@ class Loader:
 
 
 def adopt_partition(state: State, partition: Partition) -> None:
-    """Make a partition known under its number and its name."""
+    """Add a partition to the state."""
     state.partitions[partition.id] = state.partitions_by_uid[partition.uid] = partition
     partition.queue.partitions[partition.name] = partition
 
 
 def adopt_group(state: State, group: Group) -> None:
-    """Make a group known under its queue and its name."""
+    """Add a group to the state."""
     state.groups[group.queue_name, group.name] = group
     queue = state.queues.get(group.queue_name)
     if queue is not None:
@@ -456,12 +456,12 @@ def make_group(row: Sequence[Any]) -> Group:
 
 
 def _load_shared(connection: apsw.Connection, group: Group, places: Sequence[tuple[int, int]]) -> list[_SharedRow]:
-    """The rows of a group's places in partitions, each with where it begins if it is new."""
+    """Rows of positions. Each place is a partition, and the offset after which a new position starts."""
     return _decode_shared(scalar(connection, _SHARED_POSITIONS, group.id, _encode(places).decode()))
 
 
 def _shared_position(group: Group, partition: Partition, row: _SharedRow, base: int) -> SharedPosition:
-    """A place as it is stored; `base` is where it begins if it is new."""
+    """A position from its row. A new one starts after `base`."""
     position = SharedPosition(group, partition, base if row.position is None else row.position[0])
     if row.position is not None:
         position.settled_at = row.position[1]

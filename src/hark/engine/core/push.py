@@ -22,7 +22,7 @@ from hark.model.admin import labels_of
 from hark.model.messages import RESERVED, RESERVED_TEXT
 
 Places = dict[tuple[str, str], Partition]
-"""Partitions by the name of their queue and their own."""
+"""Partitions by queue name and partition name."""
 
 encode_options = msgspec.json.Encoder().encode
 
@@ -34,9 +34,9 @@ def find_partitions(
     make: bool = True,
     messages: Sequence[NewMessage] = (),
 ) -> Places:
-    """The partitions with these names (of a queue, of a partition); with `make`, made where they are missing.
+    """The partitions with these names (queue, partition). With `make`, missing ones are created.
 
-    A queue that is made has the labels that the first of the messages for it gives, else those that its name has.
+    A new queue gets the labels of the first of its messages, else those of its name.
     """
     places: Places = {}
     missing: dict[tuple[str, str], Queue] = {}
@@ -67,7 +67,7 @@ def find_partitions(
 
 
 def make_partition(transaction: WriteTransaction, queue: Queue, name: str) -> Partition:
-    """A new partition. It may be seen before the commit: it has no messages until then."""
+    """Create a partition. It is visible before the commit, but without messages."""
     connection, now = transaction.connection, transaction.now
     run(
         connection,
@@ -83,13 +83,13 @@ def make_partition(transaction: WriteTransaction, queue: Queue, name: str) -> Pa
 
 
 def make_queue(transaction: WriteTransaction, name: str, labels: tuple[str, str] | None) -> Queue:
-    """The queue that a first push makes, with these labels or with those that its name has (rule 2)."""
+    """Create a queue at its first push, with these labels or those of its name (rule 2)."""
     namespace, task = labels or labels_of(name)
     return insert_queue(transaction, QueueSpec(name=name, namespace=namespace, task=task))
 
 
 def insert_queue(transaction: WriteTransaction, spec: QueueSpec) -> Queue:
-    """A new queue; groups that met its name before are its groups now."""
+    """Create a queue. Groups that popped from its name before become its groups."""
     info = QueueInfo(
         id=transaction.ids.new(),
         name=spec.name,
@@ -123,7 +123,7 @@ _FIND = "select partition, offset, priority, deliver_at, owner from messages whe
 
 
 def find_message(transaction: WriteTransaction, partition: int, transaction_id: str) -> Stored | None:
-    """A stored message of a partition by its transaction id or by its own id."""
+    """A stored message by transaction id or message id."""
     for row in rows_of(transaction.connection, f"{_FIND} transaction_id = ?2", partition, transaction_id):
         return Stored(*row)
     place = transaction.state.codec.decode(transaction_id)
@@ -131,7 +131,7 @@ def find_message(transaction: WriteTransaction, partition: int, transaction_id: 
 
 
 def stored_at(transaction: WriteTransaction, partition: int, offset: int) -> Stored | None:
-    """The message at an offset, if it is stored."""
+    """The stored message at an offset."""
     for row in rows_of(transaction.connection, f"{_FIND} offset = ?2", partition, offset):
         return Stored(*row)
     return None
@@ -159,10 +159,10 @@ where place.queue = ?1
 """
 NO_GROUP = 0
 NOT_YET = -1
-"""Instead of an offset: the transaction id is the id that a later message will get."""
+"""In place of an offset: the transaction id is the id of a later message."""
 
 Known = dict[tuple[int, str], int]
-"""Offsets of messages by the number of their partition and their transaction id."""
+"""Offsets of messages by partition number and transaction id."""
 
 
 def push(transaction: WriteTransaction, requests: Sequence[Sequence[NewMessage]]) -> Answers[list[PushOutcome]]:
@@ -174,7 +174,7 @@ def push(transaction: WriteTransaction, requests: Sequence[Sequence[NewMessage]]
     queues = transaction.state.queues
     try:
         places = [queues[item.queue].partitions[item.partition] for item in items]
-    except KeyError:  # Some are new, or were not touched since the start.
+    except KeyError:  # Some are new, or not loaded yet.
         names = [(item.queue, item.partition) for item in items]
         found = find_partitions(transaction, names, messages=items)
         places = [found[name] for name in names]
@@ -188,7 +188,7 @@ def push(transaction: WriteTransaction, requests: Sequence[Sequence[NewMessage]]
 
 
 def find_duplicates(transaction: WriteTransaction, items: Iterable[NewMessage], places: Iterable[Partition]) -> Known:
-    """Offsets of retained messages whose transaction ids are used again, and `NOT_YET`."""
+    """Offsets of stored messages with the same transaction ids, or `NOT_YET`."""
     given = [
         (place.id, item.transaction_id)
         for item, place in zip(items, places, strict=True)
@@ -203,7 +203,7 @@ def find_duplicates(transaction: WriteTransaction, items: Iterable[NewMessage], 
         partition = transaction.state.partitions[partition_id]
         if offset > partition.floor:
             found[partition_id, transaction_id] = offset
-        else:  # Purged, but its row is still there and would stand in the way of the new one.
+        else:  # It was purged, but its row would conflict with the new one.
             transaction.save_dead_letters()
             run(
                 transaction.connection,
@@ -212,7 +212,7 @@ def find_duplicates(transaction: WriteTransaction, items: Iterable[NewMessage], 
                 offset,
             )
     for partition_id, transaction_id in given:
-        # A producer may use the id of a message that had no transaction id as one.
+        # A producer may use the message id of a message without a transaction id.
         place = transaction.state.codec.decode(transaction_id)
         if place is None or place.partition != partition_id or not place.offset:
             continue
@@ -226,7 +226,7 @@ def find_duplicates(transaction: WriteTransaction, items: Iterable[NewMessage], 
 
 
 def is_of_new_partition(transaction: WriteTransaction, transaction_id: str) -> bool:
-    """Whether a transaction id is the id of a message of a partition that has yet to be made."""
+    """Whether a transaction id is a message id in a partition that does not exist yet."""
     place = transaction.state.codec.decode(transaction_id)
     if place is None:
         return False
@@ -242,7 +242,7 @@ def _exists(transaction: WriteTransaction, place: tuple[int, int]) -> bool:
 def push_all(
     transaction: WriteTransaction, items: Sequence[NewMessage], places: Sequence[Partition], known: Known
 ) -> list[PushOutcome]:
-    """Append messages, or say why not. Every line of the loop is paid for by every message."""
+    """Append messages. The loop runs for every message, so each line of it costs throughput."""
     rows, pushed = transaction.messages, transaction.pushed
     message_id_of = transaction.state.codec.with_prefix
     outcomes: list[PushOutcome] = []
@@ -285,7 +285,7 @@ def push_all(
 
 
 def _refuse(transaction: WriteTransaction, item: NewMessage, partition: Partition, known: Known) -> PushOutcome | None:
-    """The outcome of a message that is not appended: known already, no room, wrongly sealed."""
+    """The outcome of a message that is not appended: duplicate, queue full, wrong encryption."""
     transaction_id, queue = item.transaction_id, partition.queue
     options = queue.info.options
     if transaction_id is not None:
@@ -311,7 +311,7 @@ def _refuse(transaction: WriteTransaction, item: NewMessage, partition: Partitio
 
 
 def _options(transaction: WriteTransaction, item: NewMessage, partition: Partition) -> tuple[int | None, str | None]:
-    """The time of delivery, if that is later than the creation, and the column for what few messages have."""
+    """The delivery time, if it is later than the creation, and the column `extra`."""
     created_at = partition.last_created
     deliver_at = 0 if item.deliver_at is None else item.deliver_at + transaction.state.ahead
     if item.delay_ms:
@@ -325,7 +325,7 @@ def _options(transaction: WriteTransaction, item: NewMessage, partition: Partiti
 
 
 def extra_text(item: NewMessage, expires_at: int = 0, due_at: int = 0) -> str | None:
-    """The column for what few messages have; `due_at` is the time of delivery that the producer gave."""
+    """The column `extra`; `due_at` is the delivery time that the producer gave."""
     extra = Extra(
         t=item.trace_id,
         u=item.producer,
@@ -341,19 +341,19 @@ def extra_text(item: NewMessage, expires_at: int = 0, due_at: int = 0) -> str | 
 
 @lru_cache(maxsize=4096)
 def _only_producer(producer: str) -> str:
-    """The column of messages that have nothing else in it: few tokens push many of them."""
+    """The column `extra` with a producer only. It is cached, because few tokens push most messages."""
     return encode_extra(Extra(u=producer)).decode()
 
 
 def note_largest(transaction: WriteTransaction, size: int) -> None:
-    """Remember (in powers of two) how large payloads get: pops bound by it how much they read at once."""
+    """Store the largest payload size, rounded up to a power of two. It bounds what pops read at once."""
     rounded = 1 << size.bit_length()
     transaction.state.largest_payload = rounded
     run(transaction.connection, "insert or replace into meta values ('largest_payload', ?1)", rounded)
 
 
 def room_left(transaction: WriteTransaction, queue: Queue) -> int:
-    """How many messages a bounded queue still takes, by its slowest group (rule 7)."""
+    """Number of messages that a queue with `max_size` still accepts, by its slowest group (rule 7)."""
     if queue.open is None:
         connection = transaction.connection
         groups = rows_of(connection, "select id from groups where queue = ?1", queue.name)

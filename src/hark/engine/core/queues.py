@@ -1,4 +1,4 @@
-"""The verbs that change queues and single messages."""
+"""The verbs that change queues and single messages, and traces."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hark.errors import HarkError, NotFound
 from hark.ids import Place
 from hark.model import DEFAULT_PARTITION, CancelOutcome, NewTrace, QueueInfo, QueueSpec
 
-# Requeued for the group itself: in no lane, and no longer in front.
+# Messages that were requeued for this group: they are in no lane.
 _OWN = """
 select message.offset, message.priority, message.created_at from gaps
 join messages as message on message.partition = gaps.partition and message.offset = gaps.first
@@ -29,7 +29,7 @@ where gaps.partition = ?1 and gaps.owner = ?2 and gaps.first > ?3
 
 
 def move(transaction: WriteTransaction, position: Position, cursor: int) -> None:
-    """Set a cursor; what was settled, retried or requeued beyond it is forgotten, open leases are void."""
+    """Set a cursor. Settled ranges, retries and requeued messages beyond it are dropped, and leases become void."""
     draft, partition = transaction.draft(position), position.partition
     start = max(cursor, partition.floor)
     place = (position.group.id, partition.id)  # Completed messages may be delivered again, so their leases are void.
@@ -50,7 +50,7 @@ def move(transaction: WriteTransaction, position: Position, cursor: int) -> None
 
 
 def settle_all(transaction: WriteTransaction, position: Position) -> int:
-    """Settle whatever a group has open in a partition; how many messages."""
+    """Settle the backlog of a group in a partition. Returns the number of messages."""
     draft, partition = transaction.draft(position), position.partition
     settled = 0
     if isinstance(draft, SharedDraft):
@@ -83,7 +83,7 @@ _COUNT = "select count(*) from messages where partition = ?1 and offset > ?2"
 
 
 def configure(transaction: WriteTransaction, specs: Sequence[QueueSpec]) -> list[QueueInfo]:
-    """Make queues, or replace all options of those that exist."""
+    """Create queues, or replace all options of existing ones."""
     return [_configure(transaction, spec) for spec in specs]
 
 
@@ -109,7 +109,7 @@ def _configure(transaction: WriteTransaction, spec: QueueSpec) -> QueueInfo:
 
 
 def make_queues(transaction: WriteTransaction, specs: Sequence[QueueSpec]) -> None:
-    """Make those of these queues that do not exist."""
+    """Create the queues that do not exist."""
     for spec in specs:
         if spec.name not in transaction.state.queues:
             insert_queue(transaction, spec)
@@ -122,7 +122,7 @@ def _want_sweep(transaction: WriteTransaction) -> None:
 
 
 def reconfigure(queue: Queue, info: QueueInfo, now: int) -> None:
-    """Take over options, and look again at what waited because of the old ones."""
+    """Replace options, and check the groups that waited because of the old ones."""
     queue.set_info(info)
     queue.open = None
     for group in queue.groups.values():
@@ -130,13 +130,13 @@ def reconfigure(queue: Queue, info: QueueInfo, now: int) -> None:
 
 
 def look_again(group: Group, now: int) -> None:
-    """What a group waits for may have changed: nothing that waits is to be trusted."""
+    """Check all partitions again that a group waits for."""
     for partition_id in list(group.waking):
         group.reconsider(partition_id, now)
 
 
 def delete_queues(transaction: WriteTransaction, names: Sequence[str]) -> list[bool]:
-    """Remove queues and their groups; the messages are removed later, step by step, by collect."""
+    """Delete queues and their groups. `collect` removes the messages later."""
     return [_delete(transaction, name) for name in names]
 
 
@@ -148,7 +148,7 @@ def _delete(transaction: WriteTransaction, name: str) -> bool:
     if queue is not None:
         run(connection, "delete from queues where id = ?1", queue.id)
         run(connection, "delete from dead_letters where queue = ?1", name)
-        # Names must stay unique among what is waiting to be removed.
+        # The names of partitions must stay unique in queue 0.
         run(connection, "update partitions set queue = 0, name = id where queue = ?1", queue.id)
         _want_sweep(transaction)
     run(connection, "delete from groups where queue = ?1", name)
@@ -156,7 +156,7 @@ def _delete(transaction: WriteTransaction, name: str) -> bool:
     transaction.dead = [one for one in transaction.dead if one[1] != name]
     for group in groups:
         transaction.discard(group)
-    # At once, so that what follows in this transaction finds nothing; a rollback forgets everything anyway.
+    # Memory is changed before the commit, so that later verbs of this transaction find nothing. A rollback reloads it.
     _forget(transaction, queue, groups)
     return queue is not None
 
@@ -174,7 +174,7 @@ def _forget(transaction: WriteTransaction, queue: Queue | None, groups: Sequence
 
 
 def drop_leases(transaction: WriteTransaction, group: Group) -> None:
-    """Forget what is leased of a group that is gone."""
+    """End the leases of a deleted group."""
     state = transaction.state
     for lease in list(state.leases.values()):
         for position in [position for position in lease.parts if position.group is group]:
@@ -182,7 +182,7 @@ def drop_leases(transaction: WriteTransaction, group: Group) -> None:
 
 
 def pause(transaction: WriteTransaction, queue: str, group: str | None, paused: bool) -> bool:
-    """Stop or resume deliveries."""
+    """Pause or resume deliveries."""
     connection, state = transaction.connection, transaction.state
     if group is None:
         found = state.queues.get(queue)
@@ -204,7 +204,7 @@ def pause(transaction: WriteTransaction, queue: str, group: str | None, paused: 
 
 
 def purge(transaction: WriteTransaction, queue: str, group: str | None = None) -> int:
-    """Remove all messages of a queue, or settle all that a group has open."""
+    """Remove all messages of a queue, or settle the backlog of a group."""
     found = transaction.state.queues.get(queue)
     if found is None:
         return 0
@@ -244,7 +244,7 @@ def _settle_all(transaction: WriteTransaction, group: Group, ids: Sequence[int])
 
 
 def delete_messages(transaction: WriteTransaction, message_ids: Sequence[str]) -> list[bool]:
-    """Remove messages; consumers step over them."""
+    """Remove messages. Deliveries skip them."""
     answers = []
     for message_id in message_ids:
         place = transaction.state.codec.decode(message_id)
@@ -253,7 +253,7 @@ def delete_messages(transaction: WriteTransaction, message_ids: Sequence[str]) -
 
 
 def cancel(transaction: WriteTransaction, message_ids: Sequence[str]) -> list[CancelOutcome]:
-    """Remove messages that nobody has been given yet."""
+    """Remove messages that no consumer has received."""
     answers: list[CancelOutcome] = []
     for message_id in message_ids:
         place = transaction.state.codec.decode(message_id)
@@ -295,7 +295,7 @@ def _delete_message(transaction: WriteTransaction, place: Place) -> bool:
 
 
 def leave_gap(transaction: WriteTransaction, partition: Partition, offset: int, but_for: Group | None = None) -> None:
-    """There is no message at an offset (any more): every group is done with it, also those to come."""
+    """Note that an offset has no message, for all groups, also later ones, except `but_for`."""
     if but_for is None:
         dig(transaction.connection, partition.id, offset, offset)
     else:
@@ -307,7 +307,7 @@ def leave_gap(transaction: WriteTransaction, partition: Partition, offset: int, 
         position = None if group is but_for else transaction.loader.position(group, partition.id)
         if position is None:
             continue
-        # Where a group starts can't be found by the message's time any more: keep it.
+        # Store the position: a start by time cannot be found without the message.
         draft = transaction.draft(position)
         if isinstance(draft, SharedDraft):
             draft.removes = True
@@ -316,7 +316,7 @@ def leave_gap(transaction: WriteTransaction, partition: Partition, offset: int, 
 
 
 def settle_removed(transaction: WriteTransaction, position: Position, offset: int) -> None:
-    """A group is done with a message that is gone, and so is who holds it."""
+    """Settle a removed message for a group, and end the lease on it."""
     held = position.held_at(offset)
     transaction.settle(position, offset)
     if held is not None:
@@ -326,7 +326,7 @@ def settle_removed(transaction: WriteTransaction, position: Position, offset: in
 
 
 def delete_traces(transaction: WriteTransaction, place: tuple[int, int]) -> None:
-    """Events go with their message."""
+    """Delete the trace events of a message."""
     connection = transaction.connection
     run(
         connection,
@@ -337,7 +337,7 @@ def delete_traces(transaction: WriteTransaction, place: tuple[int, int]) -> None
 
 
 def trace(transaction: WriteTransaction, traces: Sequence[NewTrace]) -> Answers[str]:
-    """Record events about messages; their ids."""
+    """Record trace events of messages. Returns their ids."""
     refusal = transaction.state.refusal()
     if refusal is not None:
         return [refusal] * len(traces)

@@ -1,4 +1,4 @@
-"""Counts of queues, partitions and groups for administrators. They are read beside the writer."""
+"""Counts of queues, partitions and groups, read beside the writer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from hark.model import (
     Totals,
 )
 
-# Places are chosen first: what is open there costs more to tell.
+# Partitions are chosen first, because it costs more to count their open messages.
 _CHOSEN = f"""
 select groups.id as grp, place.id as partition
 from groups
@@ -40,7 +40,7 @@ where (:queue is null or queues.name = :queue)
   and (:queues is null or queues.name in (select value from json_each(:queues)))
   and (:group is null or groups.name = :group) and {WANTS_PLACE}
 """
-# One row per chosen partition and group: where the group stands and what it has open.
+# One row per chosen partition and group: its cursor, and its open and scheduled messages.
 _OPEN = f"""
 at as materialized (
     select queues.name as queue, groups.name as group_name, place.name as name,
@@ -80,7 +80,7 @@ from page as place
 order by place.name
 """
 
-# What an ordered group has open: the ranges beyond the cursor are few, the messages in them may be many.
+# The open messages of an ordered group. There are few ranges beyond the cursor, but they may have many messages.
 _UNSETTLED = """
 message.partition = {partition} and (message.offset > {cursor}
     and not exists (select 1 from ranges where ranges.grp = {grp} and ranges.partition = {partition}
@@ -92,8 +92,8 @@ _DUE = """
 and not exists (select 1 from retries where retries.grp = {grp} and retries.partition = {partition}
                 and retries.offset = message.offset and due > :now)
 """
-# Since when the first message has been waiting that is not scheduled. Times never decrease with the offset, so only
-# behind a message that was delayed may be one that has waited longer.
+# Since when the first message that is not scheduled has waited. Times never decrease with the offset, so only a message
+# after a delayed one can have waited longer.
 _OLDEST = f"""
 (select iif(ifnull(message.deliver_at, 0) <= message.created_at, message.created_at, min(message.deliver_at, ifnull(
     (select message.created_at from messages as message
@@ -106,7 +106,7 @@ _LEVELS = f"""
 from {PRIORITIES} as level
 left join lanes as lane on lane.grp = {{grp}} and lane.partition = {{partition}} and lane.priority = level.value
 """
-# The same in a shared group, from the first of each lane and the outstanding.
+# The same in a shared group: from the first message of each lane, and the outstanding messages.
 _FIRSTS = """
 select (select created_at from messages where partition = {partition}
     and offset > max({cursor}, ifnull((select cursor from lanes
@@ -136,7 +136,7 @@ _NEVER = "9223372036854775807"
 
 
 def _first_shared(**named: str) -> str:
-    """The first time that a shared group finds in its lanes; most partitions have no messages but in the first lane."""
+    """The first time in the lanes of a shared group. Most partitions have messages only in the first lane."""
     firsts, lanes = _FIRSTS.format(**_HERE, **named), _LANES.format(**_HERE, **named)
     return f"""iif({HAS_LANES.format(**_HERE)},
         (select min(time) from ({firsts} {lanes})), (select min(time) from ({firsts})))"""
@@ -144,7 +144,7 @@ def _first_shared(**named: str) -> str:
 
 OLDEST_OPEN = f"""iif(open.shared, {_first_shared(delayed="min(max(created_at, deliver_at))", until=":now")},
     {_OLDEST.format(**_HERE)})"""
-"""Since when the first message has been waiting that a row of `open` has and that is not scheduled."""
+"""Since when the first message in a row of `open` that is not scheduled has waited."""
 _OLDEST_UNSETTLED_OPEN = f"""iif(open.shared, {_first_shared(delayed="min(created_at)", until=_NEVER)},
     {_OLDEST_UNSETTLED.format(**_HERE)})"""
 
@@ -198,7 +198,7 @@ def partition_stats(
 
 
 def counts_from(total: int, open_: int, scheduled: int, processing: int, failed: int, dead: int) -> Counts:
-    """Messages by state, from what is stored and what a group has open, cannot have yet, holds and has failed at."""
+    """Messages by state, from the numbers of stored, open, scheduled, leased, failed and dead-lettered ones."""
     return Counts(
         total=total,
         pending=max(0, open_ - processing - scheduled),
@@ -220,7 +220,7 @@ def position_stats(
     partitions: Sequence[str] | None = None,
     queues: Sequence[str] | None = None,
 ) -> list[PositionStats]:
-    """Positions of groups in partitions. With `min_lag_seconds`, only those that wait for longer."""
+    """Positions of groups. With `min_lag_seconds`, only those where a message has waited that long."""
     stats = []
     sql = _ALL_POSITIONS if partitions is None else _NAMED_POSITIONS
     named: dict[str, Value] = {
@@ -311,7 +311,7 @@ _CONDITIONS = {
     "paused": "paused = :paused",
 }
 
-# Joined from the page outwards, whatever the planner thinks of the sizes of the tables.
+# Cross joins, so that the planner starts with the page whatever the sizes of the tables.
 _PAGE = f"""
 with page as materialized (select * from queues where {{where}} order by {{order}} limit :limit offset :offset),
 counted as materialized (select * from page where name not in (select value from json_each(:uncounted))),
@@ -348,7 +348,7 @@ decode_options = msgspec.json.Decoder(QueueOptions).decode
 
 
 def queue_stats(connection: apsw.Connection, leases: LeaseView, where: QueueFilter) -> QueuePage:
-    """A page of queues with counts, and how many there are."""
+    """A page of queues with counts, and their total number."""
     given = {
         "names": None if where.names is None else msgspec.json.encode(list(where.names)).decode(),
         "search": where.search,
@@ -398,9 +398,9 @@ def _stats(leases: LeaseView, row: apsw.SQLiteValues) -> QueueStats:
 
 
 Place = tuple[int, str]
-"""Where a step ended: a queue's number and a partition's name."""
+"""Where a step ended: the number of a queue and the name of a partition."""
 
-# The index on (queue, name) has the partitions of a queue beside each other. Queue 0 was deleted.
+# The index on (queue, name) groups the partitions by queue. Queue 0 has those of deleted queues.
 _STEP = """
 with step as materialized (
     select * from partitions as place
@@ -435,7 +435,7 @@ from open group by queue, grp order by queue
 
 
 def survey(connection: apsw.Connection, now: int, after: Place = (0, ""), limit: int = 1000) -> Survey:
-    """What is stored and open in the partitions after a place, as many of them as one step takes."""
+    """The stored and open messages of the partitions after a place, at most `limit` of them."""
     named: dict[str, Value] = {"queue": after[0], "name": after[1], "limit": limit, "now": now}
     [(partitions, queue, name)] = rows_of(connection, _END, **named)
     stored = [Depth(*row) for row in rows_of(connection, _STORED, **named)]
@@ -452,7 +452,7 @@ def group_names(connection: apsw.Connection, _leases: LeaseView, queue: str | No
 
 
 def totals(connection: apsw.Connection, held: dict[tuple[str, str], int]) -> Totals:
-    """How many queues and dead letters there are."""
+    """The numbers of queues, dead letters and leased messages."""
     return Totals(
         int(scalar(connection, "select count(*) from queues")),
         dict(rows_of(connection, "select queue, count(*) from dead_letters group by queue")),
@@ -461,7 +461,7 @@ def totals(connection: apsw.Connection, held: dict[tuple[str, str], int]) -> Tot
 
 
 def held_messages(state: State) -> dict[tuple[str, str], int]:
-    """How many messages are on leases, by queue and group."""
+    """Number of leased messages by queue and group."""
     held: dict[tuple[str, str], int] = {}
     for lease in state.leases.values():
         for position in lease.parts:
