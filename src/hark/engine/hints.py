@@ -100,7 +100,7 @@ class HintBook(msgspec.Struct, eq=False):
     def arrived(
         self, queue: str, partitions: Iterable[str], told: Iterable[str], counts: Mapping[str, int] | None = None
     ) -> None:
-        """Add the hint for new messages of a queue. `told` has the groups with separate hints, or that cannot receive them."""
+        """Add new messages of a queue. `told` has groups with separate hints, or that cannot receive the messages."""
         self.add(queue, None, partitions, "message", counts)
         self._told[queue] = tuple(told)
 

@@ -511,21 +511,7 @@ class Browser:
         return [self._trace(row) for row in rows], int(total)
 
     def _trace(self, row: tuple[str, str, bytes, str, int, str, str, int, int, str, str, bytes, str]) -> Trace:
-        (
-            uid,
-            event,
-            data,
-            group,
-            created,
-            names,
-            transaction_id,
-            partition,
-            offset,
-            queue,
-            name,
-            payload,
-            text,
-        ) = row
+        (uid, event, data, group, created, names, transaction_id, partition, offset, queue, name, payload, text) = row
         extra = extra_of(text)
         return Trace(
             id=uid,

@@ -329,7 +329,7 @@ class Search:
         return True
 
 
-# The search runs beside the writer. Each message is checked again under the lock: meanwhile it may have been leased, the
+# The search runs beside the writer. Each message is checked again under the lock: meanwhile it may have been leased, a
 # group may have moved back to it, or new options may keep it for longer.
 
 
@@ -493,13 +493,7 @@ def _raise_floor(transaction: WriteTransaction, partition_id: int, removed: list
     connection = transaction.connection
     lowest = scalar(connection, "select min(offset) from messages where partition = ?1", partition_id)
     floor = max(partition.floor, partition.tail if lowest is None else lowest - 1)
-    run(
-        connection,
-        "update partitions set floor = ?1, tail = ?2 where id = ?3",
-        floor,
-        partition.tail,
-        partition_id,
-    )
+    run(connection, "update partitions set floor = ?1, tail = ?2 where id = ?3", floor, partition.tail, partition_id)
     for table in ("retries", "requeued"):
         sql = f"delete from {table} where {_OF_GROUPS} and offset <= ?3"
         run(connection, sql, partition.queue.name, partition_id, floor)

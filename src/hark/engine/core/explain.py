@@ -153,7 +153,7 @@ def shorten(state: State, now: int, lease_ids: Sequence[str], microseconds: int)
             state.schedule_expiry(lease)
 
 
-# Positions are in memory, or loaded as by a pop, so the facts are those that a pop at the same time would use. Only a few
+# Positions are in memory, or loaded as by a pop, so the facts are those that a pop at this time would use. Only a few
 # messages are read, whatever the size of the partition.
 
 _LOOK_AT_MOST = 1000

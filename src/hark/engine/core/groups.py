@@ -116,12 +116,7 @@ def _highest_partition(transaction: WriteTransaction) -> int:
 def note_seen(transaction: WriteTransaction, groups: Iterable[Group]) -> None:
     """Save when groups were last seen. Idle groups stop to hold retention."""
     for group in groups:
-        run(
-            transaction.connection,
-            "update groups set last_seen = ?1 where id = ?2",
-            group.last_seen,
-            group.id,
-        )
+        run(transaction.connection, "update groups set last_seen = ?1 where id = ?2", group.last_seen, group.id)
 
 
 def seek(transaction: WriteTransaction, requests: Sequence[Seek]) -> list[SeekOutcome | HarkError]:

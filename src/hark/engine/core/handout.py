@@ -178,7 +178,7 @@ class HandOut:
         return True
 
     def _expiry(self, fetch: Fetch, row: MessageRow) -> int | None:
-        """When a message expires, by its own time to live, else that of the queue. A requeued message has only its own."""
+        """When a message expires, by its own time to live, else that of the queue. A requeued one has only its own."""
         extra, ttl = row.extra, fetch.queue.info.options.ttl
         if row.owner is not None or (extra is not None and extra.x):
             return None if extra is None else extra.x or None
@@ -365,12 +365,7 @@ class Picker:
         return taken
 
     def _take_run(
-        self,
-        position: SharedPosition,
-        lane: PlainLane | DelayedLane,
-        need: int,
-        limit: Turn | None,
-        taken: list[Entry],
+        self, position: SharedPosition, lane: PlainLane | DelayedLane, need: int, limit: Turn | None, taken: list[Entry]
     ) -> None:
         """Take messages of a lane up to the turn `limit`. The first of them is known to be next."""
         options = position.partition.queue.info.options

@@ -9,16 +9,7 @@ import msgspec
 
 from hark.clock import MILLISECOND
 from hark.engine.core.store import rows_of, run, scalar
-from hark.engine.keyvalue import (
-    MOST_APPENDED,
-    TOLD_ONE_BY_ONE,
-    TOO_MUCH,
-    Misfit,
-    bounds,
-    combine,
-    failed_check,
-    misfit,
-)
+from hark.engine.keyvalue import MOST_APPENDED, TOLD_ONE_BY_ONE, TOO_MUCH, Misfit, bounds, combine, failed_check, misfit
 from hark.keys import decode_key, encode_key, prefix_bounds
 from hark.model import (
     Key,

@@ -79,7 +79,7 @@ select json_group_array(json_array(id, 0, 0)) from (
 """
 
 
-# The first message of a lane in the partition `place`, for the group ?1. The tables `level` (a priority), `lane` (its row
+# The first message of a lane in the partition `place`, for group ?1. The tables `level` (a priority), `lane` (its row
 # in lanes) and `position` (the group's row in positions) come from the query around it.
 _LOWER = "max(place.floor, ifnull(position.cursor, wanted.value ->> 1))"
 _FIRST_PLAIN = f"""
@@ -445,12 +445,7 @@ def make_group(row: Sequence[Any]) -> Group:
     """A group from its row."""
     group = Group(row[0], row[1], row[2])
     group.mode, group.subscription = row[3], Subscription(row[4], row[5])
-    group.highest_partition, group.paused, group.created_at, group.last_seen = (
-        row[6],
-        bool(row[7]),
-        row[8],
-        row[9],
-    )
+    group.highest_partition, group.paused, group.created_at, group.last_seen = (row[6], bool(row[7]), row[8], row[9])
     group.bounds.set(_decode_limits(row[10]))
     return group
 

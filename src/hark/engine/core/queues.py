@@ -355,11 +355,6 @@ def trace(transaction: WriteTransaction, traces: Sequence[NewTrace]) -> Answers[
         )
         trace_id = transaction.connection.last_insert_rowid()
         for name in dict.fromkeys(item.names):
-            run(
-                transaction.connection,
-                "insert into trace_names (name, trace) values (?1, ?2)",
-                name,
-                trace_id,
-            )
+            run(transaction.connection, "insert into trace_names (name, trace) values (?1, ?2)", name, trace_id)
         answers.append(uid)
     return answers

@@ -28,10 +28,7 @@ from hark.model.messages import RESERVED, RESERVED_TEXT
 
 NOT_FOUND = ("not_found", "Message not found")
 EXPIRED = ("lease_expired", "Invalid or expired lease: the lease expired; renew leases in time, or lengthen them")
-SUPERSEDED = (
-    "lease_invalid",
-    "Invalid or expired lease: the last delivery of the message was under another lease",
-)
+SUPERSEDED = ("lease_invalid", "Invalid or expired lease: the last delivery of the message was under another lease")
 NOT_LEASED = ("not_leased", "Invalid or expired lease: no consumer of the group holds this message")
 DEAD = ("dead_lettered", "The message is already dead-lettered; requeue it to deliver it again")
 

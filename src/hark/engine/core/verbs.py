@@ -230,9 +230,7 @@ class Notes:
         self.waiting = False
 
 
-def _writes(
-    body: Callable[Concatenate[WriteTransaction, P], T],
-) -> Callable[Concatenate[TableVerbs, P], Async[T]]:
+def _writes(body: Callable[Concatenate[WriteTransaction, P], T]) -> Callable[Concatenate[TableVerbs, P], Async[T]]:
     """Bind a verb that runs inside a transaction of the writer."""
 
     async def verb(self: TableVerbs, /, *args: P.args, **named: P.kwargs) -> T:
@@ -270,9 +268,7 @@ def _looks(body: Callable[Concatenate[State, int, P], T]) -> Callable[Concatenat
     return verb
 
 
-def _queries(
-    body: Callable[Concatenate[apsw.Connection, int, P], T],
-) -> Callable[Concatenate[TableVerbs, P], Async[T]]:
+def _queries(body: Callable[Concatenate[apsw.Connection, int, P], T]) -> Callable[Concatenate[TableVerbs, P], Async[T]]:
     """Bind a verb that queries the committed tables, without leases."""
 
     async def verb(self: TableVerbs, /, *args: P.args, **named: P.kwargs) -> T:

@@ -36,8 +36,8 @@ def expiry_metrics(state: State) -> dict[str, float]:
     return {"leases_expired": state.leases_expired, "expiries_buried": state.expiries_buried}
 
 
-# All stored times are times of the store, so delays, retries and times to live continue where they were. Only `deliverAt`
-# is a time of the system clock. Messages keep it (`Extra.a`), and their delivery time is computed again when the
+# All stored times are times of the store, so delays, retries and times to live continue where they were. `deliverAt`
+# alone is a time of the system clock. Messages keep it (`Extra.a`), and their delivery time is computed again when the
 # difference between store and system clock changes.
 
 log = logging.getLogger(__name__)

@@ -241,7 +241,7 @@ class StoreThreads:
         self._outbox.deliver()
 
     def _transact(self, writes: list[Call]) -> None:
-        """Run all calls in one transaction. If recovery fails, too, they all fail, and the next transaction retries it."""
+        """Run all calls in one transaction. If recovery fails, they all fail, and the next transaction retries it."""
         begun = False
         try:
             if self._broken is not None:
@@ -314,8 +314,7 @@ class StoreThreads:
         """Create groups; serve pops with auto-ack, and settle their messages that are not sealed."""
         claimer = Claimer(self._store.reader, self.state, transaction.now, self._ids)
         first_contact(
-            transaction,
-            [contact for number in claim.open for contact in claimer.contacts(claim.requests[number])],
+            transaction, [contact for number in claim.open for contact in claimer.contacts(claim.requests[number])]
         )
         numbers = [number for number in claim.open if claim.requests[number].auto_ack]
         answers = claimer.serve([claim.requests[number] for number in numbers])
