@@ -21,7 +21,7 @@ from hark.engine.core.position import Lease, Position
 from hark.engine.core.shared import Entry, SharedPosition
 from hark.engine.core.state import Allowance, Group, Queue, State
 from hark.engine.core.store import SELECT_MESSAGES, decode_messages, scalar
-from hark.engine.core.transaction import TOLD_AT_MOST
+from hark.engine.core.transaction import TOLD_AT_MOST, runs
 from hark.engine.hints import CALL_BYTES, HintBook, reply_bound
 from hark.errors import Conflict, HarkError
 from hark.ids import IdSource
@@ -262,8 +262,7 @@ class Claimer:
             intervals, planned = position.intervals(min(need * job.look, self._round_left), after)
             if intervals:
                 self._reserved.add(position)
-                fetch = OrderedFetch(job, queue, position, intervals, min(need, planned))
-                fetch.planned = planned
+                fetch = OrderedFetch(job, queue, position, intervals, min(need, planned), planned)
         if fetch is not None:
             self._allowance.reserve(queue, position.group, fetch.room, exact=isinstance(fetch, SharedFetch))
             self._round_left -= fetch.planned
@@ -290,7 +289,8 @@ class Claimer:
         position.served = self._state.next_turn()
         group.refresh(position, self._now)
         self._picked += [(position, entry) for entry in entries]
-        return SharedFetch(job, queue, position, entries)
+        ranges = list(runs(entry.offset for entry in entries))
+        return SharedFetch(job, queue, position, ranges, len(entries), len(entries), entries)
 
     def _take(self, job: Job) -> tuple[Queue, Position] | None:
         """The next position for a job: highest queue priority, then message priority, then served longest ago (rule 9).

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import apsw
 import msgspec
 
+from hark import model
 from hark.clock import SECOND
 from hark.engine.core.handout import Picker
 from hark.engine.core.loader import Loader
@@ -17,21 +18,6 @@ from hark.engine.core.shared import SharedPosition
 from hark.engine.core.state import Group, Partition, State, reached_limit
 from hark.engine.core.store import Extra, extra_of, rows_of
 from hark.errors import HarkError, NotFound
-from hark.model import (
-    Ahead,
-    DeadFacts,
-    Explain,
-    Facts,
-    GroupFacts,
-    Held,
-    LeaseFilter,
-    LeasePart,
-    Leases,
-    MessageFacts,
-    Renewal,
-    RenewOutcome,
-    Retrying,
-)
 
 Place = tuple[int, int]
 """The numbers of a group and a partition."""
@@ -43,10 +29,14 @@ class LeaseView:
     def __init__(self, state: State, now: int) -> None:
         self.now = now
         self.codec = state.codec
-        self._leases: dict[Place, tuple[str, int]] = {}
-        self._held: dict[Place, dict[int, int]] = {}
-        self._by_group: dict[int, int] = {}
-        self._messages_by_group: dict[int, int] = {}
+        self.leases: dict[Place, tuple[str, int]] = {}
+        """Leases of ordered groups: id and expiry."""
+        self.held: dict[Place, dict[int, int]] = {}
+        """Expiry of leased messages, by offset."""
+        self.leases_by_group: dict[int, int] = {}
+        """Number of leases of each group, counted once for each partition."""
+        self.messages_by_group: dict[int, int] = {}
+        """Number of leased messages of each group."""
         for lease in state.leases.values():
             for position in lease.parts:
                 place = (position.group.id, position.partition.id)
@@ -54,37 +44,17 @@ class LeaseView:
                 if not offsets:
                     continue
                 if position.group.mode == "ordered":
-                    self._leases[place] = (lease.id, lease.expires_at)
-                self._by_group[place[0]] = self._by_group.get(place[0], 0) + 1
-                self._messages_by_group[place[0]] = self._messages_by_group.get(place[0], 0) + len(offsets)
-                self._held.setdefault(place, {}).update(dict.fromkeys(offsets, lease.expires_at))
-
-    def lease_of(self, group: int, partition: int) -> tuple[str, int] | None:
-        """The lease of an ordered group on a partition: id and expiry."""
-        return self._leases.get((group, partition))
-
-    def expiry_of(self, group: int, partition: int, offset: int) -> int | None:
-        """When the lease on a message expires."""
-        return self._held.get((group, partition), {}).get(offset)
-
-    def held_in(self, group: int, partition: int) -> int:
-        """Number of leased messages of a group in a partition."""
-        return len(self._held.get((group, partition), ()))
-
-    def held_by_group(self, group: int) -> int:
-        """Number of leased messages of a group."""
-        return self._messages_by_group.get(group, 0)
-
-    def leases_of_group(self, group: int) -> int:
-        """Number of leases of a group, counted once for each partition."""
-        return self._by_group.get(group, 0)
+                    self.leases[place] = (lease.id, lease.expires_at)
+                self.leases_by_group[place[0]] = self.leases_by_group.get(place[0], 0) + 1
+                self.messages_by_group[place[0]] = self.messages_by_group.get(place[0], 0) + len(offsets)
+                self.held.setdefault(place, {}).update(dict.fromkeys(offsets, lease.expires_at))
 
     def held_places(self) -> set[Place]:
         """All leased messages, as (partition, offset)."""
-        return {(partition, offset) for (_, partition), held in self._held.items() for offset in held}
+        return {(partition, offset) for (_, partition), held in self.held.items() for offset in held}
 
 
-def page(state: State, where: LeaseFilter) -> Leases:
+def page(state: State, where: model.LeaseFilter) -> model.Leases:
     """A page of active leases, oldest first."""
     found = [
         (lease, position)
@@ -97,12 +67,12 @@ def page(state: State, where: LeaseFilter) -> Leases:
     ]
     found.sort(key=lambda pair: (pair[0].since, pair[0].id))
     shown = found[where.offset : where.offset + where.limit]
-    return Leases([_held_part(state, lease, position) for lease, position in shown], len(found))
+    return model.Leases([_held_part(state, lease, position) for lease, position in shown], len(found))
 
 
-def _held_part(state: State, lease: Lease, position: Position) -> LeasePart:
+def _held_part(state: State, lease: Lease, position: Position) -> model.LeasePart:
     offsets, partition = position.live_offsets(lease), position.partition
-    return LeasePart(
+    return model.LeasePart(
         lease_id=lease.id,
         queue=position.group.queue_name,
         partition=partition.name,
@@ -123,23 +93,23 @@ def lease_ends(state: State, now: int, lease_ids: Sequence[str]) -> list[int | N
     return [None if lease is None or lease.expires_at <= now else lease.expires_at for lease in leases]
 
 
-def renew(state: State, now: int, requests: Sequence[Renewal]) -> list[RenewOutcome | HarkError]:
+def renew(state: State, now: int, requests: Sequence[model.Renewal]) -> list[model.RenewOutcome | HarkError]:
     """Renew leases, each for all its partitions."""
-    answers: list[RenewOutcome | HarkError] = []
+    answers: list[model.RenewOutcome | HarkError] = []
     for request in requests:
         lease = state.leases.get(request.lease_id)
         if lease is None:
             if request.lease_id in state.expired_leases:
-                answers.append(RenewOutcome(False, None, "lease_expired", "Lease already expired"))
+                answers.append(model.RenewOutcome(False, None, "lease_expired", "Lease already expired"))
             else:
-                answers.append(RenewOutcome(False, None, "lease_not_found", "Lease not found"))
+                answers.append(model.RenewOutcome(False, None, "lease_not_found", "Lease not found"))
             continue
         wanted = max(now + request.seconds * 1_000_000, lease.whole)
         lease.whole = 0
         if wanted > lease.expires_at:
             lease.expires_at = wanted
             state.schedule_expiry(lease)
-        answers.append(RenewOutcome(True, lease.expires_at))
+        answers.append(model.RenewOutcome(True, lease.expires_at))
     return answers
 
 
@@ -210,11 +180,11 @@ class Explainer:
         self._now = now
         self._loader = Loader(connection, state)
 
-    def explain(self, requests: Sequence[Explain]) -> list[Facts | HarkError]:
+    def explain(self, requests: Sequence[model.Explain]) -> list[model.Facts | HarkError]:
         """The facts for each request."""
         return [self._facts(request) or _unknown() for request in requests]
 
-    def _facts(self, request: Explain) -> Facts | None:
+    def _facts(self, request: model.Explain) -> model.Facts | None:
         place = self._state.codec.decode(request.message_id)
         partition = None if place is None else self._loader.partition(place.partition)
         if place is None or partition is None or not 0 < place.offset <= partition.tail:
@@ -228,7 +198,7 @@ class Explainer:
         self._loader.groups(queue.name)
         names = sorted(queue.groups) if request.group is None else [request.group]
         groups = [self._group(partition, place.offset, row, name, dead.get(name)) for name in names]
-        return Facts(
+        return model.Facts(
             at=self._now,
             message=self._message(partition, place.offset, row, next(iter(dead.values()), None)),
             options=queue.info.options,
@@ -236,9 +206,11 @@ class Explainer:
             groups=groups,
         )
 
-    def _message(self, partition: Partition, offset: int, row: _Row | None, dead: Sequence[Any] | None) -> MessageFacts:
+    def _message(
+        self, partition: Partition, offset: int, row: _Row | None, dead: Sequence[Any] | None
+    ) -> model.MessageFacts:
         message_id = self._state.codec.with_prefix(partition.prefix, offset)
-        facts = MessageFacts(
+        facts = model.MessageFacts(
             id=message_id,
             queue=partition.queue.name,
             partition=partition.name,
@@ -272,14 +244,14 @@ class Explainer:
 
     def _group(
         self, partition: Partition, offset: int, row: _Row | None, name: str, dead: Sequence[Any] | None
-    ) -> GroupFacts:
+    ) -> model.GroupFacts:
         group = partition.queue.groups.get(name)
-        letter = None if dead is None else DeadFacts(*dead[:4])
+        letter = None if dead is None else model.DeadFacts(*dead[:4])
         position = None if group is None else self._loader.position(group, partition.id)
         if group is None or position is None:
-            return GroupFacts(group=name, dead=letter)
+            return model.GroupFacts(group=name, dead=letter)
         stored = None if row is None else Stored(partition.id, offset, row.priority, row.deliver_at, row.owner)
-        facts = GroupFacts(
+        facts = model.GroupFacts(
             group=name,
             mode=group.mode,
             paused=group.paused,
@@ -328,16 +300,20 @@ class Explainer:
         if blocker is not None:
             facts["ahead"] = self._waiting(position, blocker)
         elif head is not None and head.offset != row.offset:
-            facts["ahead"] = Ahead(message_id=self._id(position, head.offset), offset=head.offset)
+            facts["ahead"] = model.Ahead(message_id=self._id(position, head.offset), offset=head.offset)
         return facts
 
     def _id(self, position: OrderedPosition, offset: int) -> str:
         return self._state.codec.with_prefix(position.partition.prefix, offset)
 
-    def _leased(self, position: OrderedPosition, lease: Lease) -> Ahead | None:
+    def _leased(self, position: OrderedPosition, lease: Lease) -> model.Ahead | None:
         """The first message of a lease. Between two commits it may have none."""
         first = min(position.live_offsets(lease), default=None)
-        return None if first is None else Ahead(message_id=self._id(position, first), offset=first, held=_held(lease))
+        return (
+            None
+            if first is None
+            else model.Ahead(message_id=self._id(position, first), offset=first, held=_held(lease))
+        )
 
     def _first(self, position: OrderedPosition, ranges: Sequence[tuple[int, int]]) -> _Row | None:
         for first, last in ranges:
@@ -373,10 +349,10 @@ class Explainer:
         )
         return _row(found[0]) if found else None
 
-    def _waiting(self, position: OrderedPosition, row: _Row) -> Ahead:
+    def _waiting(self, position: OrderedPosition, row: _Row) -> model.Ahead:
         delay = position.partition.queue.info.options.delayed_processing * SECOND
         old_enough = row.created_at + delay if delay else 0
-        return Ahead(
+        return model.Ahead(
             message_id=self._id(position, row.offset),
             offset=row.offset,
             retry=_retrying(position.retry_of(row.offset)),
@@ -392,12 +368,12 @@ def _unknown() -> HarkError:
     )
 
 
-def _held(lease: Lease) -> Held:
-    return Held(lease.id, lease.consumer, lease.since or None, lease.expires_at)
+def _held(lease: Lease) -> model.Held:
+    return model.Held(lease.id, lease.consumer, lease.since or None, lease.expires_at)
 
 
-def _retrying(retry: Retry | None) -> Retrying | None:
-    return None if retry is None else Retrying(retry.attempts, retry.due, retry.error)
+def _retrying(retry: Retry | None) -> model.Retrying | None:
+    return None if retry is None else model.Retrying(retry.attempts, retry.due, retry.error)
 
 
 def _expiry(partition: Partition, row: _Row) -> int | None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import apsw
+import msgspec
 
 from hark.clock import MILLISECOND, SECOND
 from hark.engine.core.ordered import MAX_RANGES, Draft, OrderedPosition
@@ -16,44 +19,44 @@ from hark.model import Delivery, EmptyReason, Ending, PopRequest
 _LOOK_AT_MOST = 1024
 
 
-class Job:
+class Job(msgspec.Struct, eq=False):
     """The progress of one pop request."""
 
-    def __init__(self, request: PopRequest, groups: list[tuple[Queue, Group]], max_bytes: int) -> None:
-        self.request = request
-        self.max_bytes = max_bytes
-        self.groups = groups
-        self.lease: Lease | None = None
-        self.messages: list[Delivery] = []
-        self.bytes = 0
-        self.positions = 0
-        self.more: list[tuple[Queue, Position, int]] = []
-        """Positions under its lease that may have more messages after an offset."""
-        self.look = 1
-        """How many times the needed number it reads: more after each round that found no message."""
-        self.reason: EmptyReason = "nothing_ready"
-        self.look_again_at: int | None = None
-        self.met_dirty = False
-        self.done = False
+    request: PopRequest
+    groups: list[tuple[Queue, Group]]
+    max_bytes: int
+    lease: Lease | None = None
+    messages: list[Delivery] = []
+    bytes: int = 0
+    positions: int = 0
+    more: list[tuple[Queue, Position, int]] = []
+    """Positions under its lease that may have more messages after an offset."""
+    look: int = 1
+    """How many times the needed number it reads: more after each round that found no message."""
+    reason: EmptyReason = "nothing_ready"
+    look_again_at: int | None = None
+    met_dirty: bool = False
+    """Whether the commit in progress may make messages ready."""
+    done: bool = False
 
     def holds(self, position: Position) -> bool:
         """Whether it received messages of a position in an earlier round."""
         return self.lease is not None and position in self.lease.parts
 
 
+@dataclass(eq=False)
 class Fetch:
     """A position that a job has taken, and the ranges of offsets to read."""
 
-    def __init__(self, job: Job, queue: Queue, position: Position, intervals: list[tuple[int, int]], room: int) -> None:
-        self.job = job
-        self.queue = queue
-        self.position = position
-        self.intervals = intervals
-        self.room = room
-        """Maximum number of messages to deliver."""
-        self.planned = room
-        """Number of offsets to read."""
-        self.rows: list[MessageRow] = []
+    job: Job
+    queue: Queue
+    position: Position
+    intervals: list[tuple[int, int]]
+    room: int
+    """Maximum number of messages to deliver."""
+    planned: int
+    """Number of offsets to read."""
+    rows: list[MessageRow] = field(default_factory=list, init=False)
 
 
 class OrderedFetch(Fetch):
@@ -62,20 +65,12 @@ class OrderedFetch(Fetch):
     position: OrderedPosition
 
 
+@dataclass(eq=False)
 class SharedFetch(Fetch):
     """A fetch of these messages of a shared group, in this order."""
 
     position: SharedPosition
-
-    def __init__(self, job: Job, queue: Queue, position: SharedPosition, entries: list[Entry]) -> None:
-        ranges: list[tuple[int, int]] = []
-        for entry in entries:
-            if ranges and ranges[-1][1] == entry.offset - 1:
-                ranges[-1] = (ranges[-1][0], entry.offset)
-            else:
-                ranges.append((entry.offset, entry.offset))
-        super().__init__(job, queue, position, ranges, len(entries))
-        self.entries = entries
+    entries: list[Entry]
 
 
 class HandOut:

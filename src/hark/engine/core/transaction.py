@@ -79,7 +79,7 @@ class Drops(msgspec.Struct, eq=False):
             sql = "update partitions set floor = ?1, tail = ?2 where id = ?3"
             run(connection, sql, floor, tail, partition.id)
             run(connection, "delete from gaps where partition = ?1 and last <= ?2", partition.id, floor)
-            for first, last in _runs(offset for offset in offsets if offset > floor):
+            for first, last in runs(offset for offset in offsets if offset > floor):
                 dig(connection, partition.id, first, last)
 
     def publish(self) -> None:
@@ -98,7 +98,7 @@ def _settled_by_all(transaction: WriteTransaction, partition: Partition, offsets
             yield message.offset
 
 
-def _runs(offsets: Iterable[int]) -> Iterator[tuple[int, int]]:
+def runs(offsets: Iterable[int]) -> Iterator[tuple[int, int]]:
     """Ranges of consecutive offsets."""
     first = last = 0
     for offset in offsets:

@@ -17,6 +17,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import apsw
 
+from hark import model
 from hark.batching import Answer
 from hark.clock import Clock
 from hark.engine.api import Answers, KeyListener, Listener
@@ -35,35 +36,6 @@ from hark.engine.core.transaction import WriteTransaction
 from hark.engine.keyvalue import StatsMemory, written_of
 from hark.errors import DiskFull, EngineFailure, HarkError
 from hark.ids import IdCodec
-from hark.model import (
-    BrowseFrom,
-    Collected,
-    Expired,
-    Explain,
-    Facts,
-    Hint,
-    KeyNotification,
-    KeyStats,
-    KeyWrite,
-    KeyWritten,
-    LeaseFilter,
-    Leases,
-    NewMessage,
-    PartitionOffset,
-    PopRequest,
-    PopResult,
-    PushOutcome,
-    QueueInfo,
-    Read,
-    ReadResult,
-    Renewal,
-    RenewOutcome,
-    Settlement,
-    SettleOutcome,
-    Totals,
-    Transaction,
-    TransactionOutcome,
-)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -95,7 +67,9 @@ class Expire(Write):
     """The verb `expire`. Every transaction expires leases; one with only this call expires at most `limit`."""
 
     def __init__(self, future: asyncio.Future[Any], limit: int) -> None:
-        super().__init__(future, lambda transaction: Expired(transaction.expired, transaction.state.next_expiry()))
+        super().__init__(
+            future, lambda transaction: model.Expired(transaction.expired, transaction.state.next_expiry())
+        )
         self.limit = limit
 
 
@@ -110,9 +84,9 @@ class Look(Call):
 class Claim(Call):
     """Pops, answered at once, or with `auto_ack` after the commit that settles the messages."""
 
-    requests: Sequence[PopRequest]
-    answers: list[PopResult | HarkError | None] = field(init=False)
-    uncommitted: dict[int, PopResult | HarkError | None] = field(default_factory=dict, init=False)
+    requests: Sequence[model.PopRequest]
+    answers: list[model.PopResult | HarkError | None] = field(init=False)
+    uncommitted: dict[int, model.PopResult | HarkError | None] = field(default_factory=dict, init=False)
     """Answers that become valid with the commit of their transaction, by the index of the request."""
 
     def __post_init__(self) -> None:
@@ -135,9 +109,11 @@ class Outbox:
         self._listener = listener
         self._key_listener = key_listener
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[tuple[Sequence[Call], Sequence[Hint], KeyNotification | None]] = deque()
+        self._waiting: deque[tuple[Sequence[Call], Sequence[model.Hint], model.KeyNotification | None]] = deque()
 
-    def post(self, answers: Sequence[Call], hints: Sequence[Hint], keys: KeyNotification | None = None) -> None:
+    def post(
+        self, answers: Sequence[Call], hints: Sequence[model.Hint], keys: model.KeyNotification | None = None
+    ) -> None:
         """Add answers and hints. The caller holds the lock, so that no answer is older than a hint before it."""
         if answers or hints or keys is not None:
             self._waiting.append((answers, hints, keys))
@@ -323,29 +299,29 @@ class TableVerbs(ABC):
     shorten = _looks(explain.shorten)
     release = _writes(settle.release)
 
-    def push(self, requests: Sequence[Sequence[NewMessage]]) -> Awaitable[Answers[list[PushOutcome]]]:
+    def push(self, requests: Sequence[Sequence[model.NewMessage]]) -> Awaitable[Answers[list[model.PushOutcome]]]:
         return self._write(partial(push.push, requests=requests))
 
-    def pop(self, requests: Sequence[PopRequest]) -> Awaitable[Answers[PopResult]]:
-        answer: Answer[Answers[PopResult]] = Answer()
+    def pop(self, requests: Sequence[model.PopRequest]) -> Awaitable[Answers[model.PopResult]]:
+        answer: Answer[Answers[model.PopResult]] = Answer()
         self._submit(Claim(answer, requests))
         return answer
 
-    def settle(self, requests: Sequence[Sequence[Settlement]]) -> Awaitable[Answers[list[SettleOutcome]]]:
+    def settle(self, requests: Sequence[Sequence[model.Settlement]]) -> Awaitable[Answers[list[model.SettleOutcome]]]:
         return self._write(partial(settle.settle, requests=requests))
 
-    def transact(self, requests: Sequence[Transaction]) -> Awaitable[Answers[TransactionOutcome]]:
+    def transact(self, requests: Sequence[model.Transaction]) -> Awaitable[Answers[model.TransactionOutcome]]:
         return self._write(partial(settle.transact, requests=requests))
 
-    def renew(self, requests: Sequence[Renewal]) -> Awaitable[Answers[RenewOutcome]]:
+    def renew(self, requests: Sequence[model.Renewal]) -> Awaitable[Answers[model.RenewOutcome]]:
         return self._look(lambda state, now: explain.renew(state, now, requests))
 
-    async def expire(self, limit: int = 1000) -> Expired:
-        future: asyncio.Future[Expired] = asyncio.get_running_loop().create_future()
+    async def expire(self, limit: int = 1000) -> model.Expired:
+        future: asyncio.Future[model.Expired] = asyncio.get_running_loop().create_future()
         self._submit(Expire(future, limit))
         return await future
 
-    async def collect(self, limit: int = 1000) -> Collected:
+    async def collect(self, limit: int = 1000) -> model.Collected:
         collector = self._collector
         if collector.is_empty:
             # Claims note in memory when a group was last seen. The search reads it from the tables.
@@ -357,18 +333,18 @@ class TableVerbs(ABC):
         if part.messages or part.swept is not None:
             removed = await self._chore(lambda transaction: collector.remove(transaction, part))
             collector.note_removed(part, removed)
-        return Collected(len(part.messages), removed, part.more)
+        return model.Collected(len(part.messages), removed, part.more)
 
-    async def read(self, requests: Sequence[Read]) -> Answers[ReadResult]:
+    async def read(self, requests: Sequence[model.Read]) -> Answers[model.ReadResult]:
         return await self._read_committed(lambda connection: browse.read(connection, self._codec, requests))
 
     async def offsets(
         self,
         queue: str,
-        start: BrowseFrom,
+        start: model.BrowseFrom,
         partition: str | None = None,
         changed_since: int | None = None,  # noqa: ARG002  # for engines that share a store
-    ) -> list[PartitionOffset]:
+    ) -> list[model.PartitionOffset]:
         return await self._read_committed(lambda connection: browse.offsets(connection, queue, start, partition))
 
     cancel = _writes(queues.cancel)
@@ -384,7 +360,7 @@ class TableVerbs(ABC):
     queue_stats = _reads(views.queue_stats)
     partition_stats = _reads(views.partition_stats)
 
-    async def queue_infos(self, names: Sequence[str] | None = None) -> list[QueueInfo]:
+    async def queue_infos(self, names: Sequence[str] | None = None) -> list[model.QueueInfo]:
         wanted = None if names is None else set(names)
         return await self._look(
             lambda state, _: [q.info for q in state.queues.values() if wanted is None or q.name in wanted]
@@ -392,7 +368,7 @@ class TableVerbs(ABC):
 
     survey = _queries(views.survey)
 
-    async def totals(self) -> Totals:
+    async def totals(self) -> model.Totals:
         leased = await self._look(lambda state, _: views.held_messages(state))
         return await self._read_committed(lambda connection: views.totals(connection, leased))
 
@@ -416,10 +392,10 @@ class TableVerbs(ABC):
     traces = _browses(Browser.traces)
     trace_names = _browses(Browser.trace_names)
 
-    async def explain(self, requests: Sequence[Explain]) -> Answers[Facts]:
+    async def explain(self, requests: Sequence[model.Explain]) -> Answers[model.Facts]:
         return await self._examine(lambda connection, state, now: Explainer(connection, state, now).explain(requests))
 
-    async def leases(self, where: LeaseFilter) -> Leases:
+    async def leases(self, where: model.LeaseFilter) -> model.Leases:
         return await self._examine(lambda _connection, state, _now: explain.page(state, where))
 
     async def queues_of(self, ids: Sequence[str]) -> list[str | None]:
@@ -440,15 +416,15 @@ class TableVerbs(ABC):
     list_keys = _queries(keyvalue.list_keys)
     count_keys = _queries(keyvalue.count_keys)
 
-    async def write_keys(self, requests: Sequence[KeyWrite]) -> Answers[KeyWritten]:
-        transactions = [Transaction((), keys=request) for request in requests]
+    async def write_keys(self, requests: Sequence[model.KeyWrite]) -> Answers[model.KeyWritten]:
+        transactions = [model.Transaction((), keys=request) for request in requests]
         outcomes = await self._write(partial(settle.transact, requests=transactions))
         return [outcome if isinstance(outcome, HarkError) else written_of(outcome) for outcome in outcomes]
 
     async def sweep_keys(self, limit: int = 1000) -> int:
         return await self._chore(lambda transaction: transaction.key_book().sweep(limit))
 
-    async def key_stats(self) -> KeyStats:
+    async def key_stats(self) -> model.KeyStats:
         return await self._key_stats.stats(self._clock.now())
 
     _count_all = _queries(keyvalue.key_stats)

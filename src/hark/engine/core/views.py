@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import apsw
 import msgspec
 
+from hark import model
 from hark.clock import SECOND
 from hark.engine.core.explain import LeaseView
 from hark.engine.core.schema import DELAYED, HAS_LANES, OPEN, PLACE, PRIORITIES, SCHEDULED, STORED, WANTS_PLACE
 from hark.engine.core.state import State
 from hark.engine.core.store import Value, rows_of, scalar
-from hark.model import (
-    Counts,
-    Depth,
-    GroupStats,
-    Limits,
-    PartitionStats,
-    PositionStats,
-    QueueFilter,
-    QueueInfo,
-    QueueOptions,
-    QueuePage,
-    QueueStats,
-    Subscription,
-    Survey,
-    Totals,
-)
 
 # Partitions are chosen first, because it costs more to count their open messages.
 _CHOSEN = f"""
@@ -165,7 +151,7 @@ order by queue, name, grp limit :limit
 """
 _ALL_POSITIONS = _POSITIONS.format(named="")
 _NAMED_POSITIONS = _POSITIONS.format(named="and place.name in (select value from json_each(:names))")
-_decode_limits = msgspec.json.Decoder(Limits).decode
+_decode_limits = msgspec.json.Decoder(model.Limits).decode
 _encode_names = msgspec.json.Encoder().encode
 
 
@@ -176,16 +162,16 @@ def partition_stats(
     search: str | None = None,
     limit: int = 1000,
     offset: int = 0,
-) -> list[PartitionStats]:
+) -> list[model.PartitionStats]:
     """A page of a queue's partitions, with counts."""
     page = []
     for row in rows_of(connection, _PARTITIONS, queue=queue, search=search, limit=limit, offset=offset, now=leases.now):
         partition, name, created_at, total, worst, delayed, dead, failed, oldest, newest = row
         group, open_, scheduled = (None, total, delayed) if worst is None else msgspec.json.decode(worst)
-        processing = 0 if group is None else leases.held_in(group, partition)
+        processing = 0 if group is None else len(leases.held.get((group, partition), ()))
         counts = counts_from(total, open_, scheduled, processing, failed, dead)
         page.append(
-            PartitionStats(
+            model.PartitionStats(
                 id=leases.codec.encode(partition, 0),
                 name=name,
                 created_at=created_at,
@@ -197,9 +183,9 @@ def partition_stats(
     return page
 
 
-def counts_from(total: int, open_: int, scheduled: int, processing: int, failed: int, dead: int) -> Counts:
+def counts_from(total: int, open_: int, scheduled: int, processing: int, failed: int, dead: int) -> model.Counts:
     """Messages by state, from the numbers of stored, open, scheduled, leased, failed and dead-lettered ones."""
-    return Counts(
+    return model.Counts(
         total=total,
         pending=max(0, open_ - processing - scheduled),
         scheduled=scheduled,
@@ -219,7 +205,7 @@ def position_stats(
     limit: int = 1000,
     partitions: Sequence[str] | None = None,
     queues: Sequence[str] | None = None,
-) -> list[PositionStats]:
+) -> list[model.PositionStats]:
     """Positions of groups. With `min_lag_seconds`, only those where a message has waited that long."""
     stats = []
     sql = _ALL_POSITIONS if partitions is None else _NAMED_POSITIONS
@@ -234,9 +220,9 @@ def position_stats(
     }
     for row in rows_of(connection, sql, **named):
         queue_name, group_id, group_name, partition, name, cursor, settled_at, open_, scheduled, oldest, first = row
-        lease = leases.lease_of(group_id, partition)
+        lease = leases.leases.get((group_id, partition))
         stats.append(
-            PositionStats(
+            model.PositionStats(
                 group=group_name,
                 queue=queue_name,
                 partition=name,
@@ -261,7 +247,7 @@ def group_stats(
     queue: str | None = None,
     queues: Sequence[str] | None = None,
     uncounted: Sequence[str] = (),
-) -> list[GroupStats]:
+) -> list[model.GroupStats]:
     """Groups, one entry per (group, queue)."""
     named: dict[str, Value] = {
         "queue": queue,
@@ -282,20 +268,20 @@ def group_stats(
     for row in rows_of(connection, sql, **named):
         lag, lagging, scheduled, oldest = totals.get(row[0], (0, 0, 0, None))
         stats.append(
-            GroupStats(
+            model.GroupStats(
                 group=row[2],
                 queue=row[1],
                 mode=row[3],
-                subscription=Subscription(row[4], row[5]),
+                subscription=model.Subscription(row[4], row[5]),
                 created_at=row[7],
                 last_seen=row[8],
                 paused=bool(row[6]),
                 lag=lag,
                 partitions_with_lag=lagging,
                 oldest_waiting=oldest,
-                leases=leases.leases_of_group(row[0]),
+                leases=leases.leases_by_group.get(row[0], 0),
                 scheduled=scheduled,
-                in_flight=leases.held_by_group(row[0]),
+                in_flight=leases.messages_by_group.get(row[0], 0),
                 limits=_decode_limits(row[9]),
             )
         )
@@ -344,10 +330,10 @@ left join worst on worst.queue = page.id and worst.place = 1
 order by page.{{order}}
 """
 
-decode_options = msgspec.json.Decoder(QueueOptions).decode
+decode_options = msgspec.json.Decoder(model.QueueOptions).decode
 
 
-def queue_stats(connection: apsw.Connection, leases: LeaseView, where: QueueFilter) -> QueuePage:
+def queue_stats(connection: apsw.Connection, leases: LeaseView, where: model.QueueFilter) -> model.QueuePage:
     """A page of queues with counts, and their total number."""
     given = {
         "names": None if where.names is None else msgspec.json.encode(list(where.names)).decode(),
@@ -365,35 +351,27 @@ def queue_stats(connection: apsw.Connection, leases: LeaseView, where: QueueFilt
         "limit": -1 if where.limit is None else where.limit,
         "offset": where.offset,
     }
-    return QueuePage([_stats(leases, row) for row in connection.execute(sql, page)], total)
+    return model.QueuePage([_stats(leases, row) for row in connection.execute(sql, page)], total)
 
 
-def _stats(leases: LeaseView, row: apsw.SQLiteValues) -> QueueStats:
-    uid, name, namespace, task, options, created_at, paused, *rest = row
-    expired, discarded, partitions, total, group, open_, scheduled, dead, failed = (
-        None if number is None else int(str(number)) for number in rest
-    )
-    return QueueStats(
-        info=QueueInfo(
-            id=str(uid),
-            name=str(name),
-            namespace=str(namespace),
-            task=str(task),
-            options=decode_options(str(options)),
-            created_at=int(str(created_at)),
+def _stats(leases: LeaseView, row: Sequence[Any]) -> model.QueueStats:
+    uid, name, namespace, task, options, created_at, paused, expired, discarded, partitions, *rest = row
+    total, group, open_, scheduled, dead, failed = rest
+    held = 0 if group is None else leases.messages_by_group.get(group, 0)
+    return model.QueueStats(
+        info=model.QueueInfo(
+            id=uid,
+            name=name,
+            namespace=namespace,
+            task=task,
+            options=decode_options(options),
+            created_at=created_at,
             paused=bool(paused),
         ),
-        partitions=partitions or 0,
-        counts=counts_from(
-            total or 0,
-            open_ or 0,
-            scheduled or 0,
-            0 if group is None else leases.held_by_group(group),
-            failed or 0,
-            dead or 0,
-        ),
-        expired=expired or 0,
-        discarded=discarded or 0,
+        partitions=partitions,
+        counts=counts_from(total, open_, scheduled, held, failed, dead),
+        expired=expired,
+        discarded=discarded,
     )
 
 
@@ -434,15 +412,15 @@ from open group by queue, grp order by queue
 """
 
 
-def survey(connection: apsw.Connection, now: int, after: Place = (0, ""), limit: int = 1000) -> Survey:
+def survey(connection: apsw.Connection, now: int, after: Place = (0, ""), limit: int = 1000) -> model.Survey:
     """The stored and open messages of the partitions after a place, at most `limit` of them."""
     named: dict[str, Value] = {"queue": after[0], "name": after[1], "limit": limit, "now": now}
     [(partitions, queue, name)] = rows_of(connection, _END, **named)
-    stored = [Depth(*row) for row in rows_of(connection, _STORED, **named)]
-    opened = [Depth(*row) for row in rows_of(connection, _SURVEY_OPEN, **named)]
+    stored = [model.Depth(*row) for row in rows_of(connection, _STORED, **named)]
+    opened = [model.Depth(*row) for row in rows_of(connection, _SURVEY_OPEN, **named)]
     order = {depth.queue: number for number, depth in enumerate(stored)}
     depths = sorted((*stored, *(one for one in opened if one.queue in order)), key=lambda one: order[one.queue])
-    return Survey(depths, (queue, name) if partitions == limit else None)
+    return model.Survey(depths, (queue, name) if partitions == limit else None)
 
 
 def group_names(connection: apsw.Connection, _leases: LeaseView, queue: str | None = None) -> list[str]:
@@ -451,9 +429,9 @@ def group_names(connection: apsw.Connection, _leases: LeaseView, queue: str | No
     return [row[0] for row in rows_of(connection, sql, queue)]
 
 
-def totals(connection: apsw.Connection, held: dict[tuple[str, str], int]) -> Totals:
+def totals(connection: apsw.Connection, held: dict[tuple[str, str], int]) -> model.Totals:
     """The numbers of queues, dead letters and leased messages."""
-    return Totals(
+    return model.Totals(
         int(scalar(connection, "select count(*) from queues")),
         dict(rows_of(connection, "select queue, count(*) from dead_letters group by queue")),
         held,
