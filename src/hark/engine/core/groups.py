@@ -113,12 +113,6 @@ def _highest_partition(transaction: WriteTransaction) -> int:
     return int(scalar(transaction.connection, "select ifnull(max(id), 0) from partitions"))
 
 
-def note_seen(transaction: WriteTransaction, groups: Iterable[Group]) -> None:
-    """Save when groups were last seen. Idle groups stop to hold retention."""
-    for group in groups:
-        run(transaction.connection, "update groups set last_seen = ?1 where id = ?2", group.last_seen, group.id)
-
-
 def seek(transaction: WriteTransaction, requests: Sequence[Seek]) -> list[SeekOutcome | HarkError]:
     """Move the cursors of groups (rule 21)."""
     answers: list[SeekOutcome | HarkError] = []

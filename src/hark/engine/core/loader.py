@@ -12,12 +12,13 @@ from hark.engine.core.ordered import OrderedPosition
 from hark.engine.core.position import NEVER, DelayedLane, PlainLane, Position, Retry
 from hark.engine.core.schema import PRIORITIES
 from hark.engine.core.shared import Entry, SharedPosition
-from hark.engine.core.state import Group, Label, Partition, PartitionRow, Queue, State
+from hark.engine.core.state import Group, Label, Partition, Queue, State
 from hark.engine.core.store import rows_of, scalar
-from hark.model import Limits, QueueInfo, QueueOptions, Subscription
+from hark.model import Limits, QueueInfo, Subscription
 
 _QUEUES = """
-select json_group_array(json_array(id, uid, name, namespace, task, json(options), paused, created_at)) from queues
+select json_group_array(json_array(id, json_object('id', uid, 'name', name, 'namespace', namespace, 'task', task,
+    'options', json(options), 'created_at', created_at, 'paused', json(iif(paused, 'true', 'false'))))) from queues
 """
 
 _PARTITION = """
@@ -148,17 +149,6 @@ select json_group_array(json_array(id, found ->> 0, found ->> 1)) from (
 """
 
 
-class _QueueRow(msgspec.Struct, array_like=True):
-    id: int
-    uid: str
-    name: str
-    namespace: str
-    task: str
-    options: QueueOptions
-    paused: int
-    created_at: int
-
-
 class _PartitionRow(msgspec.Struct, array_like=True):
     id: int
     name: str
@@ -167,9 +157,6 @@ class _PartitionRow(msgspec.Struct, array_like=True):
     tail: int
     last_created: int
     queue: int
-
-    def core(self) -> PartitionRow:
-        return self.id, self.name, self.created_at, self.floor, self.tail, self.last_created
 
 
 class _PositionRow(msgspec.Struct, array_like=True):
@@ -191,7 +178,7 @@ class _SharedRow(msgspec.Struct, array_like=True):
 
 
 _decode_shared = msgspec.json.Decoder(list[_SharedRow]).decode
-_decode_queues = msgspec.json.Decoder(list[_QueueRow]).decode
+_decode_queues = msgspec.json.Decoder(list[tuple[int, QueueInfo]]).decode
 _decode_partitions = msgspec.json.Decoder(list[_PartitionRow]).decode
 _decode_positions = msgspec.json.Decoder(list[_PositionRow]).decode
 _decode_ready = msgspec.json.Decoder(list[tuple[int, int, bool]], strict=False).decode
@@ -209,18 +196,9 @@ class Loader:
     def queues(self) -> None:
         """Load all queues, because pops by namespace and task need them."""
         text = scalar(self._connection, _QUEUES)
-        for row in _decode_queues(text):
-            info = QueueInfo(
-                id=row.uid,
-                name=row.name,
-                namespace=row.namespace,
-                task=row.task,
-                options=row.options,
-                created_at=row.created_at,
-                paused=bool(row.paused),
-            )
-            queue = self._state.queues[row.name] = Queue(row.id, info)
-            queue.created_floor = self.created_floor(row.name)
+        for number, info in _decode_queues(text):
+            queue = self._state.queues[info.name] = Queue(number, info)
+            queue.created_floor = self.created_floor(info.name)
         self.numbers()
 
     def numbers(self) -> None:
@@ -286,7 +264,7 @@ class Loader:
             by_id = by_id or {queue.id: queue for queue in state.queues.values()}
             queue = by_id.get(row.queue)
             if queue is not None:
-                adopt_partition(state, Partition(row.core(), queue, state.codec))
+                adopt_partition(state, queue, *msgspec.structs.astuple(row)[:-1])
 
     def groups(self, queue_name: str) -> None:
         """Load all groups of a queue, whether it exists or not."""
@@ -427,10 +405,16 @@ class Loader:
         return low
 
 
-def adopt_partition(state: State, partition: Partition) -> None:
+def adopt_partition(
+    state: State, queue: Queue, number: int, name: str, created_at: int, floor: int = 0, tail: int = 0, newest: int = 0
+) -> Partition:
     """Add a partition to the state."""
+    codec = state.codec
+    ids = (codec.prefix(number), codec.encode(number, 0))
+    partition = Partition(number, name, created_at, floor, tail, newest, queue, *ids, tail)
     state.partitions[partition.id] = state.partitions_by_uid[partition.uid] = partition
-    partition.queue.partitions[partition.name] = partition
+    queue.partitions[name] = partition
+    return partition
 
 
 def adopt_group(state: State, group: Group) -> None:
@@ -443,10 +427,10 @@ def adopt_group(state: State, group: Group) -> None:
 
 def make_group(row: Sequence[Any]) -> Group:
     """A group from its row."""
-    group = Group(row[0], row[1], row[2])
-    group.mode, group.subscription = row[3], Subscription(row[4], row[5])
-    group.highest_partition, group.paused, group.created_at, group.last_seen = (row[6], bool(row[7]), row[8], row[9])
-    group.bounds.set(_decode_limits(row[10]))
+    number, queue, name, mode, subscription, since, highest, paused, created_at, last_seen, limits = row
+    group = Group(number, queue, name, mode, Subscription(subscription, since), highest, bool(paused))
+    group.created_at, group.last_seen = created_at, last_seen
+    group.bounds.set(_decode_limits(limits))
     return group
 
 

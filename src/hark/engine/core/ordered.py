@@ -206,10 +206,6 @@ class OrderedPosition(Position):
         is_ready = self.lease is None and (self.cursor < self.partition.tail or self.requeued)
         return Outlook(0) if is_ready else NOTHING
 
-    def new_draft(self) -> Draft:
-        self.draft = Draft(self)
-        return self.draft
-
     def find_held(self, name: str, codec: IdCodec) -> Held | None:
         held = self.held.get(name)
         if held is None:

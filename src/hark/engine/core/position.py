@@ -146,10 +146,6 @@ class Position(ABC):
         """Number of messages under active leases."""
 
     @abstractmethod
-    def new_draft(self) -> AnyDraft:
-        """Begin to change the position in a transaction."""
-
-    @abstractmethod
     def find_held(self, name: str, codec: IdCodec) -> Held | None:
         """A leased message by transaction id or message id, in the running transaction."""
 

@@ -70,10 +70,7 @@ def make_partition(transaction: WriteTransaction, queue: Queue, name: str) -> Pa
     """Create a partition. It is visible before the commit, but without messages."""
     connection, now = transaction.connection, transaction.now
     run(connection, "insert into partitions (queue, name, created_at) values (?1, ?2, ?3)", queue.id, name, now)
-    row = (connection.last_insert_rowid(), name, now, 0, 0, 0)
-    partition = Partition(row, queue, transaction.state.codec)
-    adopt_partition(transaction.state, partition)
-    return partition
+    return adopt_partition(transaction.state, queue, connection.last_insert_rowid(), name, now)
 
 
 def make_queue(transaction: WriteTransaction, name: str, labels: tuple[str, str] | None) -> Queue:

@@ -245,20 +245,14 @@ def _settle_all(transaction: WriteTransaction, group: Group, ids: Sequence[int])
 
 def delete_messages(transaction: WriteTransaction, message_ids: Sequence[str]) -> list[bool]:
     """Remove messages. Deliveries skip them."""
-    answers = []
-    for message_id in message_ids:
-        place = transaction.state.codec.decode(message_id)
-        answers.append(place is not None and _delete_message(transaction, place))
-    return answers
+    places = map(transaction.state.codec.decode, message_ids)
+    return [place is not None and _delete_message(transaction, place) for place in places]
 
 
 def cancel(transaction: WriteTransaction, message_ids: Sequence[str]) -> list[CancelOutcome]:
     """Remove messages that no consumer has received."""
-    answers: list[CancelOutcome] = []
-    for message_id in message_ids:
-        place = transaction.state.codec.decode(message_id)
-        answers.append("not_found" if place is None else _cancel(transaction, place))
-    return answers
+    places = map(transaction.state.codec.decode, message_ids)
+    return ["not_found" if place is None else _cancel(transaction, place) for place in places]
 
 
 def _cancel(transaction: WriteTransaction, place: Place) -> CancelOutcome:

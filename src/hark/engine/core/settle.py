@@ -86,7 +86,8 @@ class Judge(msgspec.Struct, eq=False):
         partition = state.partitions_by_uid.get(item.partition_id) or self._partition(item)
         if partition is None:
             return None
-        group = self._transaction.loader.group(partition.queue.name, item.group)
+        key = (partition.queue.name, item.group)
+        group = state.groups.get(key) or self._transaction.loader.group(*key)
         if group is None:
             return None
         return group.positions.get(partition.id) or self._transaction.loader.position(group, partition.id)

@@ -229,10 +229,6 @@ class SharedPosition(Position):
     def in_flight(self) -> int:
         return len(self.held)
 
-    def new_draft(self) -> SharedDraft:
-        self.draft = SharedDraft(self)
-        return self.draft
-
     def find_held(self, name: str, codec: IdCodec) -> Held | None:
         entry = self.held.get(name)
         if entry is None and self.held:

@@ -179,34 +179,22 @@ class Queue:
         return sum(group.in_flight for group in self.groups.values())
 
 
-class Partition:
-    """A partition of a queue, as committed; `next_*` as the running transaction sees it."""
+class Partition(msgspec.Struct, eq=False):
+    """A partition of a queue, as committed; `next_tail` in the running transaction."""
 
-    __slots__ = (
-        "coming",
-        "created_at",
-        "floor",
-        "id",
-        "last_created",
-        "name",
-        "next_tail",
-        "prefix",
-        "queue",
-        "tail",
-        "uid",
-    )
-
-    def __init__(self, row: PartitionRow, queue: Queue, codec: IdCodec) -> None:
-        self.id, self.name, self.created_at, self.floor, self.tail, self.last_created = row
-        self.queue = queue
-        self.next_tail = self.tail
-        self.coming: int | None = None
-        """Due time of the first delayed message in the running transaction. No claim may pass messages due by then."""
-        self.prefix = codec.prefix(self.id)
-        self.uid = codec.encode(self.id, 0)
-
-
-PartitionRow = tuple[int, str, int, int, int, int]
+    id: int
+    name: str
+    created_at: int
+    floor: int
+    tail: int
+    last_created: int
+    queue: Queue
+    prefix: str
+    """The part that the ids of its messages share."""
+    uid: str
+    next_tail: int
+    coming: int | None = None
+    """Due time of the first delayed message in the running transaction. No claim may pass messages due by then."""
 
 
 class Group(msgspec.Struct, eq=False):

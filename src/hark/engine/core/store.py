@@ -153,7 +153,10 @@ class Store:
         disk = disk_usage(self._folder)
         least = least_free(disk.total, self._min_free_bytes)
         # Free pages of the file are used before the file grows.
-        short = disk.free < least and disk.free + self._unused_bytes() < least
+        short = disk.free < least
+        if short:
+            unused = int(self.writer.pragma("freelist_count")) * int(self.writer.pragma("page_size"))
+            short = disk.free + unused < least
         if short is not self._is_short:
             self._is_short = short
             if short:
@@ -166,9 +169,6 @@ class Store:
             f"less than {least:,} bytes are left on the disk of the store (limits.min_free_bytes); the request had no "
             "effect; free disk space"
         )
-
-    def _unused_bytes(self) -> int:
-        return int(self.writer.pragma("freelist_count")) * int(self.writer.pragma("page_size"))
 
     def overwrite_failed_commit(self) -> None:
         """Overwrite a commit whose sync failed.
@@ -187,12 +187,6 @@ class Store:
         connection.set_busy_timeout(10_000)
         connection.pragma("query_only", True)
         connection.pragma("cache_size", -_READER_CACHE_KIB)
-        return connection
-
-    def connect_checkpointer(self) -> apsw.Connection:
-        """The connection that moves the log into the database."""
-        connection = apsw.Connection(self.path)
-        connection.pragma("synchronous", "full")
         return connection
 
     def _connect(self) -> apsw.Connection:

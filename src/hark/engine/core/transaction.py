@@ -11,9 +11,9 @@ from hark.clock import SECOND
 from hark.engine.core.handout import Picker
 from hark.engine.core.keyvalue import KeyBook
 from hark.engine.core.loader import Loader
-from hark.engine.core.ordered import OrderedPosition, save_ordered
+from hark.engine.core.ordered import Draft, OrderedPosition, save_ordered
 from hark.engine.core.position import AnyDraft, Lease, Position, Stored
-from hark.engine.core.shared import SharedPosition, SharedRows
+from hark.engine.core.shared import SharedDraft, SharedPosition, SharedRows
 from hark.engine.core.state import Bounds, Group, Partition, Queue, State, remember
 from hark.engine.core.store import Place, Value, for_each, insert_messages, rows_of, run, scalar
 from hark.engine.hints import HintBook
@@ -208,7 +208,11 @@ class WriteTransaction(msgspec.Struct, eq=False):
         """The draft of a position."""
         draft = position.draft
         if draft is None:
-            draft = position.new_draft()
+            if isinstance(position, SharedPosition):
+                draft = position.draft = SharedDraft(position)
+            else:
+                assert isinstance(position, OrderedPosition)
+                draft = position.draft = Draft(position)
             self._drafted[position] = None
         return draft
 

@@ -26,7 +26,6 @@ from hark.engine.core.browse import Browser
 from hark.engine.core.claim import Claimer
 from hark.engine.core.collect import Collector
 from hark.engine.core.explain import Explainer, LeaseView
-from hark.engine.core.groups import note_seen
 from hark.engine.core.loader import Loader
 from hark.engine.core.ordered import Draft
 from hark.engine.core.position import Position
@@ -197,7 +196,9 @@ class Notes:
                 queue.open = None
         for name, number in self._expired.items():
             transaction.count(name, "expired", number)
-        note_seen(transaction, self._seen)
+        for group in self._seen:
+            sql = "update groups set last_seen = ?1 where id = ?2"
+            run(transaction.connection, sql, group.last_seen, group.id)
         self.clear()
 
     def clear(self) -> None:

@@ -116,7 +116,8 @@ class Checkpointer:
         return apsw.SQLITE_OK
 
     def _run(self) -> None:
-        connection = self._store.connect_checkpointer()
+        connection = apsw.Connection(self._store.path)
+        connection.pragma("synchronous", "full")
         while True:
             self._wanted.wait()
             self._wanted.clear()
