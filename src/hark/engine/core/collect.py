@@ -22,7 +22,7 @@ from hark.engine.core.explain import LeaseView
 from hark.engine.core.position import Stored
 from hark.engine.core.queues import leave_gap, settle_removed
 from hark.engine.core.state import Partition, Queue
-from hark.engine.core.store import extra_of, for_each, rows_of, run, scalar
+from hark.engine.core.store import delete_traces, extra_of, for_each, rows_of, run, scalar
 from hark.engine.core.transaction import WriteTransaction
 from hark.engine.core.views import decode_options
 from hark.model import QueueOptions
@@ -232,10 +232,6 @@ class SearchPosition(NamedTuple):
     queue: int
     partition: str
 
-    def step(self) -> SearchPosition:
-        """The next position."""
-        return SearchPosition(self.queue, self.partition + "\0")
-
 
 START = SearchPosition(0, "")
 
@@ -402,7 +398,7 @@ class Collector:
         """Find the next overdue messages."""
         start = self._overdue.position
         if self._overdue.more and not self._removed:  # Not the same partition again.
-            start = start.step()
+            start = start._replace(partition=start.partition + "\0")
         active_since = self._active_since(held.now)
         return Search(connection, held, _FOUND_AT_ONCE, self._completed_seconds, active_since).run(start)
 
@@ -457,12 +453,7 @@ class Collector:
             touched.setdefault(partition_id, []).append(offset)
         if gone:
             transaction.save_dead_letters()
-            traces = """
-                from traces where (partition, offset) in
-                    (select partition, offset from messages where seq in (select value from json_each(?1)))
-            """
-            for_each(connection, f"delete from trace_names where trace in (select id {traces})", gone)
-            for_each(connection, f"delete {traces}", gone)
+            delete_traces(connection, [(one, offset) for one, offsets in touched.items() for offset in offsets])
             for_each(connection, "delete from messages where seq in (select value from json_each(?1))", gone)
             for partition_id, offsets in touched.items():
                 _raise_floor(transaction, partition_id, offsets)

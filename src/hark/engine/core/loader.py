@@ -10,7 +10,7 @@ import msgspec
 
 from hark.engine.core.ordered import OrderedPosition
 from hark.engine.core.position import NEVER, DelayedLane, PlainLane, Position, Retry
-from hark.engine.core.schema import PRIORITIES
+from hark.engine.core.schema import LAST_CREATED, PRIORITIES, TAIL
 from hark.engine.core.shared import Entry, SharedPosition
 from hark.engine.core.state import Group, Label, Partition, Queue, State
 from hark.engine.core.store import rows_of, scalar
@@ -21,24 +21,14 @@ select json_group_array(json_array(id, json_object('id', uid, 'name', name, 'nam
     'options', json(options), 'created_at', created_at, 'paused', json(iif(paused, 'true', 'false'))))) from queues
 """
 
-_PARTITION = """
-json_array(partition.id, partition.name, partition.created_at, partition.floor,
-    max(partition.tail, ifnull((select max(offset) from messages where messages.partition = partition.id), 0)),
-    ifnull((select created_at from messages where messages.partition = partition.id order by offset desc limit 1), 0),
-    partition.queue)
-"""
-
+_PARTITION = f"json_array(place.id, place.name, place.created_at, place.floor, {TAIL}, {LAST_CREATED}, place.queue)"
 _PARTITIONS_BY_NAME = f"""
-select json_group_array({_PARTITION})
-from json_each(?1) as wanted
-join partitions as partition on partition.queue = wanted.value ->> 0 and partition.name = wanted.value ->> 1
+select json_group_array({_PARTITION}) from json_each(?1) as wanted
+join partitions as place on place.queue = wanted.value ->> 0 and place.name = wanted.value ->> 1
 """
-
 _PARTITIONS_BY_ID = f"""
-select json_group_array({_PARTITION})
-from json_each(?1) as wanted
-join partitions as partition on partition.id = wanted.value
-where partition.queue != 0
+select json_group_array({_PARTITION}) from json_each(?1) as wanted
+join partitions as place on place.id = wanted.value where place.queue != 0
 """
 
 _GROUPS = """
@@ -63,22 +53,17 @@ from json_each(?2) as wanted
 
 # Partitions with unsettled messages. Without a position, a group that receives only new messages needs those partitions
 # that received a message after its start, or that are younger than the group.
-_DISCOVER = """
+_DISCOVER = f"""
 select json_group_array(json_array(id, 0, 0)) from (
-    select partition.id
-    from partitions as partition
-    left join positions as position on position.grp = ?1 and position.partition = partition.id
-    where partition.queue = ?2
-      and max(partition.tail, ifnull((select max(offset) from messages where messages.partition = partition.id), 0))
-          > max(partition.floor, ifnull(position.cursor, 0))
-      and (position.cursor is not null or ?3 is null or partition.id > ?4
-           or ifnull((select created_at from messages where messages.partition = partition.id
-                      order by offset desc limit 1), 0) > ?3)
+    select place.id
+    from partitions as place
+    left join positions as position on position.grp = ?1 and position.partition = place.id
+    where place.queue = ?2 and {TAIL} > max(place.floor, ifnull(position.cursor, 0))
+      and (position.cursor is not null or ?3 is null or place.id > ?4 or {LAST_CREATED} > ?3)
     union
     select requeued.partition from requeued where requeued.grp = ?1
 )
 """
-
 
 # The first message of a lane in the partition `place`, for group ?1. The tables `level` (a priority), `lane` (its row
 # in lanes) and `position` (the group's row in positions) come from the query around it.
@@ -129,9 +114,7 @@ select json_group_array(json_array(id, found ->> 0, found ->> 1)) from (
             left join lanes as lane on lane.grp = ?1 and lane.partition = place.id and lane.priority = level.value
             where {_FIRST_PLAIN} is not null or {_FIRST_DELAYED} is not null
             union all
-            select 0, 0 where max(place.tail,
-                ifnull((select max(offset) from messages where messages.partition = place.id), 0))
-                > max(place.floor, ifnull(position.cursor, 0), ifnull((select cursor from lanes
+            select 0, 0 where {TAIL} > max(place.floor, ifnull(position.cursor, 0), ifnull((select cursor from lanes
                     where grp = ?1 and lanes.partition = place.id and lanes.priority = 0), 0))
             union all
             select iif(available_at <= ?5, messages.priority, 0), available_at > ?5 from outstanding
@@ -142,9 +125,7 @@ select json_group_array(json_array(id, found ->> 0, found ->> 1)) from (
     cross join json_each('[[0, 0]]') as wanted
     left join positions as position on position.grp = ?1 and position.partition = place.id
     where place.queue = ?2
-      and (position.cursor is not null or ?3 is null or place.id > ?4
-           or ifnull((select created_at from messages where messages.partition = place.id
-                      order by offset desc limit 1), 0) > ?3)
+      and (position.cursor is not null or ?3 is null or place.id > ?4 or {LAST_CREATED} > ?3)
 ) where found is not null
 """
 

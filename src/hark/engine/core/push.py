@@ -49,7 +49,8 @@ def find_partitions(
             if not make:
                 continue
             labels = next((message.labels for message in messages if message.queue == key[0]), None)
-            queue = make_queue(transaction, key[0], labels)
+            namespace, task = labels or labels_of(key[0])  # Rule 2.
+            queue = insert_queue(transaction, QueueSpec(name=key[0], namespace=namespace, task=task))
         partition = queue.partitions.get(key[1])
         if partition is None:
             missing[key] = queue
@@ -71,12 +72,6 @@ def make_partition(transaction: WriteTransaction, queue: Queue, name: str) -> Pa
     connection, now = transaction.connection, transaction.now
     run(connection, "insert into partitions (queue, name, created_at) values (?1, ?2, ?3)", queue.id, name, now)
     return adopt_partition(transaction.state, queue, connection.last_insert_rowid(), name, now)
-
-
-def make_queue(transaction: WriteTransaction, name: str, labels: tuple[str, str] | None) -> Queue:
-    """Create a queue at its first push, with these labels or those of its name (rule 2)."""
-    namespace, task = labels or labels_of(name)
-    return insert_queue(transaction, QueueSpec(name=name, namespace=namespace, task=task))
 
 
 def insert_queue(transaction: WriteTransaction, spec: QueueSpec) -> Queue:
@@ -211,7 +206,9 @@ def find_duplicates(transaction: WriteTransaction, items: Iterable[NewMessage], 
         if place.offset > partition.next_tail:
             found[partition_id, transaction_id] = NOT_YET
         in_this_transaction = partition.tail < place.offset <= partition.next_tail
-        if in_this_transaction or (partition.floor < place.offset <= partition.tail and _exists(transaction, place)):
+        if in_this_transaction or (
+            partition.floor < place.offset <= partition.tail and stored_at(transaction, *place) is not None
+        ):
             found[partition_id, transaction_id] = place.offset
     return found
 
@@ -223,11 +220,6 @@ def is_of_new_partition(transaction: WriteTransaction, transaction_id: str) -> b
         return False
     made = scalar(transaction.connection, "select seq from sqlite_sequence where name = 'partitions'")
     return place.partition > (made or 0)
-
-
-def _exists(transaction: WriteTransaction, place: tuple[int, int]) -> bool:
-    sql = "select 1 from messages where partition = ?1 and offset = ?2"
-    return scalar(transaction.connection, sql, *place) is not None
 
 
 def push_all(

@@ -14,7 +14,7 @@ from hark.engine.core.push import encode_options, find_message, find_partitions,
 from hark.engine.core.schema import SHARED_OPEN_HERE
 from hark.engine.core.shared import SETTLED, Entry, SharedDraft
 from hark.engine.core.state import Group, Partition, Queue
-from hark.engine.core.store import rows_of, run, scalar
+from hark.engine.core.store import delete_traces, rows_of, run, scalar
 from hark.engine.core.transaction import WriteTransaction, dig
 from hark.errors import HarkError, NotFound
 from hark.ids import Place
@@ -157,12 +157,6 @@ def _delete(transaction: WriteTransaction, name: str) -> bool:
     for group in groups:
         transaction.discard(group)
     # Memory is changed before the commit, so that later verbs of this transaction find nothing. A rollback reloads it.
-    _forget(transaction, queue, groups)
-    return queue is not None
-
-
-def _forget(transaction: WriteTransaction, queue: Queue | None, groups: Sequence[Group]) -> None:
-    state = transaction.state
     for group in groups:
         state.groups.pop((group.queue_name, group.name), None)
         drop_leases(transaction, group)
@@ -171,6 +165,7 @@ def _forget(transaction: WriteTransaction, queue: Queue | None, groups: Sequence
         for partition in queue.partitions.values():
             state.partitions.pop(partition.id, None)
             state.partitions_by_uid.pop(partition.uid, None)
+    return queue is not None
 
 
 def drop_leases(transaction: WriteTransaction, group: Group) -> None:
@@ -282,7 +277,7 @@ def _delete_message(transaction: WriteTransaction, place: Place) -> bool:
     if not connection.changes():
         return False
     run(connection, "update partitions set tail = max(tail, ?1) where id = ?2", partition.tail, partition.id)
-    delete_traces(transaction, place)
+    delete_traces(connection, [place])
     leave_gap(transaction, partition, place.offset)
     transaction.settled_many(partition.queue)
     return True
@@ -317,17 +312,6 @@ def settle_removed(transaction: WriteTransaction, position: Position, offset: in
         transaction.state.note_removed(position, [held])
         transaction.draft(position).gone.add(held[3])
         transaction.let_go(position, held[1])
-
-
-def delete_traces(transaction: WriteTransaction, place: tuple[int, int]) -> None:
-    """Delete the trace events of a message."""
-    connection = transaction.connection
-    run(
-        connection,
-        "delete from trace_names where trace in (select id from traces where partition = ?1 and offset = ?2)",
-        *place,
-    )
-    run(connection, "delete from traces where partition = ?1 and offset = ?2", *place)
 
 
 def trace(transaction: WriteTransaction, traces: Sequence[NewTrace]) -> Answers[str]:

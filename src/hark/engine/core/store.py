@@ -350,6 +350,13 @@ def for_each(connection: apsw.Connection, sql: str, rows: Sequence[Any]) -> None
         connection.execute(sql, (msgspec.json.encode(rows).decode(),))
 
 
+def delete_traces(connection: apsw.Connection, places: Sequence[tuple[int, int]]) -> None:
+    """Delete the trace events of messages, given as (partition, offset)."""
+    found = "from traces where (partition, offset) in (select value ->> 0, value ->> 1 from json_each(?1))"
+    for_each(connection, f"delete from trace_names where trace in (select id {found})", places)
+    for_each(connection, f"delete {found}", places)
+
+
 DELETE_ROWS = """
 delete from {table} where (grp, partition, {key}) in
     (select value ->> 0, value ->> 1, value ->> 2 from json_each(?1))

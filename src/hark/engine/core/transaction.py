@@ -15,7 +15,7 @@ from hark.engine.core.ordered import Draft, OrderedPosition, save_ordered
 from hark.engine.core.position import AnyDraft, Lease, Position, Stored
 from hark.engine.core.shared import SharedDraft, SharedPosition, SharedRows
 from hark.engine.core.state import Bounds, Group, Partition, Queue, State, remember
-from hark.engine.core.store import Place, Value, for_each, insert_messages, rows_of, run, scalar
+from hark.engine.core.store import Place, Value, delete_traces, for_each, insert_messages, rows_of, run, scalar
 from hark.engine.hints import HintBook
 from hark.ids import IdSource
 from hark.model import Hint
@@ -23,7 +23,6 @@ from hark.model import Hint
 _BEFORE = """
 select first, last from gaps where partition = ?1 and first < ?2 and owner = 0 order by first desc limit 1
 """
-_WANTED = "in (select value ->> 0, value ->> 1 from json_each(?1))"
 _FIND = """
 select message.partition, message.offset, priority, deliver_at, owner from json_each(?2) as wanted
 cross join messages as message where message.partition = ?1 and message.offset = wanted.value
@@ -68,10 +67,9 @@ class Drops(msgspec.Struct, eq=False):
         if not self._gone:
             return
         places = [(partition.id, offset) for partition, offsets in self._gone.items() for offset in offsets]
-        traces = f"from traces where (partition, offset) {_WANTED}"
-        for_each(connection, f"delete from trace_names where trace in (select id {traces})", places)
-        for_each(connection, f"delete {traces}", places)
-        for_each(connection, f"delete from messages where (partition, offset) {_WANTED}", places)
+        delete_traces(connection, places)
+        wanted = "in (select value ->> 0, value ->> 1 from json_each(?1))"
+        for_each(connection, f"delete from messages where (partition, offset) {wanted}", places)
         for partition, offsets in self._gone.items():
             lowest = scalar(connection, "select min(offset) from messages where partition = ?1", partition.id)
             tail = partition.next_tail

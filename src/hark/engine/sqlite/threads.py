@@ -160,7 +160,7 @@ class StoreThreads:
         now = self._now()
         answered = [call for call in calls if self._serve(call, now)]
         if self._notes.waiting:
-            self._writes.put(Write(None, _save_notes))
+            self._writes.put(Write(None, lambda _: None))  # Every transaction saves the notes.
         self._outbox.post(answered, self._claimed.hints())
         self._claimed = HintBook()
 
@@ -173,7 +173,7 @@ class StoreThreads:
         """Serve a call from memory. False: it must wait for a transaction."""
         try:
             if self._broken is not None:
-                self._writes.put(Write(None, _save_notes))  # The next transaction tries to load memory again.
+                self._writes.put(Write(None, lambda _: None))  # The next transaction tries to load memory again.
                 raise self._broken
             if self.state.is_due(now):
                 self._writes.put(call)  # Due leases are expired first, in a transaction.
@@ -362,7 +362,7 @@ class StoreThreads:
         if self._parked:
             self._unpark()
         if self._notes.waiting:
-            self._writes.put(Write(None, _save_notes))
+            self._writes.put(Write(None, lambda _: None))
         keys = transaction.keys
         self._outbox.post(answered, hints, None if keys is None else keys.news())
 
@@ -420,10 +420,6 @@ class StoreThreads:
             for position in lease.parts:
                 hints.ended(position.group.queue_name, position.group.name, lease.id)
         self._outbox.post([], hints.hints())
-
-
-def _save_notes(_transaction: WriteTransaction) -> None:
-    """Do nothing: every transaction saves the notes of claims."""
 
 
 def _unknown(error: Exception) -> HarkError:
