@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from hark import model
 from hark.engine.api import Answers
 from hark.engine.core.loader import adopt_group, make_group
 from hark.engine.core.position import Position
@@ -19,16 +20,6 @@ from hark.engine.core.store import Value, encode_extra, extra_of, place_payloads
 from hark.engine.core.transaction import WriteTransaction
 from hark.errors import Conflict, HarkError, NotFound
 from hark.ids import IdCodec
-from hark.model import (
-    DeadLetterFilter,
-    GroupDeletion,
-    GroupMode,
-    Limits,
-    NewDeadLetter,
-    Seek,
-    SeekOutcome,
-    Subscription,
-)
 
 _encode_limits = msgspec.json.Encoder().encode
 
@@ -39,8 +30,8 @@ class Contact(NamedTuple):
     queue: str | None
     """None: the namespace and task themselves, whose queues may be created later."""
     group: str
-    mode: GroupMode = "ordered"
-    subscription: Subscription = Subscription()
+    mode: model.GroupMode = "ordered"
+    subscription: model.Subscription = model.Subscription()
     label: Label | None = None
     """The namespace and task of the pop, if any: the group started when it first popped by these."""
 
@@ -79,7 +70,7 @@ def first_contact(transaction: WriteTransaction, contacts: Iterable[Contact]) ->
                 queue.created_floor = max(queue.created_floor, since + 1)
 
 
-def _first_label_contact(transaction: WriteTransaction, label: Label | None, wanted: Subscription) -> None:
+def _first_label_contact(transaction: WriteTransaction, label: Label | None, wanted: model.Subscription) -> None:
     if label is None or label in transaction.state.labels or transaction.loader.label(label):
         return
     start = wanted
@@ -89,7 +80,7 @@ def _first_label_contact(transaction: WriteTransaction, label: Label | None, wan
             for queue in transaction.state.queues.values()
             if label[1] in (None, queue.info.namespace) and label[2] in (None, queue.info.task)
         ]
-        start = Subscription("new", max((_newest(transaction, name) for name in names), default=transaction.now))
+        start = model.Subscription("new", max((_newest(transaction, name) for name in names), default=transaction.now))
     highest = _highest_partition(transaction)
     transaction.connection.execute(
         "insert into labels (grp, namespace, task, subscription, since, highest_partition) values (?, ?, ?, ?, ?, ?)",
@@ -113,9 +104,9 @@ def _highest_partition(transaction: WriteTransaction) -> int:
     return int(scalar(transaction.connection, "select ifnull(max(id), 0) from partitions"))
 
 
-def seek(transaction: WriteTransaction, requests: Sequence[Seek]) -> list[SeekOutcome | HarkError]:
+def seek(transaction: WriteTransaction, requests: Sequence[model.Seek]) -> list[model.SeekOutcome | HarkError]:
     """Move the cursors of groups (rule 21)."""
-    answers: list[SeekOutcome | HarkError] = []
+    answers: list[model.SeekOutcome | HarkError] = []
     for request in requests:
         try:
             answers.append(_seek(transaction, request))
@@ -124,7 +115,7 @@ def seek(transaction: WriteTransaction, requests: Sequence[Seek]) -> list[SeekOu
     return answers
 
 
-def _seek(transaction: WriteTransaction, request: Seek) -> SeekOutcome:
+def _seek(transaction: WriteTransaction, request: model.Seek) -> model.SeekOutcome:
     queue = transaction.state.queues.get(request.queue)
     if queue is None:
         raise NotFound(f"queue {request.queue!r} does not exist", code="queue_not_found")
@@ -137,7 +128,7 @@ def _seek(transaction: WriteTransaction, request: Seek) -> SeekOutcome:
         move(transaction, position, cursor)
     transaction.settled_many(queue)
     transaction.on_commit(lambda: transaction.state.forget_endings(group.id))
-    return SeekOutcome(len(positions), None if cursor is None else cursor + 1)
+    return model.SeekOutcome(len(positions), None if cursor is None else cursor + 1)
 
 
 def _positions(transaction: WriteTransaction, queue: Queue, group: Group, partition: str | None) -> list[Position]:
@@ -154,7 +145,7 @@ def _positions(transaction: WriteTransaction, queue: Queue, group: Group, partit
     return [group.positions[partition_id] for partition_id in ids]
 
 
-def _target(transaction: WriteTransaction, request: Seek, position: Position) -> int:
+def _target(transaction: WriteTransaction, request: model.Seek, position: Position) -> int:
     partition = position.partition
     if request.to_end:
         return partition.next_tail
@@ -163,7 +154,7 @@ def _target(transaction: WriteTransaction, request: Seek, position: Position) ->
     return min(max((request.offset or 1) - 1, partition.floor), partition.next_tail)
 
 
-def limit_group(transaction: WriteTransaction, queue: str, group: str, limits: Limits) -> bool:
+def limit_group(transaction: WriteTransaction, queue: str, group: str, limits: model.Limits) -> bool:
     """Set the limits of a group."""
     found = transaction.loader.group(queue, group)
     if found is None:
@@ -177,7 +168,7 @@ def limit_group(transaction: WriteTransaction, queue: str, group: str, limits: L
 
 def delete_group(
     transaction: WriteTransaction, group: str, queue: str | None, forget_subscription: bool
-) -> GroupDeletion:
+) -> model.GroupDeletion:
     """Delete the positions of a group in one queue or in all, and its subscription if requested."""
     connection = transaction.connection
     rows = rows_of(
@@ -201,7 +192,7 @@ def delete_group(
         queue_of = transaction.state.queues.get(queue_name)
         if queue_of is not None:
             transaction.settled_many(queue_of)
-    return GroupDeletion(partitions, len(rows) if forget_subscription else 0)
+    return model.GroupDeletion(partitions, len(rows) if forget_subscription else 0)
 
 
 def _forget(transaction: WriteTransaction, key: tuple[str, str]) -> None:
@@ -234,12 +225,12 @@ def resubscribe(transaction: WriteTransaction, group: str, since: int) -> int:
         transaction.hints.add(queue_name, group, None)
         if found is not None:
             stored = rows_of(connection, "select partition from positions where grp = ?1", group_id)
-            _restart(transaction, found, Subscription("timestamp", since), highest, {row[0] for row in stored})
+            _restart(transaction, found, model.Subscription("timestamp", since), highest, {row[0] for row in stored})
     return len(rows)
 
 
 def _restart(
-    transaction: WriteTransaction, group: Group, subscription: Subscription, highest: int, stored: set[int]
+    transaction: WriteTransaction, group: Group, subscription: model.Subscription, highest: int, stored: set[int]
 ) -> None:
     """Drop positions of a group that are neither stored nor leased, so that it starts again."""
 
@@ -271,7 +262,7 @@ on conflict (partition, offset, grp) do nothing
 """
 
 
-def conditions(where: DeadLetterFilter, codec: IdCodec) -> tuple[str, list[int | str]]:
+def conditions(where: model.DeadLetterFilter, codec: IdCodec) -> tuple[str, list[int | str]]:
     """The SQL condition of a filter, and its values. Absent fields are left out, so that indexes are used."""
     wanted: list[tuple[str, int | str | None]] = [
         ("queue = ?", where.queue),
@@ -304,7 +295,7 @@ def requeue(transaction: WriteTransaction, ids: Sequence[str]) -> list[str | Har
 def _requeue(transaction: WriteTransaction, dead_letter_id: str) -> str:
     connection, state = transaction.connection, transaction.state
     # A second requeue of the same dead letter must find nothing.
-    matching, values = conditions(DeadLetterFilter(ids=(dead_letter_id,)), state.codec)
+    matching, values = conditions(model.DeadLetterFilter(ids=(dead_letter_id,)), state.codec)
     rows = rows_of(
         connection,
         "select id, queue, partition_name, grp, payload, transaction_id, extra, priority from dead_letters"
@@ -357,7 +348,7 @@ def _is_taken(transaction: WriteTransaction, partition: int, transaction_id: str
     return scalar(transaction.connection, sql, partition, transaction_id) is not None
 
 
-def import_letters(transaction: WriteTransaction, letters: Sequence[NewDeadLetter]) -> Answers[bool]:
+def import_letters(transaction: WriteTransaction, letters: Sequence[model.NewDeadLetter]) -> Answers[bool]:
     """Store dead letters of another store. False for one that exists."""
     refusal = transaction.state.refusal()
     if refusal is not None:
@@ -366,7 +357,7 @@ def import_letters(transaction: WriteTransaction, letters: Sequence[NewDeadLette
     return [_import(transaction, letter) for letter in letters]
 
 
-def _import(transaction: WriteTransaction, letter: NewDeadLetter) -> bool | HarkError:
+def _import(transaction: WriteTransaction, letter: model.NewDeadLetter) -> bool | HarkError:
     connection, message = transaction.connection, letter.message
     queue = transaction.state.queues.get(message.queue)
     if queue is None:
@@ -406,7 +397,7 @@ def _offset_of(transaction: WriteTransaction, partition: Partition, transaction_
     return offset
 
 
-def delete_dead_letters(transaction: WriteTransaction, where: DeadLetterFilter, limit: int | None = None) -> int:
+def delete_dead_letters(transaction: WriteTransaction, where: model.DeadLetterFilter, limit: int | None = None) -> int:
     """Delete dead letters. Returns their number."""
     connection = transaction.connection
     matching, values = conditions(where, transaction.state.codec)

@@ -7,21 +7,11 @@ from collections.abc import Iterable, Sequence
 import apsw
 import msgspec
 
+from hark import model
 from hark.clock import MILLISECOND
 from hark.engine.core.store import rows_of, run, scalar
 from hark.engine.keyvalue import MOST_APPENDED, TOLD_ONE_BY_ONE, TOO_MUCH, Misfit, bounds, combine, failed_check, misfit
 from hark.keys import decode_key, encode_key, prefix_bounds
-from hark.model import (
-    Key,
-    KeyEntry,
-    KeyMutation,
-    KeyNotification,
-    KeyRange,
-    KeyStats,
-    KeyWrite,
-    KeyWritten,
-    TransactionOutcome,
-)
 
 _LIVE = "(expires_at is null or expires_at > {now})"
 _SAVE = """
@@ -59,8 +49,10 @@ class _Row(msgspec.Struct, array_like=True, gc=False):
     expires_at: int | None
     sealed_by: str | None
 
-    def entry(self) -> KeyEntry:
-        return KeyEntry(decode_key(bytes.fromhex(self.key)), self.value, self.version, self.expires_at, self.sealed_by)
+    def entry(self) -> model.KeyEntry:
+        return model.KeyEntry(
+            decode_key(bytes.fromhex(self.key)), self.value, self.version, self.expires_at, self.sealed_by
+        )
 
 
 _decode_rows = msgspec.json.Decoder(list[_Row]).decode
@@ -77,13 +69,13 @@ class KeyBook:
         self._appended = 0
         """Bytes that the appends of the current request have rewritten."""
 
-    def news(self) -> KeyNotification | None:
+    def news(self) -> model.KeyNotification | None:
         """The notification of the changed keys."""
         if self._any:
-            return KeyNotification(None)
-        return KeyNotification(tuple(decode_key(key) for key in self._changed)) if self._changed else None
+            return model.KeyNotification(None)
+        return model.KeyNotification(tuple(decode_key(key) for key in self._changed)) if self._changed else None
 
-    def write(self, request: KeyWrite) -> KeyWritten | TransactionOutcome:
+    def write(self, request: model.KeyWrite) -> model.KeyWritten | model.TransactionOutcome:
         """Apply a request completely, or return the `TransactionOutcome` with the reason why not."""
         for index, check in enumerate(request.checks):
             if self._version(encode_key(check.key)) != check.version:
@@ -101,7 +93,7 @@ class KeyBook:
                 return misfit(index, mutation, str(error))
         run(self._connection, "release keys")
         self._tell(changed)
-        return KeyWritten(True, version, None, deleted)
+        return model.KeyWritten(True, version, None, deleted)
 
     def set_undelivered(self, partition: int, offset: int, queue: str) -> None:
         """Store the payload of an undeliverable message under its keys (`keysIfUndelivered`, rule 18)."""
@@ -130,7 +122,7 @@ class KeyBook:
         version: int | None = scalar(self._connection, sql, key, self._now)
         return version
 
-    def _mutate(self, mutation: KeyMutation, version: int, changed: dict[bytes, None]) -> int:
+    def _mutate(self, mutation: model.KeyMutation, version: int, changed: dict[bytes, None]) -> int:
         """Apply one mutation. Returns the number of deleted entries."""
         key = encode_key(mutation.key)
         changed[key] = None
@@ -168,14 +160,14 @@ class KeyBook:
         return number
 
 
-def read_keys(connection: apsw.Connection, now: int, keys: Sequence[Key]) -> list[KeyEntry | None]:
+def read_keys(connection: apsw.Connection, now: int, keys: Sequence[model.Key]) -> list[model.KeyEntry | None]:
     """The entries of keys."""
     wanted = [encode_key(key).hex().upper() for key in keys]
     found = {row.key: row.entry() for row in _rows(connection, _WANTED, msgspec.json.encode(wanted).decode(), now)}
     return [found.get(key) for key in wanted]
 
 
-def list_keys(connection: apsw.Connection, now: int, ranges: Sequence[KeyRange]) -> list[list[KeyEntry]]:
+def list_keys(connection: apsw.Connection, now: int, ranges: Sequence[model.KeyRange]) -> list[list[model.KeyEntry]]:
     """The entries of ranges."""
     return [
         [
@@ -193,12 +185,12 @@ def _rows(connection: apsw.Connection, sql: str, *parameters: int | str | bytes)
     return [] if text is None else _decode_rows(text)
 
 
-def count_keys(connection: apsw.Connection, now: int, prefix: Key) -> int:
+def count_keys(connection: apsw.Connection, now: int, prefix: model.Key) -> int:
     """Number of entries below a prefix."""
     return int(scalar(connection, _COUNT, *prefix_bounds(prefix), now))
 
 
-def key_stats(connection: apsw.Connection, now: int) -> KeyStats:
+def key_stats(connection: apsw.Connection, now: int) -> model.KeyStats:
     """The size of the key-value store. Reads every entry."""
     [(entries, size)] = rows_of(connection, _STATS, now)
-    return KeyStats(int(entries), int(size))
+    return model.KeyStats(int(entries), int(size))

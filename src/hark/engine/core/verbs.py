@@ -265,7 +265,7 @@ class TableVerbs(ABC):
         self._clock = clock
         self._key_stats = StatsMemory(self._count_all)
 
-    # Calls --------------------------------------------------------------------------------------------------
+    # Calls -------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def _submit(self, call: Call) -> None: ...
