@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import apsw
 import msgspec
 
 from hark import model
 from hark.clock import SECOND
-from hark.engine.core.handout import Picker
+from hark.engine.core.handout import Picker, expiry_of, window_end
 from hark.engine.core.loader import Loader
 from hark.engine.core.ordered import OrderedPosition
 from hark.engine.core.position import NEVER, Lease, Position, Retry, Stored
 from hark.engine.core.shared import SharedPosition
 from hark.engine.core.state import Group, Partition, State, reached_limit
-from hark.engine.core.store import Extra, extra_of, rows_of
+from hark.engine.core.store import NO_EXTRA, MessageRow, extra_of, rows_of
 from hark.errors import HarkError, NotFound
 
 Place = tuple[int, int]
@@ -154,21 +154,13 @@ where partition = ?1 and offset = ?2
 _encode = msgspec.json.Encoder().encode
 
 
-class _Row(NamedTuple):
-    """A stored message."""
-
-    offset: int
-    created_at: int
-    priority: int
-    deliver_at: int | None
-    owner: int | None
-    transaction_id: str | None
-    extra: Extra
+_NO_PAYLOAD = msgspec.Raw(b"null")
 
 
-def _row(values: tuple[Any, ...]) -> _Row:
-    *rest, extra = values
-    return _Row._make([*rest, extra_of(extra)])
+def _row(values: tuple[Any, ...]) -> MessageRow:
+    offset, created_at, priority, deliver_at, owner, transaction_id, extra = values
+    columns = (offset, created_at, priority, deliver_at, owner, transaction_id)
+    return MessageRow(0, *columns, extra_of(extra), _NO_PAYLOAD)
 
 
 class Explainer:
@@ -207,7 +199,7 @@ class Explainer:
         )
 
     def _message(
-        self, partition: Partition, offset: int, row: _Row | None, dead: Sequence[Any] | None
+        self, partition: Partition, offset: int, row: MessageRow | None, dead: Sequence[Any] | None
     ) -> model.MessageFacts:
         message_id = self._state.codec.with_prefix(partition.prefix, offset)
         facts = model.MessageFacts(
@@ -228,6 +220,7 @@ class Explainer:
             return msgspec.structs.replace(
                 facts, transaction_id=transaction_id or message_id, created_at=created_at, priority=priority
             )
+        schedule = (row.extra or NO_EXTRA).b
         owners = {group.id: group.name for group in partition.queue.groups.values()}
         return msgspec.structs.replace(
             facts,
@@ -235,15 +228,15 @@ class Explainer:
             created_at=row.created_at,
             priority=row.priority,
             deliver_at=row.deliver_at,
-            expires_at=_expiry(partition, row),
+            expires_at=expiry_of(partition.queue, row),
             owner=None if row.owner is None else owners.get(row.owner, ""),
-            retries_allowed=len(partition.queue.schedule if row.extra.b is None else row.extra.b),
+            retries_allowed=len(partition.queue.schedule if schedule is None else schedule),
         )
 
     # Groups ------------------------------------------------------------------------------------------------
 
     def _group(
-        self, partition: Partition, offset: int, row: _Row | None, name: str, dead: Sequence[Any] | None
+        self, partition: Partition, offset: int, row: MessageRow | None, name: str, dead: Sequence[Any] | None
     ) -> model.GroupFacts:
         group = partition.queue.groups.get(name)
         letter = None if dead is None else model.DeadFacts(*dead[:4])
@@ -268,7 +261,7 @@ class Explainer:
         limited = reached_limit(partition.queue, group, self._now)
         return msgspec.structs.replace(facts, limited=limited, **waiting)
 
-    def _shared(self, position: Position, row: _Row) -> dict[str, object]:
+    def _shared(self, position: Position, row: MessageRow) -> dict[str, object]:
         assert isinstance(position, SharedPosition)
         held = position.held_at(row.offset)
         retry = position.retry_of(row.offset)
@@ -282,7 +275,7 @@ class Explainer:
             "window_until": Picker(self._connection, self._now).window_until(position),
         }
 
-    def _ordered(self, position: OrderedPosition, row: _Row) -> dict[str, object]:
+    def _ordered(self, position: OrderedPosition, row: MessageRow) -> dict[str, object]:
         draft = position.draft
         lease = None if draft is not None and (draft.released or draft.voided) else position.lease
         own = position.held_at(row.offset)
@@ -315,24 +308,20 @@ class Explainer:
             else model.Ahead(message_id=self._id(position, first), offset=first, held=_held(lease))
         )
 
-    def _first(self, position: OrderedPosition, ranges: Sequence[tuple[int, int]]) -> _Row | None:
+    def _first(self, position: OrderedPosition, ranges: Sequence[tuple[int, int]]) -> MessageRow | None:
         for first, last in ranges:
             for found in rows_of(self._connection, _FIRST, position.partition.id, first, last):
                 return _row(found)
         return None
 
-    def _window(self, position: OrderedPosition, head: _Row | None) -> int | None:
-        """See `HandOut._window_due`."""
+    def _window(self, position: OrderedPosition, head: MessageRow | None) -> int | None:
         window = position.partition.queue.info.options.window_buffer * SECOND
         if not window or head is None:
             return None
-        young = head.created_at + position.partition.queue.info.options.delayed_processing * SECOND
-        retry = position.retry_of(head.offset)
-        since = max(young, head.deliver_at or 0, 0 if retry is None else retry.due)
-        due = min(position.partition.last_created + window, since + 10 * window)
+        due = window_end(position, head, window)
         return due if due > self._now else None
 
-    def _blocker(self, position: OrderedPosition, before: Sequence[tuple[int, int]]) -> _Row | None:
+    def _blocker(self, position: OrderedPosition, before: Sequence[tuple[int, int]]) -> MessageRow | None:
         """The first message of these ranges that is not due."""
         options = position.partition.queue.info.options
         retries = (position.draft or position).retries
@@ -349,7 +338,7 @@ class Explainer:
         )
         return _row(found[0]) if found else None
 
-    def _waiting(self, position: OrderedPosition, row: _Row) -> model.Ahead:
+    def _waiting(self, position: OrderedPosition, row: MessageRow) -> model.Ahead:
         delay = position.partition.queue.info.options.delayed_processing * SECOND
         old_enough = row.created_at + delay if delay else 0
         return model.Ahead(
@@ -376,15 +365,7 @@ def _retrying(retry: Retry | None) -> model.Retrying | None:
     return None if retry is None else model.Retrying(retry.attempts, retry.due, retry.error)
 
 
-def _expiry(partition: Partition, row: _Row) -> int | None:
-    """See `HandOut._expiry`."""
-    ttl = partition.queue.info.options.ttl
-    if row.owner is not None or row.extra.x:
-        return row.extra.x or None
-    return row.created_at + ttl * SECOND if ttl else None
-
-
-def _begins_after(group: Group, partition: Partition, row: _Row | None) -> int | None:
+def _begins_after(group: Group, partition: Partition, row: MessageRow | None) -> int | None:
     since = group.subscription.since
     if row is None or group.subscription.mode == "all" or since is None or partition.id > group.highest_partition:
         return None

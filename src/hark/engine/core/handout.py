@@ -73,6 +73,29 @@ class SharedFetch(Fetch):
     entries: list[Entry]
 
 
+def expiry_of(queue: Queue, row: MessageRow) -> int | None:
+    """When a message expires, by its own time to live, else that of the queue. A requeued one has only its own."""
+    extra, ttl = row.extra, queue.info.options.ttl
+    if row.owner is not None or (extra is not None and extra.x):
+        return None if extra is None else extra.x or None
+    return row.created_at + ttl * SECOND if ttl else None
+
+
+def available_at(position: OrderedPosition, row: MessageRow) -> int:
+    """When a message of an ordered group becomes available; 0: at once."""
+    due, delayed = row.deliver_at or 0, position.partition.queue.info.options.delayed_processing
+    if delayed:
+        due = max(due, row.created_at + delayed * SECOND)
+    retry = position.retry_of(row.offset)
+    return due if retry is None else max(due, retry.due)
+
+
+def window_end(position: OrderedPosition, first: MessageRow, window: int) -> int:
+    """When the window buffer allows delivery of a partition with this first message (rule 11)."""
+    since = max(first.created_at, available_at(position, first))
+    return min(position.partition.last_created + window, since + 10 * window)
+
+
 class HandOut:
     """Leases the deliverable messages among those that were read, at one time."""
 
@@ -136,9 +159,9 @@ class HandOut:
         for row in fetch.rows:
             if self._is_gone(fetch, row):
                 continue
-            due = self._due(fetch, row)
+            due = self._due(fetch, row, 0)
             if due is None and window and not deliverable:
-                due = self._window_due(fetch, row, window)
+                due = self._due(fetch, row, window)
                 reason = "waiting" if due is None else "window_buffer"
             if due is not None or len(deliverable) >= room or job.bytes >= job.max_bytes:
                 stop = row.offset
@@ -165,43 +188,20 @@ class HandOut:
         """Whether a message is for another group, or expired."""
         if row.owner is not None and row.owner != fetch.position.group.id:
             return True
-        expiry = self._expiry(fetch, row)
+        expiry = expiry_of(fetch.queue, row)
         if expiry is None or expiry > self._now:
             return False
         self.expired[fetch.queue.name] = self.expired.get(fetch.queue.name, 0) + 1
         self._state.note_ending(fetch.position, row.offset, Ending("expired", expiry))
         return True
 
-    def _expiry(self, fetch: Fetch, row: MessageRow) -> int | None:
-        """When a message expires, by its own time to live, else that of the queue. A requeued one has only its own."""
-        extra, ttl = row.extra, fetch.queue.info.options.ttl
-        if row.owner is not None or (extra is not None and extra.x):
-            return None if extra is None else extra.x or None
-        return row.created_at + ttl * SECOND if ttl else None
-
-    def _due(self, fetch: OrderedFetch, row: MessageRow) -> int | None:
-        """When a message that is not due must be checked again; None: it is due."""
-        due = self._since(fetch, row)
-        return None if due <= self._now else self._before_expiry(fetch, row, due)
-
-    def _since(self, fetch: OrderedFetch, row: MessageRow) -> int:
-        """When a message becomes available; 0: at once."""
-        due = row.deliver_at or 0
-        delayed = fetch.queue.info.options.delayed_processing
-        if delayed:
-            due = max(due, row.created_at + delayed * SECOND)
-        retry = fetch.position.retries.get(row.offset)
-        return due if retry is None else max(due, retry.due)
-
-    def _before_expiry(self, fetch: Fetch, row: MessageRow, due: int) -> int:
-        expiry = self._expiry(fetch, row)
+    def _due(self, fetch: OrderedFetch, row: MessageRow, window: int) -> int | None:
+        """When a message that is not due must be checked again; None: it is due, or its window buffer is closed."""
+        due = window_end(fetch.position, row, window) if window else available_at(fetch.position, row)
+        if due <= self._now:
+            return None
+        expiry = expiry_of(fetch.queue, row)
         return due if expiry is None else min(due, expiry)
-
-    def _window_due(self, fetch: OrderedFetch, row: MessageRow, window: int) -> int | None:
-        """When the window buffer allows delivery of a partition whose first message is ready; None: now (rule 11)."""
-        since = max(row.created_at, self._since(fetch, row))
-        due = min(fetch.position.partition.last_created + window, since + 10 * window)
-        return self._before_expiry(fetch, row, due) if due > self._now else None
 
     def _step_over(self, fetch: OrderedFetch, kept: set[int], stop: int | None) -> None:
         """Settle missing offsets before `stop` in memory. The next transaction saves this."""

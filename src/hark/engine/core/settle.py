@@ -301,7 +301,6 @@ def _transact(transaction: WriteTransaction, request: Transaction) -> Transactio
             results.append(outcome)
             if operation.status == "completed" and outcome.lease_id is not None:
                 assert verdict.position is not None and verdict.held is not None
-                # Stored, because a consumer that gets no answer may repeat its transaction after a restart.
                 place = (verdict.position.group.id, verdict.position.partition.id, verdict.held[0])
                 transaction.kept.append((*place, outcome.lease_id, transaction.now))
         else:

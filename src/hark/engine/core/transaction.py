@@ -169,7 +169,7 @@ class WriteTransaction(msgspec.Struct, eq=False):
     completed: dict[tuple[int, int, int], str] = {}
     """Leases of completed messages, by group, partition and offset."""
     kept: list[tuple[int, int, int, str, int]] = []
-    """Rows of `completions`."""
+    """Rows of `completions`. A consumer that gets no answer may repeat its transaction, even after a restart."""
     dead: list[tuple[str, str, int, str, str, int, int, str, int]] = []
     """Dead letters to store."""
     ended: list[tuple[Lease, Position]] = []
