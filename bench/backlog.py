@@ -9,7 +9,7 @@ from bench.figures import Figure
 from bench.measure import Bench
 from bench.rows import BACKLOG, QUEUE, SIZE
 from bench.servers import Server, running
-from bench.stores import Place
+from bench.stores import StoreLocation
 from hark.cli.bench import Load, generate
 
 PARTITIONS = 100_000
@@ -19,7 +19,7 @@ POP_BATCH = 200
 POP_CLAIMS = 20
 
 
-def build(place: Place, partitions: int = PARTITIONS, messages: int = MESSAGES) -> None:
+def build(store: StoreLocation, partitions: int = PARTITIONS, messages: int = MESSAGES) -> None:
     """Push all and settle all, in the queue that is measured later."""
     push = Load(
         kind="push",
@@ -40,7 +40,7 @@ def build(place: Place, partitions: int = PARTITIONS, messages: int = MESSAGES) 
         auto_ack=True,
         requests=messages,  # it ends when nothing is left
     )
-    with running("hark", place) as server:
+    with running("hark", store) as server:
         url = f"http://127.0.0.1:{server.port}"
         for load in (push, settle):
             outcome = generate(url, load)[0]
@@ -49,12 +49,12 @@ def build(place: Place, partitions: int = PARTITIONS, messages: int = MESSAGES) 
 
 
 @contextmanager
-def _both(bench: Bench, history: Place) -> Iterator[tuple[Server, Server]]:
+def _both(bench: Bench, history: StoreLocation) -> Iterator[tuple[Server, Server]]:
     with bench.fresh("hark") as empty, running("hark", history) as old:
         yield empty, old
 
 
-def compare(bench: Bench, history: Place, reference: float) -> Iterator[tuple[Figure, Figure]]:
+def compare(bench: Bench, history: StoreLocation, reference: float) -> Iterator[tuple[Figure, Figure]]:
     """Each row on an empty store and on the one with the history, right after each other."""
     with _both(bench, history) as servers:
         for row in BACKLOG:

@@ -115,7 +115,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
         return "not worse" if self.required == 1 else f"{sign} {self.required:g} x"
 
     @property
-    def verdict(self) -> str:
+    def outcome(self) -> str:
         """Whether it is as required; where that is \"not worse\", rounds on both sides of 1 tell nothing."""
         if self.most is not None:
             return "pass" if median(self.after) <= self.most else "FAIL"
@@ -160,14 +160,14 @@ def in_turns(
             for side in both if turn % 2 == 0 else both[::-1]:
                 bench.environment = side.environment
                 run = runs[side.name]
-                for figure in _measured(bench, run, name, reference, watch_seconds):
+                for figure in _figures_of(bench, run, name, reference, watch_seconds):
                     run.figures.append(figure)
                     console.print(f"  {side.name}  " + "  ".join(cell for cell in cells(figure) if cell), markup=False)
         found += pairs(bench.stores.engine, runs["before"], runs["after"])
     return found
 
 
-def _measured(bench: Bench, run: Run, name: str, reference: Figure, watch_seconds: float) -> Iterator[Figure]:
+def _figures_of(bench: Bench, run: Run, name: str, reference: Figure, watch_seconds: float) -> Iterator[Figure]:
     """One round of a row at Hark."""
     for figure in _round(bench, run, name, reference.full_core, watch_seconds):
         cpu_l = figure.server_us / reference.cpu_us if figure.server_us and reference.cpu_us else None
@@ -231,7 +231,7 @@ def table(found: Iterable[Pair]) -> Table:
         medians = [number(median(side), 0 if median(side) >= MANY else 2) for side in (pair.before, pair.after)]
         title = pair.title if pair.title == pair.row else f"{pair.row}: {pair.title}"
         name = METRICS.get(pair.metric, "")
-        figures = (*medians, number(pair.ratio), spread, pair.demand, pair.verdict)
+        figures = (*medians, number(pair.ratio), spread, pair.demand, pair.outcome)
         shown.add_row("" if title == last else title, name, *figures)
         last = title
     return shown
@@ -242,7 +242,7 @@ def save(found: list[Pair], both: tuple[Side, Side], machine: dict[str, str]) ->
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{machine['time'].replace(':', '')}-against.json"
     commits = {side.name: side.commit for side in both}
-    values = [msgspec.to_builtins(pair) | {"ratio": pair.ratio, "verdict": pair.verdict} for pair in found]
+    values = [msgspec.to_builtins(pair) | {"ratio": pair.ratio, "verdict": pair.outcome} for pair in found]
     kept = {"machine": machine, "commits": commits, "compared": values}
     path.write_bytes(msgspec.json.format(msgspec.json.encode(kept), indent=2))
     return path

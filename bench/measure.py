@@ -14,7 +14,7 @@ from bench.figures import Figure, figure_of
 from bench.procfs import rss_mb
 from bench.rows import BARE_ROW, Row
 from bench.servers import Kind, Server, running
-from bench.stores import Place, SqliteStores, Stores
+from bench.stores import SqliteStores, StoreLocation, Stores
 from hark.cli.bench import Load, generate
 
 FILL_BATCH = 100
@@ -35,7 +35,7 @@ class Bench:
         self.l_seconds = l_seconds
         self.least_backlog = 0
         """Messages that deep pop rows find at least."""
-        self.history: Place | None = None
+        self.history: StoreLocation | None = None
         """The store with a long history, once a row has built it."""
         self.environment: dict[str, str] = {}
         """Variables of Hark's environment, and of programs that use its client: which checkout runs."""
@@ -49,12 +49,12 @@ class Bench:
     def fresh(self, kind: Kind) -> Iterator[Server]:
         """A server on an empty place, which goes away with it."""
         stores = SqliteStores() if kind == "bare" else self.stores
-        place = stores.create(self.new_folder(kind))
+        store = stores.create(self.new_folder(kind))
         try:
-            with running(kind, place, self.environment if kind == "hark" else None) as server:
+            with running(kind, store, self.environment if kind == "hark" else None) as server:
                 yield server
         finally:
-            stores.remove(place)
+            stores.remove(store)
 
     def measure_l(self) -> Figure:
         """L: what a request costs the bare protocol."""

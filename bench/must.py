@@ -20,16 +20,16 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     bound: float
     unit: str
     at_most: bool
-    measured: float | None
+    actual: float | None
     note: str = ""
     """What speaks against the measurement."""
 
     @property
     def holds(self) -> bool | None:
         """Whether it holds; None when it was not measured."""
-        if self.measured is None:
+        if self.actual is None:
             return None
-        return self.measured <= self.bound if self.at_most else self.measured >= self.bound
+        return self.actual <= self.bound if self.at_most else self.actual >= self.bound
 
 
 class Bound(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ class Bound(msgspec.Struct, frozen=True):
     at_most: bool = True
 
 
-NOT_MEASURED = Figure(row="", title="", server="hark", throughput=0)
+NO_FIGURE = Figure(row="", title="", server="hark", throughput=0)
 FLOOR = 0.8
 BACKLOG_COST = 1.5
 BY_WRK = frozenset(
@@ -210,25 +210,25 @@ def demands(run: Run) -> Iterator[Demand]:
     """All demands, measured or not."""
     engine = ENGINES.get(run.machine.get("engine", ""), "sqlite")
     # A generator that is itself Python slows what is fast and so flatters every ratio: such a run judges none.
-    judged = run.machine.get("generator") == "wrk"
-    at_hark = {figure.row: figure for figure in run.figures if judged and figure.server == "hark"}
+    is_comparable = run.machine.get("generator") == "wrk"
+    at_hark = {figure.row: figure for figure in run.figures if is_comparable and figure.server == "hark"}
 
     def single(name: str) -> float | None:
-        values = run.values.get(name) if judged or name not in BY_WRK else None
+        values = run.values.get(name) if is_comparable or name not in BY_WRK else None
         return median(values) if values else None
 
     for row in PUSHES:
         if row.floor and engine != "s3":  # There the floor would be a bare PUT, and is.
-            figure = at_hark.get(row.name, NOT_MEASURED)
+            figure = at_hark.get(row.name, NO_FIGURE)
             value, note = figure.ratio_floor, figure.note
-            yield Demand(text=row.title, bound=FLOOR, unit="x floor", at_most=False, measured=value, note=note)
+            yield Demand(text=row.title, bound=FLOOR, unit="x floor", at_most=False, actual=value, note=note)
     for name, text, bound in AT_LEAST_L[engine]:
-        figure = at_hark.get(name, NOT_MEASURED)
+        figure = at_hark.get(name, NO_FIGURE)
         value, note = figure.ratio_l, figure.note
-        yield Demand(text=text, bound=bound, unit="L", at_most=False, measured=value, note=note)
+        yield Demand(text=text, bound=bound, unit="L", at_most=False, actual=value, note=note)
     for name, text, bound in CPU_L[engine]:
-        figure = at_hark.get(name, NOT_MEASURED)
-        yield Demand(text=text, bound=bound, unit="L", at_most=True, measured=figure.cpu_l, note=figure.note)
+        figure = at_hark.get(name, NO_FIGURE)
+        yield Demand(text=text, bound=bound, unit="L", at_most=True, actual=figure.cpu_l, note=figure.note)
     for each in SINGLE[engine]:
         value = single(each.name)
-        yield Demand(text=each.text, bound=each.value, unit=each.unit, at_most=each.at_most, measured=value)
+        yield Demand(text=each.text, bound=each.value, unit=each.unit, at_most=each.at_most, actual=value)

@@ -78,7 +78,7 @@ def limits_table(run: Run) -> Table:
     return table
 
 
-def verdict(demand: Demand) -> str:
+def outcome(demand: Demand) -> str:
     """The last cell of a demand."""
     return "[green]pass" if demand.holds else "[red]FAIL"
 
@@ -86,12 +86,12 @@ def verdict(demand: Demand) -> str:
 def demands_table(all_demands: Iterable[Demand]) -> Table:
     """What must hold."""
     table = Table("what", "required", "measured", "", "note", title="Must hold")
-    known = [demand for demand in all_demands if demand.measured is not None]
+    known = [demand for demand in all_demands if demand.actual is not None]
     for demand in known:
         sign = "<=" if demand.at_most else ">="
         required = f"{sign} {demand.bound:g} {demand.unit}"
-        measured = number(demand.measured, 4 if 0 < demand.bound < SMALL else 2)
-        table.add_row(demand.text, required, measured, verdict(demand), demand.note)
+        actual = number(demand.actual, 4 if 0 < demand.bound < SMALL else 2)
+        table.add_row(demand.text, required, actual, outcome(demand), demand.note)
     return table
 
 
@@ -102,7 +102,7 @@ def show(console: Console, run: Run) -> None:
         console.print(limits_table(run))
     everything = list(demands(run))
     console.print(demands_table(everything))
-    if missing := sum(demand.measured is None for demand in everything):
+    if missing := sum(demand.actual is None for demand in everything):
         console.print(f"{missing} of {len(everything)} demands were not measured in this run.")
     if run.machine["generator"] != "wrk":
         console.print("Without wrk no ratio is judged: the built-in generator would be part of what is compared.")
@@ -112,8 +112,8 @@ def save(run: Run) -> Path:
     """Keep a run, with its verdicts."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{run.machine['time'].replace(':', '')}.json"
-    verdicts = [msgspec.to_builtins(demand) | {"holds": demand.holds} for demand in demands(run)]
-    text = msgspec.json.encode(msgspec.to_builtins(run) | {"demands": verdicts})
+    outcomes = [msgspec.to_builtins(demand) | {"holds": demand.holds} for demand in demands(run)]
+    text = msgspec.json.encode(msgspec.to_builtins(run) | {"demands": outcomes})
     path.write_bytes(msgspec.json.format(text, indent=2))
     return path
 

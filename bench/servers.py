@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from bench.procfs import Cpu, cpu_of, family_us
-from bench.stores import Place
+from bench.stores import StoreLocation
 
 Kind = Literal["hark", "floor", "bare"]
 ROOT = Path(__file__).parent.parent
@@ -48,30 +48,30 @@ class Server(msgspec.Struct, frozen=True):
         return Cpu(own.total_us + store, store, store)
 
 
-def command(kind: Kind, port: int, place: Place) -> list[str]:
+def command(kind: Kind, port: int, location: StoreLocation) -> list[str]:
     """How a server is started."""
     if kind == "hark":
-        store = [] if place.url else ["--data", str(place.folder)]
+        store = [] if location.url else ["--data", str(location.folder)]
         return [str(Path(sys.executable).parent / "hark"), "serve", "--port", str(port), *store]
-    module = "bench.postgres.floor" if kind == "floor" and place.url else f"bench.{kind}"
-    return [sys.executable, "-m", module, str(port), place.url or str(place.folder)]
+    module = "bench.postgres.floor" if kind == "floor" and location.url else f"bench.{kind}"
+    return [sys.executable, "-m", module, str(port), location.url or str(location.folder)]
 
 
 @contextmanager
-def running(kind: Kind, place: Place, settings: Mapping[str, str] | None = None) -> Iterator[Server]:
+def running(kind: Kind, location: StoreLocation, settings: Mapping[str, str] | None = None) -> Iterator[Server]:
     """A server on a place for its data, stopped at the end; raises with its log if it does not come up.
 
     `settings` are variables of its environment, beside those of ours.
     """
-    engine = {"HARK_ENGINE": place.url} if place.url else {}
-    folder = place.folder
+    engine = {"HARK_ENGINE": location.url} if location.url else {}
+    folder = location.folder
     folder.mkdir(parents=True, exist_ok=True)
     port = _free_port()
     log = folder.parent / f"{folder.name}.log"
     with log.open("wb") as output:
         began = time.perf_counter()
         process = subprocess.Popen(
-            command(kind, port, place),
+            command(kind, port, location),
             cwd=ROOT,
             stdout=output,
             stderr=output,
@@ -82,7 +82,7 @@ def running(kind: Kind, place: Place, settings: Mapping[str, str] | None = None)
             if process.poll() is not None or time.perf_counter() - began > START_LIMIT:
                 raise RuntimeError(f"{kind} did not start:\n{log.read_text(encoding='utf-8')[-2000:]}")
             time.sleep(0.005)
-        yield Server(process.pid, port, time.perf_counter() - began, place.store_pid)
+        yield Server(process.pid, port, time.perf_counter() - began, location.store_pid)
     finally:
         process.terminate()
         try:

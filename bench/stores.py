@@ -13,7 +13,7 @@ import msgspec
 EngineName = Literal["sqlite", "postgres", "s3"]
 
 
-class Place(msgspec.Struct, frozen=True):
+class StoreLocation(msgspec.Struct, frozen=True):
     """Where one server keeps its data."""
 
     folder: Path
@@ -31,16 +31,16 @@ class Stores(Protocol):
     version: str
     """Of the database."""
 
-    def create(self, folder: Path) -> Place:
+    def create(self, folder: Path) -> StoreLocation:
         """An empty place; the folder's name is its name."""
 
-    def copy(self, place: Place, folder: Path) -> Place:
+    def copy(self, store: StoreLocation, folder: Path) -> StoreLocation:
         """A copy of a place that no server uses, written to disk."""
 
     def settle(self) -> None:
         """Wait until what was written so far is where it stays; else that goes on while a row is measured."""
 
-    def remove(self, place: Place) -> None:
+    def remove(self, store: StoreLocation) -> None:
         """Let go of a place."""
 
 
@@ -50,20 +50,20 @@ class SqliteStores:
     engine: EngineName = "sqlite"
     version: str = apsw.sqlite_lib_version()
 
-    def create(self, folder: Path) -> Place:
+    def create(self, folder: Path) -> StoreLocation:
         """An empty folder."""
-        return Place(folder)
+        return StoreLocation(folder)
 
-    def copy(self, place: Place, folder: Path) -> Place:
+    def copy(self, store: StoreLocation, folder: Path) -> StoreLocation:
         """A copy of the folder."""
-        shutil.copytree(place.folder, folder)
+        shutil.copytree(store.folder, folder)
         os.sync()  # else it is still being written while the rows are measured
-        return Place(folder)
+        return StoreLocation(folder)
 
     def settle(self) -> None:
         """Write what the system holds back."""
         os.sync()
 
-    def remove(self, place: Place) -> None:
+    def remove(self, store: StoreLocation) -> None:
         """Remove the folder."""
-        shutil.rmtree(place.folder, ignore_errors=True)
+        shutil.rmtree(store.folder, ignore_errors=True)

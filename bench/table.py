@@ -26,8 +26,8 @@ def open_table(path: Path) -> apsw.Connection:
 
 def insert_sql(rows: int = 1) -> str:
     """An insert of so many rows."""
-    places = ", ".join([f"({', '.join('?' * len(COLUMNS))})"] * rows)
-    return f"insert into messages ({', '.join(COLUMNS)}) values {places}"
+    placeholders = ", ".join([f"({', '.join('?' * len(COLUMNS))})"] * rows)
+    return f"insert into messages ({', '.join(COLUMNS)}) values {placeholders}"
 
 
 def insert_wide(connection: apsw.Connection, flat: Sequence[Value]) -> None:

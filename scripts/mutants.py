@@ -105,16 +105,16 @@ def run_tests(copy: Path, arguments: list[str], seconds: int) -> Run:
         start_new_session=True,
     )
     try:
-        said, _ = process.communicate(timeout=seconds)
+        output, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         return Run(False, "")
     finally:
         _end(process)
     if process.returncode == _PASSED:
         return Run(True, "")
-    failed = _FAILED.search(said)
+    failed = _FAILED.search(output)
     if process.returncode == _SELECTED_NOTHING or failed is None:
-        raise Unusable(f"pytest {shlex.join(arguments)} ended with code {process.returncode}:\n{said[-2000:]}")
+        raise Unusable(f"pytest {shlex.join(arguments)} ended with code {process.returncode}:\n{output[-2000:]}")
     return Run(False, failed[1])
 
 

@@ -184,11 +184,11 @@ def main() -> None:
             calls = Calls(port)
             for name, verb in verbs.items():
                 passed = min((verb(calls, walk) for _ in range(ROUNDS)), key=Counter.total)
-                files = {place.partition(":")[0] for place in passed}
+                files = {step.partition(":")[0] for step in passed}
                 print(f"{name:<28}{len(passed):>10}{len(files):>8}{passed.total():>8}")
                 if given.walk:
                     print(
-                        *(f"  {place}" + (f" x{times}" if times > 1 else "") for place, times in passed.items()),
+                        *(f"  {step}" + (f" x{times}" if times > 1 else "") for step, times in passed.items()),
                         sep="\n",
                     )
             calls.close()

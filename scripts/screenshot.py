@@ -56,7 +56,7 @@ class Flow(NamedTuple):
     queue: str
     group: str
     mode: str
-    held: bool
+    leased: bool
     """The consumers work for one step on each message: it is in flight meanwhile."""
 
 
@@ -143,7 +143,7 @@ class Shop:
         self._random = random.Random(17)
         self._orders = 48_000
         self._steps = 0
-        self._held: dict[str, list[dict[str, Any]]] = {}
+        self._leased: dict[str, list[dict[str, Any]]] = {}
         self._stuck: list[dict[str, Any]] = []
         self._mailed = 0
         self._sent = asyncio.Condition()
@@ -246,16 +246,16 @@ class Shop:
             customer = f"customer-{self._random.randint(1, CUSTOMERS)}"
             payload = {"order": self._orders, "customer": customer, "total": self._random.randint(500, 20_000) / 100}
             key = f"{queue.removesuffix('s')}-{self._orders}"
-            place = {"queue": queue, "partition": partition or customer}
-            items.append(place | {"payload": payload, "transactionId": key})
+            path = {"queue": queue, "partition": partition or customer}
+            items.append(path | {"payload": payload, "transactionId": key})
         if items:
             await self._post("/push", {"items": items})
 
     async def _pop(self, flow: Flow, batch: int) -> None:
         query = {"consumerGroup": flow.group, "groupMode": flow.mode, "consumer": f"{flow.group}-1"}
         messages = await self._receive(flow.queue, batch, query)
-        if flow.held:
-            self._held.setdefault(flow.group, []).extend(messages)
+        if flow.leased:
+            self._leased.setdefault(flow.group, []).extend(messages)
         else:
             await self._ack(flow.group, messages)
 
@@ -263,9 +263,9 @@ class Shop:
         """Finish the work of the last step; a payment fails now and then."""
         dead = self._steps in DEAD_STEPS
         fails = dead or self._random.random() < seconds / 14
-        for group, messages in self._held.items():
+        for group, messages in self._leased.items():
             count = math.ceil(len(messages) * seconds / STEP_SECONDS)
-            settled, self._held[group] = messages[:count], messages[count:]
+            settled, self._leased[group] = messages[:count], messages[count:]
             failing = settled[:1] if group == "billing" and fails else []
             await self._ack(group, failing, "dlq" if dead else "failed", _error())
             await self._ack(group, settled[len(failing) :])
@@ -342,7 +342,7 @@ async def window(theme: str, width: int) -> AsyncIterator[Page]:
         await browser.close()
 
 
-async def take(server: Server, place: str, theme: str, width: int) -> bytes:
+async def take(server: Server, path: str, theme: str, width: int) -> bytes:
     """Run the shop, and take the picture while messages flow; a PNG."""
     async with (
         httpx.AsyncClient(base_url=server.url, timeout=None) as http,
@@ -356,11 +356,11 @@ async def take(server: Server, place: str, theme: str, width: int) -> bytes:
             await shop.schedule()
             async with shop.waiting(), shop.trading():
                 await shop.settled.wait()
-                await page.goto(f"{server.url}/#/{place}")
+                await page.goto(f"{server.url}/#/{path}")
                 await expect(page.locator("#live")).to_have_text("live")
                 await expect(page.locator("main .page")).to_be_visible()
                 await expect(page.locator("main .loading")).to_have_count(0)
-                if place == "":
+                if path == "":
                     await expect(page.locator(".stat-value").first).to_have_text(RATES)
                     await expect(page.get_by_role("table", name="Busiest queues").locator("tbody tr")).to_have_count(5)
                     await expect(page.get_by_role("table", name="Lagging groups")).to_be_visible()

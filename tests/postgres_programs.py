@@ -38,10 +38,10 @@ class Programs:
     def run(self, name: str, *arguments: str) -> None:
         """Run one to its end."""
         process = self._start([str(self._folder / name), *arguments])
-        _, said = process.communicate()
+        _, output = process.communicate()
         if process.returncode:
             error = subprocess.CalledProcessError(process.returncode, name)
-            error.add_note(said.decode(errors="replace"))
+            error.add_note(output.decode(errors="replace"))
             raise error
 
     @contextmanager
@@ -80,8 +80,8 @@ def programs() -> Iterator[Programs]:
         shutil.rmtree(directory)
         pytest.fail(MISSING)
     if user is not None:
-        for place in (directory, *directory.rglob("*")):
-            os.chown(place, user.pw_uid, user.pw_gid, follow_symlinks=False)
+        for path in (directory, *directory.rglob("*")):
+            os.chown(path, user.pw_uid, user.pw_gid, follow_symlinks=False)
     found = Programs(folder, directory, user)
     with found.guarded():
         yield found

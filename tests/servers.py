@@ -100,9 +100,9 @@ def server_process(
         stderr=subprocess.STDOUT,
         text=True,
     )
-    said: list[str] = []
+    transcript: list[str] = []
     try:
-        url = _wait_until_ready(process, said, authority)
+        url = _wait_until_ready(process, transcript, authority)
         yield url
     finally:
         process.terminate()
@@ -111,10 +111,10 @@ def server_process(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            pytest.fail(f"the server did not stop within {STOP_SECONDS} s; it said:\n{''.join(said)}")
+            pytest.fail(f"the server did not stop within {STOP_SECONDS} s; it said:\n{''.join(transcript)}")
 
 
-def _wait_until_ready(process: subprocess.Popen[str], said: list[str], authority: Path | None) -> str:
+def _wait_until_ready(process: subprocess.Popen[str], transcript: list[str], authority: Path | None) -> str:
     """Read what the server says until it names its address, then ask for its health."""
     lines: SimpleQueue[str | None] = SimpleQueue()
 
@@ -122,7 +122,7 @@ def _wait_until_ready(process: subprocess.Popen[str], said: list[str], authority
         assert process.stdout is not None
         with process.stdout as output:
             for line in output:
-                said.append(line)
+                transcript.append(line)
                 lines.put(line)
         lines.put(None)
 
@@ -137,8 +137,8 @@ def _wait_until_ready(process: subprocess.Popen[str], said: list[str], authority
                     client.get(f"{url}/health", timeout=START_SECONDS).raise_for_status()
                 return url
     except Empty:
-        pytest.fail(f"the server did not start within {START_SECONDS} s; it said:\n{''.join(said)}")
-    pytest.fail(f"the server stopped with code {process.wait()}; it said:\n{''.join(said)}")
+        pytest.fail(f"the server did not start within {START_SECONDS} s; it said:\n{''.join(transcript)}")
+    pytest.fail(f"the server stopped with code {process.wait()}; it said:\n{''.join(transcript)}")
 
 
 @contextmanager

@@ -121,9 +121,9 @@ def measure_tasks(bench: Bench, run: Run, tasks: int) -> Iterator[Figure]:
         rates[f"celery, prefork {children}"] = celery.rate(bench.new_folder("celery"), tasks, children)
     with cluster(bench.folder) as url:
         stores = PostgresStores(url)
-        place = stores.create(bench.new_folder("tasks"))
-        run_program("procrastinate_worker", "push", place.url, tasks // 5)
-        rates["procrastinate"] = run_program("procrastinate_worker", "work", place.url, tasks // 5).rate
+        store = stores.create(bench.new_folder("tasks"))
+        run_program("procrastinate_worker", "push", store.url, tasks // 5)
+        rates["procrastinate"] = run_program("procrastinate_worker", "work", store.url, tasks // 5).rate
     for name, rate in rates.items():
         yield Figure(row="tasks", title=title, server=name, throughput=rate)
     best_celery = max(rate for name, rate in rates.items() if name.startswith("celery"))

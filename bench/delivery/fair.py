@@ -51,7 +51,7 @@ class Shares(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.empty_wakes.values())
 
 
-def told_for_nothing(before: Metrics, after: Metrics) -> dict[str, int]:
+def empty_wakes(before: Metrics, after: Metrics) -> dict[str, int]:
     """Empty wake-ups between two looks, without those sources that had none."""
     earlier = before.delivery.empty_wakes
     changes = {source: count - earlier.get(source, 0) for source, count in after.delivery.empty_wakes.items()}
@@ -175,7 +175,7 @@ async def over_sockets(plan: Plan) -> Shares:
     for consumer in consumers:
         consumer.leave()
     counts = [consumer.count for consumer in consumers]
-    return Shares(counts=counts, seconds=seconds, empty_wakes=told_for_nothing(before, after))
+    return Shares(counts=counts, seconds=seconds, empty_wakes=empty_wakes(before, after))
 
 
 # Long polls ------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ async def over_polls(plan: Plan) -> Shares:
         after = await producers.metrics()
     for wire in wires:
         wire.close()
-    return Shares(counts=counts, seconds=seconds, empty_wakes=told_for_nothing(before, after))
+    return Shares(counts=counts, seconds=seconds, empty_wakes=empty_wakes(before, after))
 
 
 def _count(counts: list[int], replies: Sequence[bytes]) -> None:

@@ -110,7 +110,7 @@ async def misbehave(plan: Plan) -> Leaks:
             if ledger.lost:
                 break  # Its sweepers still wait: they would be taken for what was left.
             left = max(left, await gone(helpers))
-            leases = max(leases, await held(helpers))
+            leases = max(leases, await leases_held(helpers))
     return Leaks(
         clients=plan.rounds * (len(queues()) - len(STREAMS)),
         messages=ledger.pushed,
@@ -154,12 +154,14 @@ _decode_outcomes = msgspec.json.Decoder(list[_Outcome]).decode
 
 async def _leave_before_anything_comes(field: Field, rounds: int) -> None:
     """When the server has noticed that all have left, messages come: nobody may hold them."""
-    places = [(way, partition) for way in WAYS for partition in range(rounds)]
+    ways_and_partitions = [(way, partition) for way in WAYS for partition in range(rounds)]
     async with asyncio.timeout(WAVE_SECONDS), asyncio.TaskGroup() as clients:
-        for way, partition in places:
+        for way, partition in ways_and_partitions:
             clients.create_task(leaves_waiting(field, way, _queue(way, leaves_waiting), partition))
     await gone(field.pool)
-    await asyncio.gather(*(field.push(_queue(way, leaves_waiting), partition) for way, partition in places))
+    await asyncio.gather(
+        *(field.push(_queue(way, leaves_waiting), partition) for way, partition in ways_and_partitions)
+    )
 
 
 async def sweep_all(helpers: Pool, ledger: Ledger) -> None:
@@ -194,7 +196,7 @@ class _Group(msgspec.Struct):
     """Live leases."""
 
 
-async def held(helpers: Pool) -> int:
+async def leases_held(helpers: Pool) -> int:
     """Leases at the server, though everything is settled."""
     groups: Sequence[_Group] = msgspec.json.decode(
         await helpers.answer(b"GET", b"/api/v1/consumer-groups"), type=list[_Group]

@@ -14,8 +14,8 @@ from bench.servers import Server, running
 
 def free_udp_ports(number: int) -> list[int]:
     """Ports at which nobody listens now."""
-    with ExitStack() as held:
-        probes = [held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) for _ in range(number)]
+    with ExitStack() as sockets:
+        probes = [sockets.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) for _ in range(number)]
         for probe in probes:
             probe.bind(("127.0.0.1", 0))
         return [int(probe.getsockname()[1]) for probe in probes]
@@ -29,14 +29,14 @@ def peer_settings(own: int, other: int) -> dict[str, str]:
 @contextmanager
 def two_servers(bench: Bench, *, blocked: bool) -> Iterator[tuple[Server, Server]]:
     """Both on the same new database; blocked: what each says goes to a port at which nobody listens."""
-    first, second, nobody = free_udp_ports(3)
-    place = bench.stores.create(bench.new_folder("first"))
-    beside = msgspec.structs.replace(place, folder=bench.new_folder("second"))
+    first, second, unused = free_udp_ports(3)
+    store = bench.stores.create(bench.new_folder("first"))
+    beside = msgspec.structs.replace(store, folder=bench.new_folder("second"))
     try:
         with (
-            running("hark", place, peer_settings(first, nobody if blocked else second)) as one,
-            running("hark", beside, peer_settings(second, nobody if blocked else first)) as other,
+            running("hark", store, peer_settings(first, unused if blocked else second)) as one,
+            running("hark", beside, peer_settings(second, unused if blocked else first)) as other,
         ):
             yield one, other
     finally:
-        bench.stores.remove(place)
+        bench.stores.remove(store)

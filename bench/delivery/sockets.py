@@ -39,7 +39,7 @@ class Frames:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+    def read(self, data: bytes) -> Iterator[tuple[int, bytes]]:
         """The frames that are whole now."""
         buffer = self._buffer
         buffer += data
@@ -120,7 +120,7 @@ class Socket(asyncio.Protocol, ABC):
                 self.opened.set_exception(ConnectionRefusedError((head + b"\n" + data).decode()))
                 return
             self.opened.set_result(None)
-        for opcode, payload in self._frames.feed(data):
+        for opcode, payload in self._frames.read(data):
             if opcode == TEXT:
                 self.on_text(payload)
             elif opcode == PING:

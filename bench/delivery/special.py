@@ -57,17 +57,17 @@ def measure_deliver2(bench: Bench, run: Run, seconds: float) -> Iterator[Figure]
     """Push at one server, delivery at another: told by UDP, and without a word."""
     with two_servers(bench, blocked=False) as (first, second):
         plan = deliver.Plan(pushed_at=first, popped_at=second, seconds=seconds)
-        told = apart(deliver.at_a_rate, plan)
+        notified = apart(deliver.at_a_rate, plan)
         title = f"pushed here, delivered there, {deliver.RATE:.0f}/s, {deliver.WAITERS} long polls, UDP"
-        yield figure_of("deliver2", title, second, told)
+        yield figure_of("deliver2", title, second, notified)
     with two_servers(bench, blocked=True) as (first, second):
         plan = deliver.Plan(pushed_at=first, popped_at=second, seconds=seconds)
-        untold = apart(deliver.without_hints, plan)
+        unnotified = apart(deliver.without_hints, plan)
         title = f"the same with UDP blocked, to {deliver.FALLBACK_QUEUES} queues that were idle"
-        yield figure_of("deliver2", title, second, untold)
-    run.note("deliver2_p50", percentile(told.latencies_ms, 50))
-    run.note("deliver2_blocked", max(untold.latencies_ms, default=0) / 1e3)
-    run.note("deliver2_lost", told.lost + untold.lost)
+        yield figure_of("deliver2", title, second, unnotified)
+    run.note("deliver2_p50", percentile(notified.latencies_ms, 50))
+    run.note("deliver2_blocked", max(unnotified.latencies_ms, default=0) / 1e3)
+    run.note("deliver2_lost", notified.lost + unnotified.lost)
 
 
 def measure_waiting(bench: Bench, run: Run, seconds: float) -> Iterator[Figure]:
@@ -97,14 +97,14 @@ def measure_fair(bench: Bench, run: Run) -> Iterator[Figure]:
             rss = rss_mb(server.pid)
         run.note(f"fair_{name}", shares.spread)
         run.note(f"empty_{name}", shares.all_empty)
-        told = ", ".join(f"{count:,} by {source}" for source, count in shares.empty_wakes.items()) or "none"
+        notified = ", ".join(f"{count:,} by {source}" for source, count in shares.empty_wakes.items()) or "none"
         yield Figure(
             row="fair",
             title=f"{sum(shares.counts):,} messages among {len(shares.counts):,} {what}",
             server="hark",
             throughput=sum(shares.counts) / shares.seconds,
             rss_mb=rss,
-            note=f"{min(shares.counts)} to {max(shares.counts)} each; told for nothing: {told}",
+            note=f"{min(shares.counts)} to {max(shares.counts)} each; told for nothing: {notified}",
         )
 
 
@@ -119,11 +119,11 @@ def measure_calls(bench: Bench, run: Run) -> None:
 def measure_leaks(bench: Bench, run: Run, rounds: int) -> Iterator[Figure]:
     """Clients that misbehave in every state, and what they leave behind."""
     raise_open_files()
-    place = bench.stores.create(bench.new_folder("leaks"))
-    with running("hark", place, leaks.SETTINGS) as server:
+    store = bench.stores.create(bench.new_folder("leaks"))
+    with running("hark", store, leaks.SETTINGS) as server:
         plan = leaks.Plan(port=server.port, pid=server.pid, rounds=rounds, wave=100 if rounds >= MANY else 25)
         done = apart(leaks.misbehave, plan)
-    bench.stores.remove(place)
+    bench.stores.remove(store)
     run.note("leaks_left", done.left)
     run.note("leaks_leases", done.leases)
     run.note("leaks_lost", done.lost)

@@ -50,7 +50,7 @@ class Ledger:
         return sum(map(len, self.open.values()))
 
 
-class Line:
+class Connection:
     """A raw connection that can be left without a word."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -59,7 +59,7 @@ class Line:
         self._unread = b""
 
     @classmethod
-    async def dial(cls, port: int) -> Line:
+    async def dial(cls, port: int) -> Connection:
         """Connect, with little room for what is not read."""
         end = socket.socket()
         end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, NARROW)
@@ -96,7 +96,7 @@ class Field:
     def __init__(self, pool: Pool, ledger: Ledger) -> None:
         self.pool = pool
         self.ledger = ledger
-        self._kept: list[Line] = []
+        self._kept: list[Connection] = []
 
     async def push(self, queue: str, partition: int, padding: bytes = SHORT) -> int:
         """Push a message that somebody will have to settle; its number."""
@@ -104,17 +104,17 @@ class Field:
         await self.pool.answer(b"POST", PUSH, items([item(queue, partition, number, padding)]))
         return number
 
-    async def dial(self) -> Line:
+    async def dial(self) -> Connection:
         """Connect."""
-        return await Line.dial(self.pool.port)
+        return await Connection.dial(self.pool.port)
 
     async def turn(self) -> None:
         """Let the server answer something: by then it has read what was sent before."""
         await self.pool.answer(b"GET", b"/api/v1/system/maintenance")
 
-    def keep(self, line: Line) -> None:
+    def keep(self, connection: Connection) -> None:
         """Stay connected, reading nothing, until all go."""
-        self._kept.append(line)
+        self._kept.append(connection)
 
     def leave(self) -> None:
         """Those who stayed go."""
@@ -125,7 +125,7 @@ class Field:
 # Ways to consume -------------------------------------------------------------------------------------------
 
 
-class Wish(msgspec.Struct, frozen=True, tag="subscribe"):
+class PopParams(msgspec.Struct, frozen=True, tag="subscribe"):
     """What a client wants; on a WebSocket this is the frame that says so."""
 
     queue: str
@@ -138,40 +138,40 @@ class Way(msgspec.Struct, frozen=True):
     """How a client consumes: what it sends first, and what it waits for until it is surely waiting."""
 
     name: str
-    begin: Callable[[Line, Wish], None]
-    ready: Callable[[Field, Line, Wish], Coroutine[Any, Any, None]]
+    begin: Callable[[Connection, PopParams], None]
+    ready: Callable[[Field, Connection, PopParams], Coroutine[Any, Any, None]]
 
 
-def _get(line: Line, path: str) -> None:
-    line.send(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+def _get(connection: Connection, path: str) -> None:
+    connection.send(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
 
 
-def _begin_pop(line: Line, wish: Wish) -> None:
-    place = f"{wish.queue}/partition/{wish.partition}" if wish.partition else wish.queue
-    _get(line, f"/api/v1/pop/queue/{place}?wait=true&timeout={TIMEOUT_MS}&batch={wish.batch}")
+def _begin_pop(connection: Connection, params: PopParams) -> None:
+    path = f"{params.queue}/partition/{params.partition}" if params.partition else params.queue
+    _get(connection, f"/api/v1/pop/queue/{path}?wait=true&timeout={TIMEOUT_MS}&batch={params.batch}")
 
 
-async def _pop_ready(field: Field, _line: Line, _wish: Wish) -> None:
+async def _pop_ready(field: Field, _connection: Connection, _params: PopParams) -> None:
     await field.turn()
 
 
-def _begin_listen(line: Line, wish: Wish) -> None:
-    partition = f"&partition={wish.partition}" if wish.partition else ""
-    _get(line, f"/api/v1/listen/queue/{wish.queue}?prefetch={wish.batch}{partition}")
+def _begin_listen(connection: Connection, params: PopParams) -> None:
+    partition = f"&partition={params.partition}" if params.partition else ""
+    _get(connection, f"/api/v1/listen/queue/{params.queue}?prefetch={params.batch}{partition}")
 
 
-async def _listen_ready(_field: Field, line: Line, _wish: Wish) -> None:
-    await line.read_until(b"\r\n\r\n")
+async def _listen_ready(_field: Field, connection: Connection, _params: PopParams) -> None:
+    await connection.read_until(b"\r\n\r\n")
 
 
-def _begin_consume(line: Line, wish: Wish) -> None:
-    line.send(upgrade(b"/api/v1/consume?credit=%d" % wish.batch))
+def _begin_consume(connection: Connection, params: PopParams) -> None:
+    connection.send(upgrade(b"/api/v1/consume?credit=%d" % params.batch))
 
 
-async def _consume_ready(_field: Field, line: Line, wish: Wish) -> None:
-    await line.read_until(b"\r\n\r\n")
-    line.send(frame(msgspec.json.encode(wish)))
-    await line.read_until(b'"subscribed"')
+async def _consume_ready(_field: Field, connection: Connection, params: PopParams) -> None:
+    await connection.read_until(b"\r\n\r\n")
+    connection.send(frame(msgspec.json.encode(params)))
+    await connection.read_until(b'"subscribed"')
 
 
 WAYS = (
@@ -188,53 +188,53 @@ STREAMS = WAYS[1:]
 async def leaves_at_once(field: Field, way: Way, queue: str, partition: int) -> None:
     """There is a message for it, and it leaves right after it has asked."""
     await field.push(queue, partition)
-    line = await field.dial()
-    way.begin(line, Wish(queue))
-    line.hang_up()
+    connection = await field.dial()
+    way.begin(connection, PopParams(queue))
+    connection.hang_up()
 
 
 async def leaves_waiting(field: Field, way: Way, queue: str, partition: int) -> None:
     """It leaves while it waits for messages of a partition that nobody else waits for."""
-    line = await _waiting(field, way, Wish(queue, f"p{partition}"))
-    line.leave()
+    connection = await _waiting(field, way, PopParams(queue, f"p{partition}"))
+    connection.leave()
 
 
 async def leaves_as_it_comes(field: Field, way: Way, queue: str, partition: int) -> None:
     """It leaves while a message is on its way to it."""
-    line = await _waiting(field, way, Wish(queue))
+    connection = await _waiting(field, way, PopParams(queue))
     pushing = asyncio.create_task(field.push(queue, partition))
     await asyncio.sleep(0)
-    line.leave()
+    connection.leave()
     await pushing
 
 
 async def leaves_unread(field: Field, way: Way, queue: str, partition: int) -> None:
     """It leaves after a message was pushed, and has read nothing of it."""
-    line = await _waiting(field, way, Wish(queue))
+    connection = await _waiting(field, way, PopParams(queue))
     await field.push(queue, partition)
-    line.leave()
+    connection.leave()
 
 
 async def leaves_half_read(field: Field, way: Way, queue: str, partition: int) -> None:
     """It leaves in the middle of a long message."""
-    line = await _waiting(field, way, Wish(queue))
+    connection = await _waiting(field, way, PopParams(queue))
     await field.push(queue, partition, LONG)
-    await line.read_until(b'"pad"')
-    line.leave()
+    await connection.read_until(b'"pad"')
+    connection.leave()
 
 
 async def never_reads(field: Field, way: Way, queue: str, partition: int) -> None:
     """It stays, and reads nothing."""
-    line = await _waiting(field, way, Wish(queue))
+    connection = await _waiting(field, way, PopParams(queue))
     await field.push(queue, partition)
-    field.keep(line)
+    field.keep(connection)
 
 
-async def _waiting(field: Field, way: Way, wish: Wish) -> Line:
-    line = await field.dial()
-    way.begin(line, wish)
-    await way.ready(field, line, wish)
-    return line
+async def _waiting(field: Field, way: Way, params: PopParams) -> Connection:
+    connection = await field.dial()
+    way.begin(connection, params)
+    await way.ready(field, connection, params)
+    return connection
 
 
 State = Callable[[Field, Way, str, int], Coroutine[Any, Any, None]]
@@ -250,9 +250,9 @@ MEETING: tuple[State, ...] = (
 
 async def stalls(field: Field, way: Way, queue: str) -> None:
     """It stays and reads nothing of a message that no buffer can hold, so that the server's write waits."""
-    line = await _waiting(field, way, Wish(queue))
+    connection = await _waiting(field, way, PopParams(queue))
     await field.push(queue, 0, HUGE)
-    field.keep(line)
+    field.keep(connection)
 
 
 async def acks_late(field: Field, queue: str, partition: int) -> None:

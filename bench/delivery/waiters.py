@@ -65,7 +65,7 @@ class Waiters:
         self._wires = wires
         self._tasks: set[asyncio.Task[None]] = set()
         self._acking: set[asyncio.Task[bytes]] = set()
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     @classmethod
     async def open(cls, port: int, paths: Sequence[bytes], acks: Pool | None = None) -> Waiters:
@@ -86,7 +86,7 @@ class Waiters:
             for message in decode_popped(reply).messages:
                 self.twice += message.data.n in self.arrived
                 self.arrived.setdefault(message.data.n, now)
-            self._news.set()
+            self._changed.set()
             if self.acks is not None:
                 acking = asyncio.create_task(self.acks.answer(b"POST", ACK, ack_body(reply)[0]))
                 self._acking.add(acking)
@@ -98,8 +98,8 @@ class Waiters:
             async with asyncio.timeout(GRACE_SECONDS):
                 while len(self.arrived) < number:
                     self._raise_what_ended()
-                    self._news.clear()
-                    await self._news.wait()
+                    self._changed.clear()
+                    await self._changed.wait()
                 if self._acking:
                     await asyncio.gather(*self._acking)
         except TimeoutError:

@@ -16,7 +16,7 @@ import msgspec
 
 HOST = "127.0.0.1"
 KIB = 1024
-PIECE = 64 * KIB
+CHUNK = 64 * KIB
 MOST_CONNECTIONS = 5_000
 """That one attack opens, one after the other, where the server closes them."""
 PAUSE = 0.02
@@ -49,9 +49,9 @@ _CHUNKED = _POST + b"Transfer-Encoding: chunked\r\n\r\n"
 
 async def _many(line: bytes, size: int) -> Stream:
     """This number of bytes of the same line."""
-    piece = line * (PIECE // len(line))
-    for _ in range(size // len(piece)):
-        yield piece
+    chunk = line * (CHUNK // len(line))
+    for _ in range(size // len(chunk)):
+        yield chunk
 
 
 async def _dripping(line: bytes) -> Stream:
@@ -62,52 +62,52 @@ async def _dripping(line: bytes) -> Stream:
 
 async def _heads(_number: int) -> Stream:
     yield b"GET / HTTP/1.1\r\nHost: localhost\r\n"
-    async for piece in _many(b"a:\r\n", HEAD):
-        yield piece
-    async for piece in _dripping(b"a:\r\n"):
-        yield piece
+    async for chunk in _many(b"a:\r\n", HEAD):
+        yield chunk
+    async for chunk in _dripping(b"a:\r\n"):
+        yield chunk
 
 
 async def _trailers(_number: int) -> Stream:
     yield _CHUNKED + b'c\r\n{"items":[]}\r\n0\r\n'
-    async for piece in _many(b"authorization: Bearer x\r\n", TRAILERS):
-        yield piece
-    async for piece in _dripping(b"a:\r\n"):
-        yield piece
+    async for chunk in _many(b"authorization: Bearer x\r\n", TRAILERS):
+        yield chunk
+    async for chunk in _dripping(b"a:\r\n"):
+        yield chunk
 
 
 async def _extensions(_number: int) -> Stream:
     yield _CHUNKED + b"c;"
-    async for piece in _many(b"x", EXTENSION):
-        yield piece
-    async for piece in _dripping(b"x"):
-        yield piece
+    async for chunk in _many(b"x", EXTENSION):
+        yield chunk
+    async for chunk in _dripping(b"x"):
+        yield chunk
 
 
 async def _small_chunks(_number: int) -> Stream:
     yield _CHUNKED
-    async for piece in _many(b"1;x=%s\r\n{\r\n" % (b"y" * 1000), EXTENSION):
-        yield piece
-    async for piece in _dripping(b"1\r\n{\r\n"):
-        yield piece
+    async for chunk in _many(b"1;x=%s\r\n{\r\n" % (b"y" * 1000), EXTENSION):
+        yield chunk
+    async for chunk in _dripping(b"1\r\n{\r\n"):
+        yield chunk
 
 
 async def _pipelining(_number: int) -> Stream:
-    piece = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000
+    chunk = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000
     while True:
-        yield piece
+        yield chunk
 
 
 async def _bodies(number: int) -> Stream:
     """Announced by their length, or in chunks that never end."""
     if number % 2:
         yield _CHUNKED
-        async for piece in _many(b"%x\r\n%s\r\n" % (KIB, b"x" * KIB), BODY):
-            yield piece
+        async for chunk in _many(b"%x\r\n%s\r\n" % (KIB, b"x" * KIB), BODY):
+            yield chunk
         return
     yield _POST + b"Content-Length: %d\r\n\r\n" % BODY
-    async for piece in _many(b"x", BODY):
-        yield piece
+    async for chunk in _many(b"x", BODY):
+        yield chunk
 
 
 async def _slow_heads(_number: int) -> Stream:
@@ -150,17 +150,17 @@ async def _frames(_number: int) -> Stream:
         b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
     )
     ping = b'{"type":"ping"}'
-    piece = (b"\x81" + bytes([0x80 | len(ping)]) + bytes(4) + ping) * 1000
+    chunk = (b"\x81" + bytes([0x80 | len(ping)]) + bytes(4) + ping) * 1000
     while True:
-        yield piece
+        yield chunk
 
 
 async def _late_times(_number: int) -> Stream:
     body = b'{"items":[{"queue":"q","deliverAt":"9999-12-31T23:59:59-12:00"}]}'
     head = b"POST /api/v1/push HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
-    piece = (head + body + b"GET /api/v1/messages HTTP/1.1\r\nHost: localhost\r\n\r\n") * 100
+    chunk = (head + body + b"GET /api/v1/messages HTTP/1.1\r\nHost: localhost\r\n\r\n") * 100
     while True:
-        yield piece
+        yield chunk
 
 
 async def _lists(number: int) -> Stream:
@@ -168,18 +168,18 @@ async def _lists(number: int) -> Stream:
     items = b",".join([b'{"queue":"q%d","partition":"%d","payload":1}' % (number, each) for each in range(1000)])
     body = b'{"items":[%s]}' % items
     yield _POST + b"Content-Length: %d\r\n\r\n" % len(body) + body
-    piece = b"".join([b"GET /api/v1/%s HTTP/1.1\r\nHost: localhost\r\n\r\n" % path for path in LISTS])
+    chunk = b"".join([b"GET /api/v1/%s HTTP/1.1\r\nHost: localhost\r\n\r\n" % path for path in LISTS])
     while True:
-        yield piece
+        yield chunk
 
 
 async def _unfinished(_number: int) -> Stream:
     """A body of which the last byte never comes."""
     yield _POST + b"Content-Length: %d\r\n\r\n" % LARGEST
-    async for piece in _many(b" ", LARGEST - PIECE):
-        yield piece
-    async for piece in _dripping(b" "):
-        yield piece
+    async for chunk in _many(b" ", LARGEST - CHUNK):
+        yield chunk
+    async for chunk in _dripping(b" "):
+        yield chunk
 
 
 async def _unread_answers(_number: int) -> Stream:
@@ -254,10 +254,10 @@ async def attack(plan: Plan) -> Sent:
 
     async def write(writer: asyncio.StreamWriter, number: int) -> None:
         nonlocal total
-        async for piece in chosen.stream(number):
-            writer.write(piece)
+        async for chunk in chosen.stream(number):
+            writer.write(chunk)
             await writer.drain()
-            total += len(piece)
+            total += len(chunk)
         await asyncio.sleep(plan.seconds)  # The rest of the attack waits for the answer.
 
     async def one(number: int) -> None:
@@ -290,5 +290,5 @@ async def _ended(reader: asyncio.StreamReader, *, reads: bool) -> None:
     """Return when the server has closed the connection; who does not read does not see it."""
     if not reads:
         await asyncio.get_running_loop().create_future()
-    while await reader.read(PIECE):
+    while await reader.read(CHUNK):
         pass

@@ -77,11 +77,11 @@ async def _probed(server: Server, attacking: Future[Sent]) -> tuple[list[tuple[f
             errors += 1
             probes.append((due, FAILED_MS))
 
-    async with pool(server.port, PROBERS) as probers, asyncio.TaskGroup() as asked:
+    async with pool(server.port, PROBERS) as probers, asyncio.TaskGroup() as probe_tasks:
         due = time.monotonic()
         while not attacking.done():
             await asyncio.sleep(due - time.monotonic())
-            asked.create_task(probe(due))
+            probe_tasks.create_task(probe(due))
             due += 1 / RATE
     return probes, errors
 

@@ -52,14 +52,14 @@ async def _visit(browser: Browser, url: str, seconds: float) -> Visit:
     page = await context.new_page()
     session = await context.new_cdp_session(page)
     sizes: list[float] = []
-    asked: list[tuple[float, str]] = []
+    requests: list[tuple[float, str]] = []
     await _listen(session, sizes)
-    page.on("request", lambda request: asked.append((time.perf_counter(), _address(request.method, request.url))))
+    page.on("request", lambda request: requests.append((time.perf_counter(), _address(request.method, request.url))))
     await page.goto(url, wait_until="commit")
     paint = await page.evaluate(_PAINT)
     await asyncio.sleep(seconds)
     await context.close()
-    return Visit(float(paint), sum(sizes) / 1000, _busiest(asked))
+    return Visit(float(paint), sum(sizes) / 1000, _busiest(requests))
 
 
 async def _listen(session: CDPSession, sizes: list[float]) -> None:
@@ -71,13 +71,13 @@ def _address(method: str, url: str) -> str:
     return f"{method} {urlsplit(url).path}"
 
 
-def _busiest(asked: Sequence[tuple[float, str]]) -> float:
+def _busiest(requests: Sequence[tuple[float, str]]) -> float:
     """The most requests of one address in one second; not in the first, in which a page gets what it is made of."""
-    if not asked:
+    if not requests:
         return 0
-    begin = asked[0][0] + 1
+    begin = requests[0][0] + 1
     times: dict[str, list[float]] = {}
-    for at, address in asked:
+    for at, address in requests:
         if at >= begin:
             times.setdefault(address, []).append(at)
     most = 0

@@ -20,7 +20,7 @@ from bench.operate.filled import PARTITIONS, QUEUES, fill_many
 from bench.procfs import rss_mb
 from bench.rows import ROWS, Row
 from bench.servers import Server, running
-from bench.stores import Place
+from bench.stores import StoreLocation
 from hark.cli.bench import percentile
 
 AUTH_ROWS = ("push1", "push100")
@@ -41,30 +41,30 @@ def measure_auth(bench: Bench, run: Run, rounds: int) -> Iterator[Figure]:
 
 
 def _with_token(bench: Bench, row: Row) -> Figure:
-    place = bench.stores.create(bench.new_folder("auth"))
+    store = bench.stores.create(bench.new_folder("auth"))
     try:
-        token = _token(place)
-        settings = {"HARK_AUTH_TOKENS_FILE": str(_tokens(place))}
-        with running("hark", place, settings) as server:
+        token = _token(store)
+        settings = {"HARK_AUTH_TOKENS_FILE": str(_tokens(store))}
+        with running("hark", store, settings) as server:
             wrk.run(server.port, row.load, WARM_SECONDS, token)
             figure = bench.loaded(server, row, "hark", bench.seconds, token)
     finally:
-        bench.stores.remove(place)
+        bench.stores.remove(store)
     if figure.errors:
         raise RuntimeError(f"{figure.errors} pushes with a token failed")
     return replace(figure, row="auth", title=f"{row.title}, with a token")
 
 
-def _tokens(place: Place) -> Path:
-    return place.folder.parent / f"{place.folder.name}-tokens.json"
+def _tokens(store: StoreLocation) -> Path:
+    return store.folder.parent / f"{store.folder.name}-tokens.json"
 
 
-def _token(place: Place) -> str:
+def _token(store: StoreLocation) -> str:
     """A new token, as a user makes one."""
     hark = str(Path(sys.executable).parent / "hark")
     command = [hark, "token", "create", "bench", "--role", "read-write", "--quiet"]
-    place.folder.parent.mkdir(parents=True, exist_ok=True)
-    environment = {"HARK_AUTH_TOKENS_FILE": str(_tokens(place)), "PATH": "/usr/bin:/bin"}
+    store.folder.parent.mkdir(parents=True, exist_ok=True)
+    environment = {"HARK_AUTH_TOKENS_FILE": str(_tokens(store)), "PATH": "/usr/bin:/bin"}
     made = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return made.stdout.strip()
 

@@ -13,7 +13,7 @@ from bench.measure import Bench
 from bench.peers.peer import PAYLOAD, Span
 from bench.rows import QUEUE
 from bench.servers import ROOT
-from bench.stores import Place
+from bench.stores import StoreLocation
 from hark.cli.bench import Load, generate
 
 PUSH = Load(kind="push", queue=QUEUE, connections=8, partitions=100, size=len(msgspec.json.encode(PAYLOAD)))
@@ -57,12 +57,12 @@ def measure(bench: Bench, jobs: int) -> Iterator[Figure]:
     for batch in HARK_BATCHES:
         yield _figure(f"hark, {batch} at a time", jobs, _hark(bench, batch, jobs))
     for peer in PEERS:
-        place = bench.stores.create(bench.new_folder(peer.name))
+        store = bench.stores.create(bench.new_folder(peer.name))
         try:
             some = int(jobs * peer.share)
-            yield _figure(peer.title, some, _peer(peer, place, some))
+            yield _figure(peer.title, some, _peer(peer, store, some))
         finally:
-            bench.stores.remove(place)
+            bench.stores.remove(store)
 
 
 def best(figures: Iterable[Figure], name: str) -> float:
@@ -87,14 +87,14 @@ def _hark(bench: Bench, batch: int, jobs: int) -> float:
     return jobs / seconds
 
 
-def _peer(peer: Peer, place: Place, jobs: int) -> float:
-    [enqueued] = _spans([_start(peer, "enqueue", place, jobs)])
-    worked = _spans([_start(peer, "work", place, peer.at_once) for _ in range(WORKERS)])
+def _peer(peer: Peer, store: StoreLocation, jobs: int) -> float:
+    [enqueued] = _spans([_start(peer, "enqueue", store, jobs)])
+    worked = _spans([_start(peer, "work", store, peer.at_once) for _ in range(WORKERS)])
     return rate(enqueued, worked, jobs)
 
 
-def _start(peer: Peer, verb: str, place: Place, number: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", f"bench.peers.{peer.name}", verb, place.url, str(number)]
+def _start(peer: Peer, verb: str, store: StoreLocation, number: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", f"bench.peers.{peer.name}", verb, store.url, str(number)]
     return subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 

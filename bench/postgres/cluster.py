@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import asyncpg
 
-from bench.stores import EngineName, Place
+from bench.stores import EngineName, StoreLocation
 
 VARIABLE = "HARK_BENCH_POSTGRES"
 VERSION = 18
@@ -99,13 +99,13 @@ class PostgresStores:
         self.pid = int(value(url, "select split_part(pg_read_file('postmaster.pid'), e'\\n', 1)"))
         self.version = str(value(url, "show server_version"))
 
-    def create(self, folder: Path) -> Place:
+    def create(self, folder: Path) -> StoreLocation:
         """An empty database."""
         return self._made(folder, "template1")
 
-    def copy(self, place: Place, folder: Path) -> Place:
+    def copy(self, store: StoreLocation, folder: Path) -> StoreLocation:
         """A copy of the database."""
-        made = self._made(folder, _name(place.folder))
+        made = self._made(folder, _name(store.folder))
         execute(self.url, "checkpoint")  # else the copy is still being written while the rows are measured
         return made
 
@@ -113,15 +113,15 @@ class PostgresStores:
         """Write what the server holds back."""
         execute(self.url, "checkpoint")
 
-    def remove(self, place: Place) -> None:
+    def remove(self, store: StoreLocation) -> None:
         """Drop the database, and the folder if a server was started on it."""
-        execute(self.url, f'drop database if exists "{_name(place.folder)}" with (force)')
-        shutil.rmtree(place.folder, ignore_errors=True)
+        execute(self.url, f'drop database if exists "{_name(store.folder)}" with (force)')
+        shutil.rmtree(store.folder, ignore_errors=True)
 
-    def _made(self, folder: Path, template: str) -> Place:
+    def _made(self, folder: Path, template: str) -> StoreLocation:
         name = _name(folder)
         execute(self.url, f'drop database if exists "{name}"', f'create database "{name}" template "{template}"')
-        return Place(folder, database_url(self.url, name), self.pid)
+        return StoreLocation(folder, database_url(self.url, name), self.pid)
 
 
 def _name(folder: Path) -> str:

@@ -15,7 +15,7 @@ from bench.postgres.cluster import execute
 from bench.postgres.copy import BATCH, Copier, TransactionIds
 from bench.procfs import family_us
 from bench.rows import QUEUE, SIZE
-from bench.stores import Place
+from bench.stores import StoreLocation
 from hark.cli.bench import payload_of
 from hark.engine.postgres import PostgresEngine
 from hark.errors import HarkError
@@ -75,24 +75,28 @@ async def _spent(batch: Callable[[], Awaitable[None]], batches: int, pid: int) -
     return (family_us(pid) - before) / messages, messages / (perf_counter() - began)
 
 
-async def _compare(engine_place: Place, copy_place: Place, case: Case, batches: int) -> list[list[tuple[float, float]]]:
-    engine = PostgresEngine(engine_place.url)
+async def _compare(
+    engine_store: StoreLocation, copy_store: StoreLocation, case: Case, batches: int
+) -> list[list[tuple[float, float]]]:
+    engine = PostgresEngine(engine_store.url)
     await engine.start(lambda _hints: None)
-    copier = await Copier.open(copy_place.url, case.partitions, TransactionIds(case.ids))
+    copier = await Copier.open(copy_store.url, case.partitions, TransactionIds(case.ids))
     both = (Pusher(engine, case).batch, copier.batch)
     try:
         for batch in both:
-            await _spent(batch, WARM_BATCHES, engine_place.store_pid)
-        return [[await _spent(batch, batches, engine_place.store_pid) for batch in both] for _ in range(ROUNDS)]
+            await _spent(batch, WARM_BATCHES, engine_store.store_pid)
+        return [[await _spent(batch, batches, engine_store.store_pid) for batch in both] for _ in range(ROUNDS)]
     finally:
         await engine.close()
         await copier.close()
 
 
-def compare(engine_place: Place, copy_place: Place, case: Case, batches: int) -> tuple[float, list[Figure]]:
+def compare(
+    engine_store: StoreLocation, copy_store: StoreLocation, case: Case, batches: int
+) -> tuple[float, list[Figure]]:
     """The engine's cost in units of COPY's, and the figures of both."""
-    execute(engine_place.url, "checkpoint")  # what was measured before is written now, not meanwhile
-    rounds = asyncio.run(_compare(engine_place, copy_place, case, batches))
+    execute(engine_store.url, "checkpoint")  # what was measured before is written now, not meanwhile
+    rounds = asyncio.run(_compare(engine_store, copy_store, case, batches))
     figures = [
         Figure(
             row=case.name,

@@ -80,10 +80,10 @@ class Floor(PushServer):
             PUSH, list(counts), list(counts.values()), now, partitions, ranks, payloads
         )
         bases = dict(taken)
-        places = zip(partitions, ranks, strict=True)
+        targets = zip(partitions, ranks, strict=True)
         for items, exchange in jobs:
             answers = []
-            for index, (partition, rank) in zip(range(len(items)), places, strict=False):
+            for index, (partition, rank) in zip(range(len(items)), targets, strict=False):
                 answers.append(Answer(index, "queued", partition, bases[partition] + rank))
             answer(exchange, self._encode(answers))
 

@@ -81,7 +81,7 @@ def figures(server: Server, row: str, title: str, seconds: float) -> tuple[Toget
 
 
 @contextmanager
-def held_transaction(url: str) -> Iterator[None]:
+def open_transaction(url: str) -> Iterator[None]:
     """A transaction with an id and a snapshot, open meanwhile: no row version that it may see can be removed."""
     with asyncio.Runner() as runner:
         connection = runner.run(asyncpg.connect(url))

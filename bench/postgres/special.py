@@ -19,23 +19,23 @@ WINDOWS = 10
 def measure_limits(bench: Bench, run: Run) -> None:
     """Limits (c) and (d)."""
     for partitions in (1, 1000):
-        place = bench.stores.create(bench.new_folder("limits"))
-        run.limits.append(limits.copying(place, partitions, bench.seconds))
-        bench.stores.remove(place)
-    place = bench.stores.create(bench.new_folder("limits"))
-    run.limits.append(limits.commit_rate(place, bench.seconds))
-    bench.stores.remove(place)
+        store = bench.stores.create(bench.new_folder("limits"))
+        run.limits.append(limits.copying(store, partitions, bench.seconds))
+        bench.stores.remove(store)
+    store = bench.stores.create(bench.new_folder("limits"))
+    run.limits.append(limits.commit_rate(store, bench.seconds))
+    bench.stores.remove(store)
 
 
 def measure_cost(bench: Bench, run: Run) -> Iterator[Figure]:
     """CPU of PostgreSQL per pushed message, beside COPY."""
     for case in cost.CASES:
-        places = [bench.stores.create(bench.new_folder("cost")) for _ in range(2)]
-        ratio, figures = cost.compare(places[0], places[1], case, int(BATCHES_PER_SECOND * bench.seconds))
+        stores = [bench.stores.create(bench.new_folder("cost")) for _ in range(2)]
+        ratio, figures = cost.compare(stores[0], stores[1], case, int(BATCHES_PER_SECOND * bench.seconds))
         run.note(case.name, ratio)
         yield from figures
-        for place in places:
-            bench.stores.remove(place)
+        for store in stores:
+            bench.stores.remove(store)
 
 
 def measure_together(bench: Bench, run: Run) -> Iterator[Figure]:
@@ -52,7 +52,7 @@ def measure_together(bench: Bench, run: Run) -> Iterator[Figure]:
 def measure_pinned(bench: Bench, run: Run, seconds: float) -> Iterator[Figure]:
     """The same load for long beside a transaction that stays open, and after it."""
     window = seconds / WINDOWS
-    place = bench.stores.create(bench.new_folder("pinned"))
+    store = bench.stores.create(bench.new_folder("pinned"))
     speeds: list[float] = []
 
     def part(title: str) -> Figure:
@@ -60,16 +60,16 @@ def measure_pinned(bench: Bench, run: Run, seconds: float) -> Iterator[Figure]:
         speeds.append(both.throughput)
         return figure
 
-    with running("hark", place) as server:
+    with running("hark", store) as server:
         mixed.together(server, bench.seconds)  # the partitions are made before the transaction begins
-        with mixed.held_transaction(place.url):
+        with mixed.open_transaction(store.url):
             for number in range(WINDOWS):
                 yield part(f"transaction held, part {number + 1} of {WINDOWS}")
         for title in ("right after it", "one part later"):
             yield part(title)
     run.note("pinned", speeds[WINDOWS - 1] / speeds[0])
     run.note("pinned_after", speeds[-1] / speeds[0])
-    bench.stores.remove(place)
+    bench.stores.remove(store)
 
 
 def measure_peers(bench: Bench, run: Run, jobs: int) -> Iterator[Figure]:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from bench.servers import ROOT
-from bench.stores import EngineName, Place
+from bench.stores import EngineName, StoreLocation
 
 LATENCY_MS = 30.0
 """What the stub adds to every request."""
@@ -93,11 +93,11 @@ def stub(latency_ms: float = LATENCY_MS) -> Iterator[Stub]:
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        url, place = process.stdout.readline().strip(), process.stdout.readline().strip()
-        if not place:
+        url, address = process.stdout.readline().strip(), process.stdout.readline().strip()
+        if not address:
             raise RuntimeError("the stub of the bucket did not start")
         with environment(CREDENTIALS):
-            yield Stub(url, urlsplit(place).netloc, process.pid)
+            yield Stub(url, urlsplit(address).netloc, process.pid)
     finally:
         process.terminate()
         try:
@@ -116,17 +116,17 @@ class BucketStores:
         self.bucket = bucket
         self.version = f"stub + {LATENCY_MS:g} ms"
 
-    def create(self, folder: Path) -> Place:
+    def create(self, folder: Path) -> StoreLocation:
         """An empty prefix."""
-        return Place(folder, self.bucket.address(folder.name))
+        return StoreLocation(folder, self.bucket.address(folder.name))
 
-    def copy(self, place: Place, folder: Path) -> Place:
+    def copy(self, address: StoreLocation, folder: Path) -> StoreLocation:
         """Refused: the rows of this engine measure no history."""
-        raise RuntimeError(f"{place.url} can't be copied to {folder.name}: Hark never lists a bucket")
+        raise RuntimeError(f"{address.url} can't be copied to {folder.name}: Hark never lists a bucket")
 
     def settle(self) -> None:
         """A bucket has nothing to write later."""
 
-    def remove(self, place: Place) -> None:
+    def remove(self, address: StoreLocation) -> None:
         """Remove the folder with the server's log; the bucket goes away as a whole."""
-        shutil.rmtree(place.folder, ignore_errors=True)
+        shutil.rmtree(address.folder, ignore_errors=True)

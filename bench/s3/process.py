@@ -107,8 +107,8 @@ async def work(job: Job) -> None:
         return
     async with hark.connect(job.target) as client:
         await client.queue(QUEUE).create()
-        await _until_told(READY)
-        await _until_told(_text(await _Work(client, job).run()))
+        await _report_and_wait(READY)
+        await _report_and_wait(_text(await _Work(client, job).run()))
 
 
 async def _wait(job: Job) -> None:
@@ -120,17 +120,17 @@ async def _wait(job: Job) -> None:
         """Nobody pushes it."""
 
     running = asyncio.create_task(worker.run(hark.WorkerRunOptions(handle_signals=False)))
-    await _until_told(READY)
+    await _report_and_wait(READY)
     began = time.perf_counter()
     await asyncio.sleep(job.seconds)
-    await _until_told(_text(Done(seconds=time.perf_counter() - began)))
+    await _report_and_wait(_text(Done(seconds=time.perf_counter() - began)))
     await worker.stop()
     await running
 
 
-async def _until_told(news: str) -> None:
+async def _report_and_wait(report: str) -> None:
     """Say something, and wait for the word to go on."""
-    print(news, flush=True)
+    print(report, flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
 
 

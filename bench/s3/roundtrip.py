@@ -16,9 +16,9 @@ _serial = count()
 
 async def bare_puts(bucket: Stub, seconds: float, rate: float) -> list[float]:
     """Milliseconds of each of so many PUTs a second, of objects that are not there yet."""
-    place = urlsplit(bucket.url)
-    host, port = place.hostname or "", place.port or 0
-    _, wire = await asyncio.get_running_loop().create_connection(lambda: Wire(place.netloc), host, port)
+    address = urlsplit(bucket.url)
+    host, port = address.hostname or "", address.port or 0
+    _, wire = await asyncio.get_running_loop().create_connection(lambda: Wire(address.netloc), host, port)
     trips = []
     try:
         for _ in range(max(1, int(seconds * rate))):

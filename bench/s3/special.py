@@ -58,9 +58,9 @@ def measure_served(bench: Bench, run: Run) -> Iterator[Figure]:
 
 def measure_brokerless(bench: Bench, run: Run) -> Iterator[Figure]:
     """The same without a server: processes that share nothing but the bucket."""
-    place = bench.stores.create(bench.new_folder("brokerless"))
+    store = bench.stores.create(bench.new_folder("brokerless"))
     jobs = [
-        Job(target=place.url, name=f"w{number}", producers=AT_ONCE, consumers=AT_ONCE, seconds=bench.seconds)
+        Job(target=store.url, name=f"w{number}", producers=AT_ONCE, consumers=AT_ONCE, seconds=bench.seconds)
         for number in range(PROCESSES)
     ]
     together = work_together(_bucket(bench), jobs)
@@ -80,8 +80,8 @@ def measure_lonely(bench: Bench, run: Run) -> Iterator[Figure]:
     _note_cost(run, "s3_lonely_served", together.counts, together.consumed)
     title = f"one producer, one consumer, {LONELY_RATE:g} batches of {BATCH} a second"
     yield _figure_of_team("lonely", f"{title}, through a server", together)
-    place = bench.stores.create(bench.new_folder("lonely"))
-    together = work_together(bucket, _pair(place.url, bench.seconds))
+    store = bench.stores.create(bench.new_folder("lonely"))
+    together = work_together(bucket, _pair(store.url, bench.seconds))
     _note_cost(run, "s3_lonely", together.counts, together.consumed)
     yield _figure_of_team("lonely", f"{title}, no server", together)
 
@@ -96,8 +96,8 @@ def measure_single(bench: Bench, run: Run) -> Iterator[Figure]:
         cpu = server.cpu()
         [outcome] = generate(_url(server), replace(load, seconds=bench.seconds))
         used, rss = server.cpu().since(cpu), rss_mb(server.pid)
-    place = bench.stores.create(bench.new_folder("single"))
-    job = Job(target=place.url, name="single", producers=1, batch=1, rate=SINGLE_RATE, seconds=bench.seconds)
+    store = bench.stores.create(bench.new_folder("single"))
+    job = Job(target=store.url, name="single", producers=1, batch=1, rate=SINGLE_RATE, seconds=bench.seconds)
     alone = work_together(bucket, [job])
     trips += asyncio.run(bare_puts(bucket, bench.seconds / 2, SINGLE_RATE))
     trip = median(trips)
@@ -118,9 +118,9 @@ def measure_single(bench: Bench, run: Run) -> Iterator[Figure]:
 
 def measure_quiet(bench: Bench, run: Run, seconds: float) -> Iterator[Figure]:
     """Workers that wait for messages which never come."""
-    place = bench.stores.create(bench.new_folder("quiet"))
+    store = bench.stores.create(bench.new_folder("quiet"))
     jobs = [
-        Job(target=place.url, name=f"w{number}", kind="wait", consumers=1, seconds=seconds)
+        Job(target=store.url, name=f"w{number}", kind="wait", consumers=1, seconds=seconds)
         for number in range(PROCESSES)
     ]
     together = work_together(_bucket(bench), jobs, idle=True)
@@ -134,11 +134,11 @@ def measure_quiet(bench: Bench, run: Run, seconds: float) -> Iterator[Figure]:
 
 def measure_starting(bench: Bench, run: Run) -> Iterator[Figure]:
     """A server on an empty prefix, and again on the same."""
-    place = bench.stores.create(bench.new_folder("starting"))
+    store = bench.stores.create(bench.new_folder("starting"))
     bucket = _bucket(bench)
     for title in ("start to the first answer, empty prefix", "the same again"):
         before = bucket.counts()
-        with running("hark", place) as server:
+        with running("hark", store) as server:
             counts = bucket.counts().since(before)
             seconds, rss = server.start_seconds, rss_mb(server.pid)
             time.sleep(WARM_SECONDS)

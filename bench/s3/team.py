@@ -73,7 +73,7 @@ class _Member:
 
     def wait_until_ready(self) -> None:
         """It is connected."""
-        if self._hear(_END_SECONDS) != READY:
+        if self._read_line(_END_SECONDS) != READY:
             raise self._failure()
 
     def go_on(self) -> None:
@@ -93,11 +93,11 @@ class _Member:
     def done(self) -> Done:
         """What it did, when it has."""
         try:
-            return msgspec.json.decode(self._hear(self._limit), type=Done)
+            return msgspec.json.decode(self._read_line(self._limit), type=Done)
         except msgspec.DecodeError:
             raise self._failure() from None
 
-    def _hear(self, seconds: float) -> str:
+    def _read_line(self, seconds: float) -> str:
         """Its next line; nothing if it ends before, or is ended because that takes so long."""
         assert self._process.stdout is not None
         watch = threading.Timer(seconds, self._process.kill)

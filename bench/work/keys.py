@@ -33,7 +33,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0
 
 
-class Told(msgspec.Struct, frozen=True):
+class Delays(msgspec.Struct, frozen=True):
     """How long after they were sent writes were seen, and how many were not."""
 
     latencies_ms: list[float]
@@ -74,21 +74,21 @@ async def _fill(wires: Pool, start: int) -> None:
     await wires.answer(b"POST", BASE + b"/atomic", msgspec.json.encode({"mutations": sets}))
 
 
-async def watch_writes(plan: Plan) -> Told:
+async def watch_writes(plan: Plan) -> Delays:
     """Writes to keys that are watched, each by a connection of its own."""
-    told: dict[str, asyncio.Queue[tuple[int, float]]] = {f"watched-{n}": asyncio.Queue() for n in range(WATCHERS)}
-    watchers = [asyncio.create_task(_watch(plan.server.port, name, seen)) for name, seen in told.items()]
+    delays: dict[str, asyncio.Queue[tuple[int, float]]] = {f"watched-{n}": asyncio.Queue() for n in range(WATCHERS)}
+    watchers = [asyncio.create_task(_watch(plan.server.port, name, seen)) for name, seen in delays.items()]
     latencies: list[float] = []
     lost = 0
     began = clock()
     async with pool(plan.server.port, 4) as wires:
-        for name, seen in told.items():
+        for name, seen in delays.items():
             await _written(wires, name, 0, seen)
         keep_what_is()
         for number in range(1, int(WRITE_RATE * plan.seconds)):
             await asyncio.sleep(began + number / WRITE_RATE - clock())
             name = f"watched-{number % WATCHERS}"
-            latency = await _written(wires, name, number, told[name])
+            latency = await _written(wires, name, number, delays[name])
             if latency is None:
                 lost += 1
             else:
@@ -96,7 +96,7 @@ async def watch_writes(plan: Plan) -> Told:
     for watcher in watchers:
         watcher.cancel()
     await asyncio.gather(*watchers, return_exceptions=True)
-    return Told(latencies, lost, clock() - began)
+    return Delays(latencies, lost, clock() - began)
 
 
 async def _written(wires: Pool, name: str, number: int, seen: asyncio.Queue[tuple[int, float]]) -> float | None:
@@ -105,11 +105,11 @@ async def _written(wires: Pool, name: str, number: int, seen: asyncio.Queue[tupl
     await wires.answer(b"PUT", BASE + b"/keys/" + name.encode(), b"%d" % number)
     try:
         async with asyncio.timeout(GRACE_SECONDS):
-            while (told := await seen.get())[0] != number:
+            while (delays := await seen.get())[0] != number:
                 pass
     except TimeoutError:
         return None
-    return (told[1] - sent) * 1e3
+    return (delays[1] - sent) * 1e3
 
 
 async def _watch(port: int, name: str, seen: asyncio.Queue[tuple[int, float]]) -> None:

@@ -72,17 +72,17 @@ def measure_keys(bench: Bench, run: Run, number: int) -> Iterator[Figure]:
 def measure_watch(bench: Bench, run: Run, seconds: float) -> Iterator[Figure]:
     """From a write to a watcher of its key."""
     with bench.fresh("hark") as server:
-        told = apart(keys.watch_writes, keys.Plan(server=server, seconds=seconds))
+        delays = apart(keys.watch_writes, keys.Plan(server=server, seconds=seconds))
         rss = rss_mb(server.pid)
-    run.note("watch_p99", percentile(told.latencies_ms, 99))
-    run.note("watch_lost", told.lost)
+    run.note("watch_p99", percentile(delays.latencies_ms, 99))
+    run.note("watch_lost", delays.lost)
     yield Figure(
         row="watch",
         title=f"write to watcher, {keys.WRITE_RATE:.0f}/s, {keys.WATCHERS} watchers",
         server="hark",
-        throughput=len(told.latencies_ms) / told.seconds,
-        p50_ms=percentile(told.latencies_ms, 50),
-        p99_ms=percentile(told.latencies_ms, 99),
+        throughput=len(delays.latencies_ms) / delays.seconds,
+        p50_ms=percentile(delays.latencies_ms, 50),
+        p99_ms=percentile(delays.latencies_ms, 99),
         rss_mb=rss,
-        errors=told.lost,
+        errors=delays.lost,
     )

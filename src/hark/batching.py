@@ -59,8 +59,8 @@ class Answer(asyncio.Future[A]):
             try:
                 callback(self)
             except Exception as error:  # It must not affect the answers to others.
-                told = {"message": f"{callback} failed", "exception": error, "future": self}
-                self.get_loop().call_exception_handler(told)
+                context = {"message": f"{callback} failed", "exception": error, "future": self}
+                self.get_loop().call_exception_handler(context)
 
 
 def when_done(future: asyncio.Future[A], callback: Callable[[asyncio.Future[A]], object]) -> None:
@@ -206,15 +206,15 @@ class Batcher(Generic[Q, A]):
         if self._waiting and (not self._calls or self._max_calls != inf):
             # Before the callers are answered: the engine works on the next batch while the answers are written.
             self._flush()
-        for (_, asked, items), answer in zip(batch.entries, answers, strict=True):
+        for (_, waiter, items), answer in zip(batch.entries, answers, strict=True):
             self._pending_items -= items
-            if asked.done():  # The client went away meanwhile.
+            if waiter.done():  # The client went away meanwhile.
                 if self._orphaned is not None and not isinstance(answer, Exception):
                     self._orphaned(answer)
             elif isinstance(answer, Exception):
-                asked.set_exception(answer)
+                waiter.set_exception(answer)
             else:
-                asked.set_result(answer)
+                waiter.set_result(answer)
 
 
 async def _awaited(call: Awaitable[T]) -> T:

@@ -30,7 +30,7 @@ _OFFSET_BITS = (0xF << 80) | (0xFFF << 64) | (0xFFFF_FFFF << TAG_BITS)
 _SHAPE = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", re.ASCII)
 
 
-class Place(NamedTuple):
+class Address(NamedTuple):
     """Where a message is: its partition and its offset there (0: the partition itself)."""
 
     partition: int
@@ -76,7 +76,7 @@ class IdCodec:
         low = f"{self._low_base | (offset & 0xFFFF_FFFF) << TAG_BITS:016x}"
         return f"{high[:8]}-{high[8:]}-8{top & 0xFFF:03x}-{low[:4]}-{low[4:]}"
 
-    def decode(self, text: str) -> Place | None:
+    def decode(self, text: str) -> Address | None:
         """The place an id stands for, or None when it is not an id of this store."""
         # The fifteenth character is the version: it sorts out nearly all foreign UUIDs before the costly match.
         if len(text) != 36 or text[14] != "8" or _SHAPE.fullmatch(text) is None:
@@ -87,7 +87,7 @@ class IdCodec:
         high = number >> 80
         top = (high & 0xF) << 12 | (number >> 64) & 0xFFF
         low = number >> TAG_BITS & 0xFFFF_FFFF
-        return Place(high >> 4, top << _LOW_OFFSET_BITS | low)
+        return Address(high >> 4, top << _LOW_OFFSET_BITS | low)
 
     def offset_in(self, prefix: str, partition: int, text: str) -> int | None:
         """The offset that an id stands for in the partition that `prefix` belongs to; None: it is of another place."""
@@ -99,8 +99,8 @@ class IdCodec:
                 return None
             if self.with_prefix(prefix, offset) == text:
                 return offset
-        place = self.decode(text)
-        return None if place is None or place.partition != partition else place.offset
+        address = self.decode(text)
+        return None if address is None or address.partition != partition else address.offset
 
 
 class IdSource:

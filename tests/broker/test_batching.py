@@ -206,17 +206,17 @@ async def test_beyond_max_pending_requests_are_refused_with_retry_after_and_noth
 
 
 async def test_a_call_belongs_to_the_context_of_the_first_of_its_requests_not_of_those_before(engine: Engine) -> None:
-    said: ContextVar[str] = ContextVar("said", default="")
-    heard: list[str] = []
+    label: ContextVar[str] = ContextVar("said", default="")
+    received: list[str] = []
 
     async def call(requests: Sequence[int]) -> list[int | HarkError]:
-        heard.append(said.get())
+        received.append(label.get())
         return await engine.call(requests)
 
     batcher: Doubler = Batcher("push", call, max_items=1000, max_wait=60, max_pending=10_000)
 
     async def submit(number: int) -> int:
-        said.set(f"request {number}")
+        label.set(f"request {number}")
         return await batcher.submit(number)
 
     first = asyncio.create_task(submit(1))
@@ -227,4 +227,4 @@ async def test_a_call_belongs_to_the_context_of_the_first_of_its_requests_not_of
     await engine.wait_for_calls(2)
     engine.finish(1)
     assert [await task for task in (first, *later)] == [2, 4, 6]
-    assert (engine.calls, heard) == ([[1], [2, 3]], ["request 1", "request 2"])
+    assert (engine.calls, received) == ([[1], [2, 3]], ["request 1", "request 2"])

@@ -14,7 +14,7 @@ from hark.broker.broker import POP_MAINTENANCE, PUSH_MAINTENANCE
 from hark.broker.sealing import Sealer
 from hark.broker.tallies import Operations
 from hark.broker.upkeep import keep_cleaning
-from hark.broker.work_queues import NO_ERROR, Places
+from hark.broker.work_queues import NO_ERROR, QueueLookup
 from hark.clock import FakeClock, SystemClock
 from hark.engine.api import Engine
 from hark.engine.sqlite import SqliteEngine
@@ -83,7 +83,7 @@ class SharedEngine(SqliteEngine):
     shared = True
 
 
-async def test_what_another_server_was_told_to_stop_is_stopped_here_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_another_server_was_notified_to_stop_is_stopped_here_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "_FLAGS_INTERVAL", 0)
     broker = await started(SharedEngine(":memory:", clock=SystemClock()))
     pop = asyncio.create_task(broker.pop(PopRequest(queue="orders"), 60))
@@ -386,20 +386,20 @@ class Store:
 
     def __init__(self) -> None:
         self.queues = {CODEC.encode(1, 0): "orders", CODEC.encode(2, 0): "mail"}
-        self.asked: list[list[str]] = []
+        self.requests: list[list[str]] = []
 
     async def queues_of(self, ids: Sequence[str]) -> list[str | None]:
         """The queues of partitions."""
-        self.asked.append(sorted(ids))
+        self.requests.append(sorted(ids))
         return [self.queues.get(id) for id in ids]
 
 
-async def test_ids_lead_to_their_queue_and_the_store_is_asked_once_for_each_partition_that_is_there() -> None:
+async def test_ids_lead_to_their_queue_and_the_store_is_requested_once_for_each_partition_that_is_there() -> None:
     store = Store()
-    found = Places(cast(Engine, store))
+    found = QueueLookup(cast(Engine, store))
     for offset in (1, 2):
         await found.queues_of([CODEC.encode(1, offset), CODEC.encode(1, offset + 10), CODEC.encode(3, 1)])
-    assert store.asked == [[CODEC.encode(1, 0), CODEC.encode(3, 0)], [CODEC.encode(3, 0)]]
+    assert store.requests == [[CODEC.encode(1, 0), CODEC.encode(3, 0)], [CODEC.encode(3, 0)]]
     store.queues[CODEC.encode(3, 0)] = "new"
     ids = [CODEC.encode(1, 9), CODEC.encode(2, 0), CODEC.encode(3, 1), CODEC.encode(4, 1), "nonsense", ""]
     assert await found.queues_of(ids) == ["orders", "mail", "new", None, None, None]
@@ -409,7 +409,7 @@ async def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(work_queues, "_KEPT", 3)
     store = Store()
     store.queues = {CODEC.encode(number, 0): f"q{number}" for number in range(1, 20)}
-    found = Places(cast(Engine, store))
+    found = QueueLookup(cast(Engine, store))
     for number in range(1, 20):
         assert await found.queues_of([CODEC.encode(number, 1)]) == [f"q{number}"]
     assert len(found._known) <= 3

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from hark.broker import Broker
 from hark.broker.broker import POP_MAINTENANCE
-from hark.broker.engine_calls import Asking
+from hark.broker.engine_calls import LastPolls
 from hark.broker.explain import moment
 from hark.clock import FakeClock
 from hark.engine.sqlite import SqliteEngine
@@ -40,25 +40,25 @@ async def pushed(broker: Broker, queue: str = "shop.pay.orders") -> str:
     return outcome.message_id
 
 
-async def told(broker: Broker, message_id: str, group: str | None = "g") -> tuple[str, dict[str, object]]:
+async def explained(broker: Broker, message_id: str, group: str | None = "g") -> tuple[str, dict[str, object]]:
     """The reason for one group, and the data."""
     [found] = (await broker.explain(message_id, group)).explanations
     return found.reason, dict(found.data)
 
 
-async def test_who_asked_last_is_known_to_the_moment_and_so_are_stopped_deliveries_and_what_never_was(
+async def test_who_requested_last_is_known_to_the_moment_and_so_are_stopped_deliveries_and_what_never_was(
     broker: Broker, clock: FakeClock
 ) -> None:
     message_id = await pushed(broker)
-    assert await told(broker, message_id, None) == ("no_group", {})
+    assert await explained(broker, message_id, None) == ("no_group", {})
     await broker.pop(PopRequest(queue="shop.pay.orders", partition="other", group="g"))
-    asked_at = clock.now()
-    assert (await told(broker, message_id))[0] == "ready"
+    last_polled = clock.now()
+    assert (await explained(broker, message_id))[0] == "ready"
     clock.advance(60)
-    reason, data = await told(broker, message_id)
-    assert (reason, data["askedAt"], data["askedHereOnly"]) == ("not_asked", moment(asked_at), False)
+    reason, data = await explained(broker, message_id)
+    assert (reason, data["askedAt"], data["askedHereOnly"]) == ("not_asked", moment(last_polled), False)
     await broker.set_maintenance(POP_MAINTENANCE, True)
-    assert (await told(broker, message_id))[0] == "pop_maintenance"
+    assert (await explained(broker, message_id))[0] == "pop_maintenance"
     with pytest.raises(NotFound):
         await broker.explain("nothing")
 
@@ -68,15 +68,15 @@ async def test_who_asks_by_namespace_or_task_asks_for_its_queues_too(broker: Bro
     await broker.pop(PopRequest(queue="shop.pay.orders", partition="none", group="g"))
     clock.advance(60)
     await broker.pop(PopRequest(namespace="shop", task="other", group="g"))
-    assert (await told(broker, message_id))[0] == "not_asked"
+    assert (await explained(broker, message_id))[0] == "not_asked"
     await broker.engine.pause("shop.pay.orders", "g", True)
     await broker.pop(PopRequest(namespace="shop", group="g"))
     await broker.engine.pause("shop.pay.orders", "g", False)
-    assert (await told(broker, message_id))[0] == "ready"
+    assert (await explained(broker, message_id))[0] == "ready"
 
 
 @pytest.mark.parametrize(
-    ("wish", "number"),
+    ("labels", "number"),
     [
         (PopRequest(queue="shop.pay.orders", group="g"), 1),
         (PopRequest(queue="shop.pay.orders", partition="p1", group="g"), 1),
@@ -88,14 +88,14 @@ async def test_who_asks_by_namespace_or_task_asks_for_its_queues_too(broker: Bro
     ],
     ids=["queue", "partition", "namespace", "task", "other partition", "other group", "other namespace"],
 )
-async def test_who_waits_and_could_get_it_is_counted(broker: Broker, wish: PopRequest, number: int) -> None:
+async def test_who_waits_and_could_get_it_is_counted(broker: Broker, labels: PopRequest, number: int) -> None:
     """A message that a limit keeps back can be looked at while somebody waits for it."""
     spec = QueueSpec(name="shop.pay.orders", namespace="shop", task="pay", options=QueueOptions(max_in_flight=1))
     await broker.configure(spec)
     await broker.push([NewMessage("shop.pay.orders", "p0", b"0")])
     await broker.pop(PopRequest(queue="shop.pay.orders", partition="p0", group="g"))
     message_id = await pushed(broker)
-    waiting = asyncio.create_task(broker.pop(wish, 60))
+    waiting = asyncio.create_task(broker.pop(labels, 60))
     while not any(one.parked for one in broker.delivery.intentions):  # noqa: ASYNC110  # the loop is waited for
         await asyncio.sleep(0)
     explained = await broker.explain(message_id, "g")
@@ -108,17 +108,17 @@ async def test_who_waits_and_could_get_it_is_counted(broker: Broker, wish: PopRe
 MESSAGE = MessageFacts(id="m", queue="orders", partition="p", partition_id="p", offset=1, namespace="shop", task="pay")
 
 
-def noted(asking: Asking, **wish: Any) -> None:
+def noted(last_polls: LastPolls, **labels: Any) -> None:
     """A consumer of g asks for something."""
-    asking.note(PopRequest(group="g", **wish))
+    last_polls.note(PopRequest(group="g", **labels))
 
 
 def test_the_last_time_of_those_who_could_get_the_message_and_others_do_not_count(clock: FakeClock) -> None:
-    asking = Asking(clock)
+    last_polls = LastPolls(clock)
     for other in ({"queue": "mails"}, {"namespace": "other"}, {"namespace": "shop", "task": "other"}):
-        noted(asking, **other)
-    assert asking.last(MESSAGE, "g") is None
-    for wish in (
+        noted(last_polls, **other)
+    assert last_polls.last(MESSAGE, "g") is None
+    for labels in (
         {"queue": "orders"},
         {"namespace": "shop"},
         {"task": "pay"},
@@ -126,18 +126,18 @@ def test_the_last_time_of_those_who_could_get_the_message_and_others_do_not_coun
         {"queue": "orders", "partition": "other"},
     ):
         clock.advance(1)
-        noted(asking, **wish)
-        assert asking.last(MESSAGE, "g") == clock.now()
-    assert asking.last(MESSAGE, "h") is None
+        noted(last_polls, **labels)
+        assert last_polls.last(MESSAGE, "g") == clock.now()
+    assert last_polls.last(MESSAGE, "h") is None
 
 
-def test_who_was_forgotten_has_not_asked_since(clock: FakeClock) -> None:
-    asking = Asking(clock, most=2)
+def test_who_was_forgotten_has_not_requested_since(clock: FakeClock) -> None:
+    last_polls = LastPolls(clock, most=2)
     start = clock.now()
-    assert asking.since == start
+    assert last_polls.since == start
     for name in ("orders", "mails", "orders", "third"):
         clock.advance(1)
-        noted(asking, queue=name)
-    assert asking.last(MESSAGE, "g") is None
-    assert asking.since == start + 3_000_000
-    assert asking.last(replace(MESSAGE, queue="mails"), "g") == start + 2_000_000
+        noted(last_polls, queue=name)
+    assert last_polls.last(MESSAGE, "g") is None
+    assert last_polls.since == start + 3_000_000
+    assert last_polls.last(replace(MESSAGE, queue="mails"), "g") == start + 2_000_000

@@ -55,7 +55,7 @@ def put(key: Key, value: bytes = b"1", ttl_ms: int | None = None) -> KeyWrite:
     return KeyWrite(mutations=[KeyMutation(kind="set", key=key, value=value, ttl_ms=ttl_ms)])
 
 
-async def test_reads_and_writes_of_the_same_moment_share_a_call_and_equal_looking_keys_are_told_apart(
+async def test_reads_and_writes_of_the_same_moment_share_a_call_and_equal_searching_keys_are_distinguished(
     broker: Broker,
 ) -> None:
     keys: list[Key] = [("k", number) for number in range(50)]
@@ -121,7 +121,7 @@ class FailingEngine(SqliteEngine):
         raise EngineFailure(f"{len(requests)} writes failed")
 
 
-async def test_a_failure_of_the_store_is_told_to_each_who_wrote() -> None:
+async def test_a_failure_of_the_store_is_notified_to_each_who_wrote() -> None:
     async with running(Broker(FailingEngine(":memory:", clock=SystemClock()), Settings(), SystemClock())) as broker:
         outcomes = await asyncio.gather(*(broker.keyvalue.write_keys(put(A)) for _ in range(3)), return_exceptions=True)
         assert [str(outcome) for outcome in outcomes] == ["3 writes failed"] * 3

@@ -13,12 +13,12 @@ from hark.broker.observer import (
     BusyQueues,
     Counting,
     Depths,
-    Fold,
     Meter,
     Observer,
     QueueDepth,
     Standing,
     Surveyor,
+    SurveyTotals,
     list_queues,
     percentiles,
 )
@@ -145,7 +145,9 @@ async def test_surveys_take_no_more_than_their_share_of_the_time(
     assert min(gaps) >= share * seconds * SECOND, "after each step it rests"
 
 
-async def test_a_rest_is_never_longer_than_a_minute_and_a_store_that_is_away_is_asked_again(timers: FakeTimers) -> None:
+async def test_a_rest_is_never_longer_than_a_minute_and_a_store_that_is_away_is_requested_again(
+    timers: FakeTimers,
+) -> None:
     store = SlowStore(timers.clock, 3, 10.0)
     store.fails = True
     async with surveying(timers, store, lambda: False) as (_, found):
@@ -158,7 +160,7 @@ async def test_a_rest_is_never_longer_than_a_minute_and_a_store_that_is_away_is_
     assert {gap / SECOND for gap in gaps} == {20, 70}, "as long as a step at first"
 
 
-async def test_who_begins_to_watch_need_not_wait_as_long_as_nobody_would(store: SlowStore, timers: FakeTimers) -> None:
+async def test_who_begins_to_watch_need_not_wait_as_long_as_no_one_would(store: SlowStore, timers: FakeTimers) -> None:
     watched = False
     async with surveying(timers, store, lambda: watched) as (surveyor, _):
         await pass_time(timers, 5)
@@ -174,10 +176,10 @@ async def test_who_begins_to_watch_need_not_wait_as_long_as_nobody_would(store: 
 
 def folded(totals: Totals, *steps: list[Depth], most_queues: int = 100) -> Depths:
     """What the steps of a survey come to."""
-    fold = Fold(totals, 5, most_queues)
+    survey_totals = SurveyTotals(totals, 5, most_queues)
     for step in steps:
-        fold.add(step)
-    return fold.finish(7)
+        survey_totals.add(step)
+    return survey_totals.finish(7)
 
 
 def test_the_backlog_of_a_queue_is_what_its_slowest_group_waits_for() -> None:
@@ -251,14 +253,14 @@ async def test_a_sample_says_what_happened_in_its_second_and_backlogs_are_those_
 async def test_no_more_than_a_hundred_changed_queues_are_named(bench: Bench) -> None:
     for number, named, more in ((100, 100, False), (101, 100, True), (0, 0, False)):
         for one in range(number):
-            bench.tallies.touched.add(f"q{one:03}")
+            bench.tallies.changed_queues.add(f"q{one:03}")
         bench.timers.advance(1)
         sample = bench.observer.latest
         assert sample is not None
         assert (len(sample.changed), sample.more) == (named, more)
 
 
-async def test_who_is_slow_gets_the_latest_and_hears_that_something_was_missed(bench: Bench) -> None:
+async def test_who_is_slow_gets_the_latest_and_receives_that_something_was_missed(bench: Bench) -> None:
     slow, quick = bench.observer.watch(), bench.observer.watch()
     bench.timers.advance(1)
     assert await quick.next() is bench.observer.latest
@@ -300,7 +302,7 @@ async def test_the_history_has_a_point_every_ten_seconds_for_an_hour(bench: Benc
     assert [point.at for point in bench.observer.history(30)] == [point.at for point in points[-3:]]
 
 
-async def test_whoever_asks_keeps_the_numbers_fresh_for_a_while(bench: Bench) -> None:
+async def test_the_one_that_asks_keeps_the_numbers_fresh_for_a_while(bench: Bench) -> None:
     start = bench.timers.now()
     bench.observer.attend()
     for _ in range(60):
@@ -350,17 +352,17 @@ def test_the_busiest_queues_come_first_over_ten_seconds() -> None:
         tally(tallies, "steady", pushed=2, delivered=1)
         if second == 0:
             tally(tallies, "once", pushed=25)
-        busy.note(tallies, tallies.touched)
-        tallies.touched = set()
+        busy.note(tallies, tallies.changed_queues)
+        tallies.changed_queues = set()
     first, second_one = busy.busiest()
     assert (first.queue, first.pushed, first.delivered, first.settled) == ("steady", 2, 1, 0)
     assert (second_one.queue, second_one.pushed) == ("once", 2.5)
     tally(tallies, "steady", pushed=1)
-    busy.note(tallies, tallies.touched)
+    busy.note(tallies, tallies.changed_queues)
     assert [one.queue for one in busy.busiest()] == ["steady"], "ten seconds later it is forgotten"
     for number in range(500):
         tally(tallies, f"q{number:03}", pushed=100 + number)
-    busy.note(tallies, tallies.touched)
+    busy.note(tallies, tallies.changed_queues)
     assert [one.queue for one in busy.busiest()] == [f"q{number}" for number in range(499, 479, -1)], "twenty of them"
 
 

@@ -70,7 +70,7 @@ def with_both_keys(server: Server) -> None:
     sealed._sealer = type(sealed._sealer)([KEY, OTHER_KEY])
 
 
-def wish(mode: GroupMode = "ordered", **fields: object) -> PopRequest:
+def request(mode: GroupMode = "ordered", **fields: object) -> PopRequest:
     """A pop."""
     wanted = {"group": "g", "batch": 10} | fields
     return PopRequest(queue="secrets", group_mode=mode, **wanted)  # type: ignore[arg-type]  # of any kind
@@ -97,7 +97,7 @@ async def test_rule_26_a_damaged_message_is_a_dead_letter_at_once_and_the_batch_
     await damage(server, 1)
     await damage(server, 3)
     await damage(server, 2, "q")
-    batches = await drained(server, wish(mode, partitions=2, auto_ack=auto_ack))
+    batches = await drained(server, request(mode, partitions=2, auto_ack=auto_ack))
     assert sorted(number for batch in batches for number in batch) == [b"2", b"4", b"5"]
     assert len(batches[0]) >= 2, "together"
     letters = (await server.broker.dead_letters(DeadLetterFilter())).items
@@ -110,13 +110,13 @@ async def test_rule_26_a_damaged_message_is_a_dead_letter_at_once_and_the_batch_
 async def test_rule_26_streams_and_pops_that_may_wait_go_on_without_a_damaged_message(
     server: Server, known: bool
 ) -> None:
-    stream = await server.stream(0, wish())
+    stream = await server.stream(0, request())
     await push(server.broker, 1, 2)
     await damage(server, 1)
     if not known:
         await server.broker.configure(QueueSpec(name="secrets"))  # It is not encrypted any more.
     else:
-        assert payloads(await server.broker.pop(wish(group="other"), 60)) == [b"2"]
+        assert payloads(await server.broker.pop(request(group="other"), 60)) == [b"2"]
     stream.grant(10)
     await server.quiet()
     arrival = await stream.next()
@@ -135,18 +135,18 @@ async def test_rule_26_what_is_sealed_with_a_missing_key_is_withheld_and_the_res
     await push(server.broker, 4, partition="r")
     without_the_key(server)
     await push(server.broker, 5, partition="r")
-    batches = await drained(server, wish(mode, partitions=10))
+    batches = await drained(server, request(mode, partitions=10))
     came = [number for batch in batches for number in batch]
     assert came == [b"3"] if mode == "ordered" else sorted(came) == [b"3", b"5"]
     assert (await server.broker.dead_letters(DeadLetterFilter())).total == 0
     assert server.broker.readable.withheld >= 2
     assert server.broker.missing_keys()
     await server.advance(3600)
-    assert await drained(server, wish(mode, partitions=10)) == [], "withheld for as long as the key is missing"
+    assert await drained(server, request(mode, partitions=10)) == [], "withheld for as long as the key is missing"
     with_both_keys(server)
     await server.advance(10)
     attempts: dict[bytes, int] = {}
-    while (got := await server.broker.pop(wish(mode, partitions=10))).messages:
+    while (got := await server.broker.pop(request(mode, partitions=10))).messages:
         attempts |= {bytes(one.payload): one.attempt for one in got.messages}
         await server.settle(got, group="g")
     assert attempts == {b"1": 1, b"2": 1, b"4": 1} | ({b"5": 1} if mode == "ordered" else {})
@@ -160,7 +160,7 @@ async def test_readable_messages_before_one_that_is_withheld_come_first(server: 
     await push(server.broker, 3)
     without_the_key(server)
     await push(server.broker, 4)
-    batches = await drained(server, wish(mode))
+    batches = await drained(server, request(mode))
     assert batches[0] == [b"1", b"2"]
     assert batches[1:] == ([] if mode == "ordered" else [[b"4"]])
 
@@ -168,7 +168,7 @@ async def test_readable_messages_before_one_that_is_withheld_come_first(server: 
 async def test_a_waiting_pop_gets_what_was_withheld_when_the_key_is_back(server: Server) -> None:
     await push(server.broker, 1)
     without_the_key(server)
-    waiting = await server.parked(wish(), seconds=60)
+    waiting = await server.parked(request(), seconds=60)
     with_both_keys(server)
     await server.advance(10)
     assert payloads(await waiting) == [b"1"]
@@ -183,18 +183,18 @@ async def test_a_readable_message_behind_many_that_are_withheld_comes(
         await push(server.broker, number, partition="p" if mode == "shared" else f"p{number}")
     without_the_key(server)
     await push(server.broker, 999, partition="p" if mode == "shared" else "readable")
-    assert payloads(await server.broker.pop(wish(mode, batch=batch))) == [b"999"]
+    assert payloads(await server.broker.pop(request(mode, batch=batch))) == [b"999"]
 
 
 async def test_explain_says_that_the_key_is_missing(server: Server) -> None:
     await push(server.broker, 1)
     without_the_key(server)
-    assert not (await server.broker.pop(wish())).messages
+    assert not (await server.broker.pop(request())).messages
     with_both_keys(server)
-    got = await server.broker.pop(wish(group="other"))
+    got = await server.broker.pop(request(group="other"))
     without_the_key(server)
-    told = await server.broker.explain(got.messages[0].id, "g")
-    [explanation] = told.explanations
+    explained = await server.broker.explain(got.messages[0].id, "g")
+    [explanation] = explained.explanations
     assert explanation.reason == "key_missing"
     assert explanation.data == {"key": server.broker.missing_keys()[0]}
     with_both_keys(server)
@@ -207,8 +207,8 @@ async def test_a_queue_that_is_not_encrypted_any_more_goes_on_without_a_damaged_
     await damage(server, 1)
     await server.broker.configure(QueueSpec(name="secrets"))
     with pytest.raises(EngineFailure):  # It is found out by this one.
-        await server.broker.pop(wish())
-    assert await drained(server, wish()) == [[b"2"]]
+        await server.broker.pop(request())
+    assert await drained(server, request()) == [[b"2"]]
 
 
 @both_modes
@@ -224,7 +224,7 @@ async def test_rule_26_auto_ack_loses_nothing_of_a_queue_that_was_not_known_to_b
         await damage(server, 1)
     else:
         without_the_key(server)
-    came = [number for batch in await drained(server, wish(mode, partitions=3, auto_ack=True)) for number in batch]
+    came = [number for batch in await drained(server, request(mode, partitions=3, auto_ack=True)) for number in batch]
     letters = (await server.broker.dead_letters(DeadLetterFilter())).items
     if lost == "damaged":
         assert (sorted(came), [one.error.split(":")[0] for one in letters]) == ([b"2", b"3", b"4"], ["payload_corrupt"])
@@ -232,7 +232,7 @@ async def test_rule_26_auto_ack_loses_nothing_of_a_queue_that_was_not_known_to_b
     assert (came, letters) == ([b"4"], [])
     with_both_keys(server)
     await server.advance(10)
-    came = [number for batch in await drained(server, wish(mode, partitions=3, auto_ack=True)) for number in batch]
+    came = [number for batch in await drained(server, request(mode, partitions=3, auto_ack=True)) for number in batch]
     assert sorted(came) == [b"1", b"2", b"3"]
 
 
@@ -248,10 +248,10 @@ async def test_auto_ack_of_an_encrypted_queue_delivers_only_what_it_settled(
         return await settle(items)
 
     monkeypatch.setattr(server.broker.readable, "_settle", settle_late)
-    got = await server.broker.pop(wish(auto_ack=True))
+    got = await server.broker.pop(request(auto_ack=True))
     assert (list(got.messages), got.lease_id) == ([], "")
     monkeypatch.undo()
-    assert payloads(await server.broker.pop(wish(auto_ack=True))) == [b"1", b"2"]
+    assert payloads(await server.broker.pop(request(auto_ack=True))) == [b"1", b"2"]
 
 
 async def test_a_failed_settlement_gives_what_was_popped_back(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,10 +262,10 @@ async def test_a_failed_settlement_gives_what_was_popped_back(server: Server, mo
 
     monkeypatch.setattr(server.broker.readable, "_settle", fail)
     with pytest.raises(EngineFailure):
-        await server.broker.pop(wish(auto_ack=True))
+        await server.broker.pop(request(auto_ack=True))
     monkeypatch.undo()
     await server.quiet()
-    result: PopResult = await server.broker.pop(wish())
+    result: PopResult = await server.broker.pop(request())
     assert [one.attempt for one in result.messages] == [1]
 
 
@@ -293,7 +293,7 @@ async def test_dead_letters_and_keys_are_listed_with_the_reason_in_place_of_what
     server: Server,
 ) -> None:
     await server.broker.push([NewMessage("secrets", "p", b"1", undelivered_keys=(("lost",),))])
-    got = await server.broker.pop(wish())
+    got = await server.broker.pop(request())
     item = Settlement(got.messages[0].id, status="dlq", lease_id=got.lease_id, group="g", damaged=True)
     await server.broker.settle([item])
     await server.broker.keyvalue.write_keys(KeyWrite(mutations=[KeyMutation(kind="set", key=("plain",), value=b"7")]))
@@ -311,7 +311,7 @@ async def test_dead_letters_and_keys_are_listed_with_the_reason_in_place_of_what
 
 async def test_an_export_names_what_can_not_be_read_and_has_the_rest(server: Server) -> None:
     await push(server.broker, 1, 2, 3)
-    got = await server.broker.pop(wish())
+    got = await server.broker.pop(request())
     item = Settlement(got.messages[2].id, status="dlq", lease_id=got.lease_id, group="g", damaged=True)
     await server.broker.settle([item])
     await damage(server, 2)

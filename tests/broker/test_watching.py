@@ -72,22 +72,22 @@ class Store:
 
     # What happens to it ------------------------------------------------------------------------------------
 
-    def put(self, key: Key, value: object = None, *, seconds: float | None = None, tell: bool = True) -> int:
+    def put(self, key: Key, value: object = None, *, seconds: float | None = None, notify: bool = True) -> int:
         """Write a key, for ever or for so many seconds; its version."""
         self._version += 1
         expires_at = None if seconds is None else self.timers.now() + round(seconds * SECOND)
         entry = KeyEntry(key, msgspec.Raw(msgspec.json.encode(value)), self._version, expires_at)
         self.entries[encode_key(key)] = entry
-        if tell:
-            self.watchers.tell(KeyNotification((key,)))
+        if notify:
+            self.watchers.notify(KeyNotification((key,)))
         return self._version
 
-    def remove(self, *keys: Key, tell: bool = True) -> None:
+    def remove(self, *keys: Key, notify: bool = True) -> None:
         """Remove keys."""
         for key in keys:
             self.entries.pop(encode_key(key), None)
-        if tell:
-            self.watchers.tell(KeyNotification(keys))
+        if notify:
+            self.watchers.notify(KeyNotification(keys))
 
 
 async def soon(work: Awaitable[T]) -> T:
@@ -122,7 +122,7 @@ async def store() -> Store:
 
 
 @pytest.mark.parametrize("initial", [True, False])
-async def test_what_is_there_is_shown_first_if_it_is_asked_for_and_then_each_change(
+async def test_what_is_there_is_shown_first_if_it_is_requested_and_then_each_change(
     store: Store, initial: bool
 ) -> None:
     store.put(A, 1)
@@ -138,7 +138,7 @@ async def test_what_is_there_is_shown_first_if_it_is_asked_for_and_then_each_cha
     assert seen(await soon(watcher.next())) == [(A, ...)]
 
 
-async def test_without_news_nothing_is_read_and_many_writes_of_a_key_are_one_change(store: Store) -> None:
+async def test_without_changes_nothing_is_read_and_many_writes_of_a_key_are_one_change(store: Store) -> None:
     watcher = await store.watchers.watch_keys([A], initial=False)
     store.reads.clear()
     waiting = asyncio.create_task(watcher.next())
@@ -166,12 +166,12 @@ async def test_a_key_that_was_removed_and_written_again_has_changed(store: Store
     store.remove(A)
     store.put(A, 1)
     assert seen(await soon(watcher.next())) == [(A, 1)]
-    store.put(A, 2, tell=False)
-    store.watchers.tell(KeyNotification(None))  # HintKind of any key make every watcher look.
+    store.put(A, 2, notify=False)
+    store.watchers.notify(KeyNotification(None))  # HintKind of any key make every watcher look.
     assert seen(await soon(watcher.next())) == [(A, 2)]
 
 
-async def test_keys_that_python_takes_for_equal_are_told_apart(store: Store) -> None:
+async def test_keys_that_python_takes_for_equal_are_distinguished(store: Store) -> None:
     watcher = await store.watchers.watch_keys([("n", 1)], initial=False)
     waiting = asyncio.create_task(watcher.next())
     store.put(("n", True), "yes")
@@ -192,7 +192,9 @@ async def test_many_keys_are_read_in_parts(store: Store) -> None:
     assert [key for part in parts for key, _ in seen(part)] == keys
 
 
-async def test_an_entry_that_expires_is_told_at_that_time_to_those_of_its_key_and_of_its_prefix(store: Store) -> None:
+async def test_an_entry_that_expires_is_notified_at_that_time_to_those_of_its_key_and_of_its_prefix(
+    store: Store,
+) -> None:
     store.put(below(1), 1, seconds=10)
     below_it = await watching(store)
     gone = asyncio.create_task(below_it.next())
@@ -216,7 +218,7 @@ async def test_an_entry_that_expires_is_told_at_that_time_to_those_of_its_key_an
     assert store.timers.armed == 0
 
 
-async def test_a_store_whose_clock_is_behind_is_asked_again_until_the_entry_is_gone(store: Store) -> None:
+async def test_a_store_whose_clock_is_behind_is_requested_again_until_the_entry_is_gone(store: Store) -> None:
     store.behind = 2
     store.put(A, 1, seconds=10)
     watcher = await store.watchers.watch_keys([A], initial=False)
@@ -289,7 +291,7 @@ async def test_where_others_write_too_it_looks_now_and_then_and_ever_more_seldom
     assert 5 < len(store.reads) < 20, store.reads
     for _ in range(50):  # Clients that read nothing do not keep others from being polled.
         await store.watchers.watch_keys([B])
-    store.put(A, 1, tell=False)
+    store.put(A, 1, notify=False)
     store.timers.advance(1)
     assert seen(await soon(change)) == [(A, 1)]
 
@@ -336,7 +338,7 @@ async def watching(store: Store, limit: int = 10, *, initial: bool = False) -> P
     return watcher
 
 
-async def test_descendants_are_told_by_their_types_and_neither_the_prefix_nor_its_siblings(store: Store) -> None:
+async def test_descendants_are_notified_by_their_types_and_neither_the_prefix_nor_its_siblings(store: Store) -> None:
     store.put(below(1), "old")
     watcher = await watching(store, initial=True)
     assert seen(await soon(watcher.next())) == [(below(1), "old")]
@@ -356,7 +358,7 @@ async def test_descendants_are_told_by_their_types_and_neither_the_prefix_nor_it
     assert sorted(map(repr, gone)) == sorted(repr((key, ...)) for key in keys), "with the types of their parts"
 
 
-async def test_keys_behind_a_full_window_are_not_told_and_not_read_until_they_come_into_it(store: Store) -> None:
+async def test_keys_behind_a_full_window_are_not_notified_and_not_read_until_they_come_into_it(store: Store) -> None:
     for number in range(3):
         store.put(below(number), number)
     watcher = await watching(store, limit=3)
@@ -389,7 +391,7 @@ async def test_a_write_costs_the_reading_of_one_key_and_a_flood_of_keys_is_liste
     assert store.reads == [-5]
 
 
-async def test_a_poll_hears_of_what_is_gone_and_of_what_is_new(store: Store) -> None:
+async def test_a_poll_notices_what_is_gone_and_of_what_is_new(store: Store) -> None:
     shown = {encode_key(key): Shown(key, store.put(key, 1)) for key in (below(1), below(2))}
     store.remove(below(1))
     store.put(below(3), 3)
@@ -427,18 +429,18 @@ async def _follow(steps: Sequence[tuple[str, int, bool]], limit: int) -> None:
         for pushed_out in sorted(known)[limit:]:  # They are no longer watched, and not told as gone.
             del known[pushed_out]
 
-    for number, (step, key, tell) in enumerate(steps):
+    for number, (step, key, notify) in enumerate(steps):
         if step.startswith("put"):
-            store.put(below(key), number, seconds=1 if step != "put" else None, tell=tell)
+            store.put(below(key), number, seconds=1 if step != "put" else None, notify=notify)
         elif step == "remove":
-            store.remove(below(key), tell=tell)
+            store.remove(below(key), notify=notify)
         elif step == "any":
-            store.watchers.tell(KeyNotification(None))
+            store.watchers.notify(KeyNotification(None))
         elif step == "later":
             store.timers.advance(0.5)
         else:
             learn(await watcher.so_far())
-    store.watchers.tell(KeyNotification(None))  # What was not told is found by the poll.
+    store.watchers.notify(KeyNotification(None))  # What was not told is found by the poll.
     learn(await watcher.so_far())
     window = await store.fetch_range(KeyRange(prefix=P, limit=limit))
     assert known == {encode_key(entry.key): msgspec.json.decode(entry.value) for entry in window}

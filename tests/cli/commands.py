@@ -66,7 +66,7 @@ def events(*parts: str) -> bytes:
 STREAMS = ("tail", "top", "kv watch")
 OTHERS = ("export", "import", "doctor")
 """They ask a server too, but more than once and in ways of their own: they have their own tests."""
-ASKING: dict[str, tuple[str, Any]] = {
+REMOTE_COMMANDS: dict[str, tuple[str, Any]] = {
     "push": ("orders 1", [QUEUED]),
     "pop": ("orders", {"messages": [MESSAGE]}),
     "ack": ("m1", [{"index": 0, "transactionId": "t1", "success": True, "error": None, "dlq": False}]),
@@ -136,4 +136,4 @@ def options(name: str) -> set[str]:
 def answer_to(line: str) -> Any:
     """What the server answers to a command line."""
     words = line.split()
-    return ASKING[" ".join(words[:2]) if " ".join(words[:2]) in ASKING else words[0]][1]
+    return REMOTE_COMMANDS[" ".join(words[:2]) if " ".join(words[:2]) in REMOTE_COMMANDS else words[0]][1]

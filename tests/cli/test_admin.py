@@ -64,11 +64,11 @@ def test_what_the_server_could_not_do_exits_with_1(
 # Groups ----------------------------------------------------------------------------------------------------
 
 
-def test_groups_are_listed_and_shown_with_their_places(hark: Run, stub: Stub) -> None:
+def test_groups_are_listed_and_shown_with_their_positions(hark: Run, stub: Stub) -> None:
     stub.answer(200, [{"name": "g", "queueName": "orders", "other": 1.0}])
     assert "orders" in hark("group", "list").stdout
-    place = {"partition": "p", "offsetLag": 3, "timeLagSeconds": 1, "scheduled": 2, "leaseActive": True}
-    stub.answer(200, {"orders": {"partitions": [place]}})
+    position = {"partition": "p", "offsetLag": 3, "timeLagSeconds": 1, "scheduled": 2, "leaseActive": True}
+    stub.answer(200, {"orders": {"partitions": [position]}})
     assert ["orders", "p", "3", "1", "2", "yes", "-"] in words(hark("group", "show", "g").stdout)
 
 
@@ -128,7 +128,7 @@ def test_limits_of_what_is_not_there_are_not_changed(hark: Run, stub: Stub, line
 # Dead letters ----------------------------------------------------------------------------------------------
 
 
-def test_dlq_list_shows_dead_letters_and_tells_of_more(hark: Run, stub: Stub) -> None:
+def test_dlq_list_shows_dead_letters_and_mentions_more(hark: Run, stub: Stub) -> None:
     letter = {"id": "m1", "deadLetterId": "d1", "queue": "orders", "attempts": 4, "errorMessage": "boom"}
     stub.answer(200, {"messages": [{**letter, "data": {"n": 1}}], "total": 9})
     result = hark("dlq", "list", "--limit", "1", "--offset", "2")

@@ -13,12 +13,12 @@ import pytest
 from hark import __version__
 from hark.cli.output import say_folded
 
-from .commands import ALL, ASKING, LEAVES, OTHERS, STREAMS, options
+from .commands import ALL, LEAVES, OTHERS, REMOTE_COMMANDS, STREAMS, options
 from .conftest import Run
 from .stub import Stub
 
-LINES = {name: (*name.split(), *shlex.split(arguments)) for name, (arguments, _) in ASKING.items()}
-EVERY = pytest.mark.parametrize("name", ASKING)
+LINES = {name: (*name.split(), *shlex.split(arguments)) for name, (arguments, _) in REMOTE_COMMANDS.items()}
+EVERY = pytest.mark.parametrize("name", REMOTE_COMMANDS)
 WITHOUT_JSON = {"migrate", "backup", "restore", "export", "import", "bench", "token revoke"}
 
 
@@ -37,7 +37,7 @@ def test_every_help_has_examples_and_lists_the_commands(hark: Run, name: str) ->
 
 
 def test_the_commands_that_ask_a_server_are_known_to_these_tests() -> None:
-    assert {name for name in LEAVES if "--url" in options(name)} == {*ASKING, *OTHERS}
+    assert {name for name in LEAVES if "--url" in options(name)} == {*REMOTE_COMMANDS, *OTHERS}
 
 
 def test_every_command_speaks_json(hark: Run) -> None:
@@ -49,7 +49,7 @@ def test_help_explains_the_exit_codes(hark: Run) -> None:
     assert "Exit codes: 0" in hark("--help").stdout
 
 
-def test_version_is_told_by_command_and_by_option(hark: Run) -> None:
+def test_version_is_notified_by_command_and_by_option(hark: Run) -> None:
     assert hark("version").stdout == hark("--version").stdout == f"hark {__version__}\n"
     assert json.loads(hark("version", "--json").stdout)["version"] == __version__
 
@@ -70,13 +70,13 @@ def test_the_command_starts_and_loads_nothing_that_only_some_commands_need() -> 
 # Answers ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name in ASKING if name not in STREAMS])
+@pytest.mark.parametrize("name", [name for name in REMOTE_COMMANDS if name not in STREAMS])
 def test_json_is_the_servers_byte_for_byte_and_nothing_else(hark: Run, stub: Stub, name: str) -> None:
     stub.indent = 3
-    stub.answer(200, ASKING[name][1])
+    stub.answer(200, REMOTE_COMMANDS[name][1])
     result = hark(*LINES[name], "--json")
     assert (result.exit_code, result.stdout_bytes, result.stderr) == (0, stub.sent + b"\n", "")
-    stub.answer(200, ASKING[name][1])
+    stub.answer(200, REMOTE_COMMANDS[name][1])
     result = hark(*LINES[name])
     assert result.exit_code == 0, result.output
     assert result.stdout_bytes != stub.sent + b"\n", "people get something else"
@@ -107,7 +107,7 @@ def test_without_a_server_the_url_and_the_remedy_are_named(hark: Run, name: str)
 
 SILENT = ("queue pause", "queue resume", "dlq delete", "cancel")
 """Commands that show nothing of an answer."""
-STRANGE = [(name, 200, b"<html>") for name in ASKING if name not in (*STREAMS, *SILENT)]
+STRANGE = [(name, 200, b"<html>") for name in REMOTE_COMMANDS if name not in (*STREAMS, *SILENT)]
 
 
 @pytest.mark.parametrize(

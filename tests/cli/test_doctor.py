@@ -105,9 +105,9 @@ def test_wrong_settings_are_a_failure_that_names_them(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(variable, value.replace("file", f"{tmp_path}/file"))
     stub.answer(200, HEALTHY, Date=now())
-    code, checks, said = examine(hark)
+    code, checks, output = examine(hark)
     assert (code, checks[check]["result"]) == (1, "fail")
-    assert check != "settings" or "HARK_PORT" in said
+    assert check != "settings" or "HARK_PORT" in output
 
 
 @pytest.mark.parametrize(("free", "expected"), [((256 << 20) - 1, "fail"), (doctor.LITTLE_DISK - 1, "warn")])
@@ -117,7 +117,7 @@ def test_a_full_disk_is_found(hark: Run, stub: Stub, monkeypatch: pytest.MonkeyP
     assert results(hark)["disk"] == expected
 
 
-def test_a_directory_that_is_not_there_or_not_here_is_not_looked_for(
+def test_a_directory_that_is_not_there_or_not_here_is_not_searched(
     hark: Run, stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
@@ -165,11 +165,11 @@ def database(hark: Run, stub: Stub, postgres_url: str, monkeypatch: pytest.Monke
 
 
 def test_a_healthy_database_passes_every_check(database: Run, postgres_url: str) -> None:
-    _, checks, said = examine(database)
+    _, checks, output = examine(database)
     assert {name: check["result"] for name, check in checks.items()} == dict.fromkeys(
         [*OF_ANY_SERVER, "database", "schema", "connections", "transactions", "dead rows"], "ok"
     )
-    assert str(urlsplit(postgres_url).password) not in said
+    assert str(urlsplit(postgres_url).password) not in output
 
 
 def test_a_database_that_is_not_there_is_a_failure_with_the_remedy(
@@ -177,10 +177,10 @@ def test_a_database_that_is_not_there_is_a_failure_with_the_remedy(
 ) -> None:
     monkeypatch.setenv("HARK_ENGINE", "postgresql://me:s3cret@127.0.0.1:1/d")
     stub.answer(200, HEALTHY, Date=now())
-    code, checks, said = examine(hark)
+    code, checks, output = examine(hark)
     assert (code, list(checks)[-1], checks["database"]["result"]) == (1, "database", "fail")
     assert checks["database"]["advice"] == "check that PostgreSQL is running, and the engine URL"
-    assert "s3cret" not in said
+    assert "s3cret" not in output
 
 
 def test_a_database_without_the_schema_is_a_warning(

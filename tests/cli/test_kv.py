@@ -84,7 +84,7 @@ def test_watch_follows_a_server_until_it_is_interrupted(
 ) -> None:
     monkeypatch.setenv("HARK_URL", server_url)
     assert runner()("kv", "put", f"{queue}/1", "1").exit_code == 0
-    with hark_process("kv", "watch", "--prefix", queue) as said:
-        assert said.readline() == f'["{queue}",1]  1\n'
+    with hark_process("kv", "watch", "--prefix", queue) as output:
+        assert output.readline() == f'["{queue}",1]  1\n'
         assert runner()("kv", "delete", f"{queue}/1").exit_code == 0
-        assert said.readline() == f'["{queue}",1]  (deleted)\n'
+        assert output.readline() == f'["{queue}",1]  (deleted)\n'

@@ -162,7 +162,7 @@ def test_tail_follows_a_server_until_it_is_interrupted(
 ) -> None:
     monkeypatch.setenv("HARK_URL", server_url)
     assert runner()("push", queue, "1").exit_code == 0
-    with hark_process("tail", queue, "--from", "head", "--json") as said:
-        assert '"data":1' in said.readline()
+    with hark_process("tail", queue, "--from", "head", "--json") as output:
+        assert '"data":1' in output.readline()
         assert runner()("push", queue, "2").exit_code == 0
-        assert '"data":2' in said.readline()
+        assert '"data":2' in output.readline()

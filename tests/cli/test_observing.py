@@ -25,7 +25,7 @@ LEASE = {
     "messages": 3,
     "firstMessageId": "m1",
 }
-WISH = {
+SUBSCRIPTION = {
     "id": "pop-1",
     "queue": "orders",
     "partition": None,
@@ -37,7 +37,7 @@ WISH = {
     "consumer": "worker 7",
     "state": "interested",
 }
-POP = WISH | {"kind": "pop", "waitingSince": "2026-01-02T03:04:05.000Z", "deadline": "2026-01-02T03:04:35.000Z"}
+POP = SUBSCRIPTION | {"kind": "pop", "waitingSince": "2026-01-02T03:04:05.000Z", "deadline": "2026-01-02T03:04:35.000Z"}
 STREAM = {
     "kind": "stream",
     "id": "stream-4",
@@ -46,7 +46,10 @@ STREAM = {
     "unsettled": 2,
     "paused": False,
     "draining": False,
-    "subscriptions": [WISH | {"id": "a", "consumerGroup": "billing"}, WISH | {"queue": None, "namespace": "shop"}],
+    "subscriptions": [
+        SUBSCRIPTION | {"id": "a", "consumerGroup": "billing"},
+        SUBSCRIPTION | {"queue": None, "namespace": "shop"},
+    ],
 }
 BROWSER = {"kind": "browser", "queue": "orders", "partition": "p1", "from": "tail"}
 EVENT = {
@@ -83,9 +86,9 @@ def test_explain_prints_a_sentence_for_each_group(hark: Run, stub: Stub) -> None
     ]
 
 
-def test_explain_says_that_nobody_ever_asked(hark: Run, stub: Stub) -> None:
-    told = {"consumerGroup": None, "reason": "no_group", "text": "No consumer has ever asked."}
-    stub.answer(200, EXPLAINED | {"explanations": [told], "transactionId": None, "createdAt": None})
+def test_explain_says_that_no_one_ever_requested(hark: Run, stub: Stub) -> None:
+    reason = {"consumerGroup": None, "reason": "no_group", "text": "No consumer has ever asked."}
+    stub.answer(200, EXPLAINED | {"explanations": [reason], "transactionId": None, "createdAt": None})
     assert hark("explain", "m1").stdout.endswith("\n\nNo group: no_group\n  No consumer has ever asked.\n")
 
 

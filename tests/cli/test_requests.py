@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from .commands import ASKING, answer_to, options
+from .commands import REMOTE_COMMANDS, answer_to, options
 from .conftest import Run
 from .stub import Stub
 
@@ -16,8 +16,11 @@ QUEUES = "/resources/queues"
 GROUPS = "/consumer-groups"
 KEYS = "/keyval/api/keys"
 FROM, TO = "2026-01-02T03:04:05Z", "2026-01-02T04:04:05Z"
-TIMES, ASKED = f"--from {FROM} --to {TO}", "from=2026-01-02T03%3A04%3A05Z&to=2026-01-02T04%3A04%3A05Z"
-LETTERS, FILTER = f"--group g --partition p --search 'a b' {TIMES}", f"consumerGroup=g&partition=p&search=a+b&{ASKED}"
+TIMES, REQUESTED = f"--from {FROM} --to {TO}", "from=2026-01-02T03%3A04%3A05Z&to=2026-01-02T04%3A04%3A05Z"
+LETTERS, FILTER = (
+    f"--group g --partition p --search 'a b' {TIMES}",
+    f"consumerGroup=g&partition=p&search=a+b&{REQUESTED}",
+)
 PUSH = "POST /push"
 KEY = '[["failed", 17], ["b", true]]'
 SETS = "--set leaseTime=60 --set retry_limit=5 --set retry-multiplier=1.5 --set deadLetterQueue=false"
@@ -91,7 +94,7 @@ REQUESTS = [
     ),
     Row(
         f"message list orders --partition p --status pending --limit 5 --offset 2 {TIMES}",
-        f"GET /messages?queue=orders&partition=p&status=pending&{ASKED}&limit=5&offset=2",
+        f"GET /messages?queue=orders&partition=p&status=pending&{REQUESTED}&limit=5&offset=2",
     ),
     Row("message list", "GET /messages?limit=100&offset=0"),
     Row("message show p1 t/1", "GET /messages/p1/t%2F1"),
@@ -179,7 +182,7 @@ REQUESTS = [
     Row("dlq list", "GET /dlq?limit=100&offset=0"),
     Row(
         f"dlq list --queue orders --id d1 {LETTERS} --limit 1 --offset 2",
-        f"GET /dlq?queue=orders&consumerGroup=g&partition=p&id=d1&search=a+b&{ASKED}&limit=1&offset=2",
+        f"GET /dlq?queue=orders&consumerGroup=g&partition=p&id=d1&search=a+b&{REQUESTED}&limit=1&offset=2",
     ),
     Row("dlq requeue d1 d2", "POST /dlq/d1/requeue POST /dlq/d2/requeue", None, "requeued d1\nrequeued d2\n"),
     Row(
@@ -266,7 +269,7 @@ def test_what_a_command_sends(hark: Run, stub: Stub, row: Row) -> None:
 def test_every_command_and_every_option_is_in_the_table() -> None:
     everywhere = {"--url", "--token", "--ca-file", "--json"}  # tested for all commands together, and over TLS
     elsewhere = {"push": {"--stdin"}, "kv put": {"--stdin"}}
-    for name in ASKING:
+    for name in REMOTE_COMMANDS:
         lines = [row.line for row in REQUESTS if row.line.split()[: len(name.split())] == name.split()]
         assert lines, name
         used = {word for line in lines for word in shlex.split(line) if word.startswith("--")}

@@ -97,7 +97,7 @@ def test_names_like_those_of_the_seeds_without_an_effect_are_warned_about(
     assert len(served) == 1
 
 
-def test_settings_of_workers_are_nothing_to_tell_of(
+def test_settings_of_workers_are_nothing_to_report(
     hark: Run, served: list[Loaded], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("hark.toml").write_text('[worker]\nconcurrency = 20\n[worker.polling]\nstrategy = "fixed"\n')
@@ -134,15 +134,15 @@ def test_show_settings_as_json(hark: Run, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_default_strategy_and_its_costs(hark: Run) -> None:
-    told = json.loads(hark("polling", "--json").stdout)
-    assert told["polling"] == {
+    shown = json.loads(hark("polling", "--json").stdout)
+    assert shown["polling"] == {
         "strategy": {"value": "adaptive", "source": "default"},
         "min_interval_ms": {"value": 100, "source": "default"},
         "max_interval_ms": {"value": 5000, "source": "default"},
         "backoff_multiplier": {"value": 2, "source": "default"},
         "interval_ms": {"value": 500, "source": "default"},
     }
-    assert told["perMonth"] == [
+    assert shown["perMonth"] == [
         {"case": "idle", "polls": 518_400, "dollars": 0.2074},
         {"case": "half busy", "polls": 13_219_200, "dollars": 5.2877},
         {"case": "always busy", "polls": 25_920_000, "dollars": 10.368},
@@ -169,8 +169,8 @@ def test_how_long_a_batch_takes_says_how_much_a_busy_worker_polls(hark: Run) -> 
 
 
 def test_the_strategies_of_the_seed_can_be_compared(hark: Run) -> None:
-    told = json.loads(hark("polling", "--compare", "--json").stdout)["perMonth"]
-    assert [row["case"] for row in told] == [
+    shown = json.loads(hark("polling", "--compare", "--json").stdout)["perMonth"]
+    assert [row["case"] for row in shown] == [
         "Fixed 500ms",
         "Fixed 100ms",
         "Adaptive (mostly idle)",

@@ -80,7 +80,7 @@ def test_a_second_import_changes_nothing(hark: Run, queue: str, other_url: str) 
     assert popped(hark, queue, "--group", "audit", "--url", other_url) == []
 
 
-def test_groups_are_put_in_their_places_also_behind_messages_that_were_there(hark: Run, queue: str) -> None:
+def test_groups_are_put_in_their_positions_also_behind_messages_that_were_there(hark: Run, queue: str) -> None:
     done(hark, "push", queue, "1", "2", "3")
     done(hark, "pop", queue, "--group", "audit", "--auto-ack")
     lines = done(hark, "export", queue)
@@ -160,8 +160,8 @@ def test_dead_letters_and_keys_go_from_store_to_store(
         assert [one["attempts"] for one in wanted] == [1, 1, 1]
         for url in (second, third):
             done(hark, "export", queue, "--keys", "--output", "all.jsonl", "--url", source)
-            told = done(hark, "import", "all.jsonl", "--url", url)
-            assert "4 queued; groups created: work; dead letters: 3 imported; keys: 2 imported" in told
+            shown = done(hark, "import", "all.jsonl", "--url", url)
+            assert "4 queued; groups created: work; dead letters: 3 imported; keys: 2 imported" in shown
             again = done(hark, "import", "all.jsonl", "--url", url)
             assert "4 duplicate; groups created: none; dead letters: 3 duplicate; keys: 2 kept" in again
             assert letters(hark, queue, "--url", url) == wanted
@@ -239,8 +239,8 @@ def test_a_file_of_the_first_format_is_imported(hark: Run, queue: str) -> None:
         {"type": "message", "partition": "p", "offset": 1, "transactionId": "t", "payload": 1, "createdAt": 1},
         {"type": "end", "messages": 1},
     ]  # fmt: skip
-    told = done(hark, "import", "-", stdin="\n".join(map(json.dumps, lines)))
-    assert told == f"imported queue {queue}: 1 queued; groups created: work\n"
+    shown = done(hark, "import", "-", stdin="\n".join(map(json.dumps, lines)))
+    assert shown == f"imported queue {queue}: 1 queued; groups created: work\n"
 
 
 def test_an_export_without_what_the_server_can_not_read_ends_with_a_code_of_its_own(
@@ -278,7 +278,7 @@ def test_a_bounded_queue_comes_along_with_more_than_its_bound_that_is_settled(
     assert json.loads(done(hark, "queue", "show", queue, "--json", "--url", other_url))["options"]["maxSize"] == 2
 
 
-def test_a_file_that_is_not_whole_makes_no_group_and_is_told(hark: Run, queue: str, other_url: str) -> None:
+def test_a_file_that_is_not_whole_makes_no_group_and_is_notified(hark: Run, queue: str, other_url: str) -> None:
     done(hark, "push", queue, "1", "2")
     done(hark, "pop", queue, "--group", "audit", "--auto-ack")
     cut = "\n".join(done(hark, "export", queue).splitlines()[:-2])
@@ -288,7 +288,7 @@ def test_a_file_that_is_not_whole_makes_no_group_and_is_told(hark: Run, queue: s
     assert json.loads(done(hark, "group", "list", "--queue", queue, "--json", "--url", other_url)) == []
 
 
-def test_when_a_group_can_not_be_put_in_its_place_it_is_told_what_to_do(hark: Run, queue: str, other_url: str) -> None:
+def test_when_a_group_can_not_be_put_in_its_place_it_is_given_a_remedy(hark: Run, queue: str, other_url: str) -> None:
     done(hark, "push", queue, "1")
     done(hark, "pop", queue, "--group", "audit", "--auto-ack")
     exported = done(hark, "export", queue).replace('"mode":"ordered"', '"mode":"ordered","limits":{"maxInFlight":-5}')
@@ -298,7 +298,7 @@ def test_when_a_group_can_not_be_put_in_its_place_it_is_told_what_to_do(hark: Ru
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "shown"),
     [
         ("", "empty"),
         ("hello", "line 1"),
@@ -307,10 +307,10 @@ def test_when_a_group_can_not_be_put_in_its_place_it_is_told_what_to_do(hark: Ru
     ],
     ids=["empty", "text", "headless", "newer"],
 )
-def test_what_is_no_export_is_refused(hark: Run, text: str, told: str) -> None:
+def test_what_is_no_export_is_refused(hark: Run, text: str, shown: str) -> None:
     result = hark("import", "-", stdin=text)
     assert result.exit_code == 2
-    assert told in result.stderr
+    assert shown in result.stderr
 
 
 def test_a_queue_that_is_not_there_leaves_no_file(hark: Run, queue: str, tmp_path: Path) -> None:
@@ -388,7 +388,7 @@ def test_an_engine_without_a_schema_of_its_own_is_refused(hark: Run, arguments: 
 
 
 @pytest.mark.parametrize("url", ["postgresql://me:s3cret@db/d", "postgres://db/d?password=s3cret&user=me"])
-def test_a_password_on_the_command_line_is_refused_with_the_places_where_it_belongs(hark: Run, url: str) -> None:
+def test_a_password_on_the_command_line_is_refused_with_the_positions_where_it_belongs(hark: Run, url: str) -> None:
     for command in ("migrate", "serve"):
         result = hark(command, "--engine", url)
         assert result.exit_code == 2

@@ -76,8 +76,8 @@ def test_tokens_are_listed_for_people(hark: Run) -> None:
 
 def test_a_token_is_revoked_when_it_is_meant(hark: Run) -> None:
     text, other = create(hark, "one"), create(hark, "two")
-    asked = hark("token", "revoke", text[5:13])
-    assert (asked.exit_code, "--yes" in asked.stderr) == (2, True)
+    refused = hark("token", "revoke", text[5:13])
+    assert (refused.exit_code, "--yes" in refused.stderr) == (2, True)
     unknown = hark("token", "revoke", "abcdefgh", "--yes")
     assert (unknown.exit_code, "the token 'abcdefgh' does not exist" in unknown.stderr) == (1, True)
     assert len(listed(hark)) == 2

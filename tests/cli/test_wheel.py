@@ -60,16 +60,16 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, ROOT, cwd=folder, HOME=str(folder))
     [wheel] = folder.glob("*.whl")
     assert wheel.name.startswith("hark_mq-")
-    place = folder / "environment"
-    venv.create(place, symlinks=True)
-    [site] = place.glob("lib/python*/site-packages")
+    target = folder / "environment"
+    venv.create(target, symlinks=True)
+    [site] = target.glob("lib/python*/site-packages")
     for one in needed(PROJECT["dependencies"], {}).values():
         tops = {file.parts[0] for file in one.files or [] if file.parts[0] != ".."}
         for top in tops - {"__pycache__"}:
             if not (site / top).exists():
                 (site / top).symlink_to(str(one.locate_file(top)))
-    run(*pip, "--python", place / "bin" / "python", "install", "--no-index", wheel, cwd=folder, HOME=str(folder))
-    return place / "bin"
+    run(*pip, "--python", target / "bin" / "python", "install", "--no-index", wheel, cwd=folder, HOME=str(folder))
+    return target / "bin"
 
 
 def test_it_serves_pushes_pops_and_works_from_a_wheel(installed: Path, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def _push(api: Api, queue: str, task: str, **arguments: str) -> None:
 # Running and stopping --------------------------------------------------------------------------------------
 
 
-def test_it_works_until_it_is_told_to_stop(server_url: str, api: Api, queue: str, tmp_path: Path) -> None:
+def test_it_works_until_it_is_notified_to_stop(server_url: str, api: Api, queue: str, tmp_path: Path) -> None:
     with working(tmp_path, server_url, queue, "app:worker", "--concurrency", "7") as work:
         assert f"started: queue {queue} at {server_url}, concurrency 7, tasks: fail, say, wait" in work.until(WORKS)
         _push(api, queue, "say", word="hello")
@@ -47,10 +47,10 @@ def test_it_works_until_it_is_told_to_stop(server_url: str, api: Api, queue: str
         work.until("ValueError: no")
         work.signal(signal.SIGTERM)
         assert work.end() == 0
-    assert "stopped after" in work.said[-1]
-    assert "1 completed, 1 failed, 1 dead-lettered" in work.said[-1]
+    assert "stopped after" in work.output[-1]
+    assert "1 completed, 1 failed, 1 dead-lettered" in work.output[-1]
     # Without a terminal the log is JSON, and it names the task.
-    lines = [json.loads(line) for line in work.said if line != "said hello\n"]
+    lines = [json.loads(line) for line in work.output if line != "said hello\n"]
     failed = next(line for line in lines if line["event"].startswith("task fail failed"))
     assert (failed["level"], failed["logger"], failed["task"], failed["attempt"]) == ("warning", "worker", "fail", 1)
     assert (failed["error"]["type"], failed["error"]["text"]) == ("ValueError", "no")
@@ -77,7 +77,7 @@ def test_the_second_signal_hands_back_what_runs(server_url: str, api: Api, queue
         work.until("press Ctrl-C again")
         work.signal(signal.SIGINT)
         assert work.end() == 0
-    assert "1 returned to the queue" in work.said[-1]
+    assert "1 returned to the queue" in work.output[-1]
     assert api.pop_one(queue, **WAIT)["deliveryAttempt"] == 1
 
 
@@ -86,7 +86,7 @@ def test_a_burst_ends_when_nothing_is_left(server_url: str, api: Api, queue: str
         _push(api, queue, "say", word=f"{index}")
     with working(tmp_path, server_url, queue, "app:make_worker", "--burst", "--json", "--log-level", "error") as work:
         assert work.end() == 0
-    lines = [json.loads(line) for line in work.said if line.startswith("{")]
+    lines = [json.loads(line) for line in work.output if line.startswith("{")]
     assert [lines[0]["state"], lines[-1]["state"]] == ["running", "stopped"]
     assert (lines[-1]["done"], lines[-1]["queue"], lines[-1]["server"]) == (20, queue, server_url)
     assert [(task["name"], task["done"]) for task in lines[-1]["tasks"]] == [("say", 20)]
@@ -138,7 +138,7 @@ def test_the_worker_does_not_outlive_the_one_who_reloads_it(
         work.until(WORKS)
         work.signal(number)
         assert work.end() == code
-    assert "stopped after" in work.said[-1]
+    assert "stopped after" in work.output[-1]
 
 
 def test_reload_says_which_package_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:

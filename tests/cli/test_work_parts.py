@@ -68,13 +68,13 @@ def directory(tmp_path: Path) -> Path:
 # Where the worker is ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", ["shop:worker", "shop", "shop:make", "shop:Place.worker", "shop_parts.mails:worker"])
-def test_a_worker_is_found(place: str, directory: Path) -> None:
-    assert find_worker(place, directory).queue == "emails"
+@pytest.mark.parametrize("target", ["shop:worker", "shop", "shop:make", "shop:Place.worker", "shop_parts.mails:worker"])
+def test_a_worker_is_found(target: str, directory: Path) -> None:
+    assert find_worker(target, directory).queue == "emails"
 
 
 @pytest.mark.parametrize(
-    ("place", "exit_code", "text"),
+    ("target", "exit_code", "text"),
     [
         ("shopp:worker", 2, "module 'shopp' not found; did you mean shop?"),
         ("bakery:worker", 2, "module 'bakery' not found in "),
@@ -97,9 +97,9 @@ def test_a_worker_is_found(place: str, directory: Path) -> None:
         ("./shop:worker", 2, "'./shop:worker' does not name a worker"),
     ],
 )
-def test_what_is_no_worker_is_refused_in_words(place: str, exit_code: int, text: str, directory: Path) -> None:
+def test_what_is_no_worker_is_refused_in_words(target: str, exit_code: int, text: str, directory: Path) -> None:
     with pytest.raises(Failure) as failure:
-        find_worker(place, directory)
+        find_worker(target, directory)
     assert text in str(failure.value)
     assert failure.value.exit_code == exit_code
 
@@ -252,7 +252,7 @@ def test_the_mean_counts_all_that_took_time_and_costs_are_not_guessed_from_secon
     assert _view(seconds=30).dollars_per_month is not None
 
 
-def test_the_log_has_a_line_only_now_and_then_and_only_of_news(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_has_a_line_only_now_and_then_and_only_of_changes(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "hark.work")
     clock = FakeTime()
     display = LogDisplay(seconds=10, monotonic=clock)
@@ -267,7 +267,7 @@ def test_the_log_has_a_line_only_now_and_then_and_only_of_news(caplog: pytest.Lo
     ]
 
 
-def test_json_has_a_line_at_the_start_of_news_and_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_a_line_at_the_start_of_changes_and_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     clock = FakeTime()
     display = JsonDisplay(seconds=1, monotonic=clock)
     for now, done in ((0, 0), (0.5, 1), (1, 1), (3, 1)):

@@ -26,7 +26,7 @@ from tests.certificates import make_certificates
 from tests.http.scraping import Scrape, scrape
 from tests.postgres_server import OwnPostgresServer
 
-from .working import Said
+from .working import Output
 
 SECONDS = 30.0
 _ADDRESS = re.compile(r"^Hark .* serves (\S+) on (http://127\.0\.0\.1:\d+)$")
@@ -54,16 +54,16 @@ class Serving:
             env=os.environ | ({"HARK_ENGINE": engine} if engine else {}),
         )
         assert self.process.stdout is not None
-        self._output = Said(self.process.stdout)
+        self._output = Output(self.process.stdout)
 
     @property
-    def said(self) -> list[str]:
+    def output(self) -> list[str]:
         """Its lines so far."""
-        return [line.rstrip() for line in self._output.said]
+        return [line.rstrip() for line in self._output.output]
 
     def wait_for(self, pattern: re.Pattern[str], times: int = 1) -> list[re.Match[str]]:
         """Wait until that many lines match, and give the matches."""
-        while len(found := [match for line in self.said if (match := pattern.search(line))]) < times:
+        while len(found := [match for line in self.output if (match := pattern.search(line))]) < times:
             self._output.until("")  # The next line, whatever it is.
         return found
 
@@ -91,7 +91,7 @@ def serving(directory: Path, *arguments: str, engine: str = "") -> Iterator[Serv
         except subprocess.TimeoutExpired:
             running.process.kill()
             running.process.wait()
-            pytest.fail(f"the server did not stop within {SECONDS} s; it said: {running.said}")
+            pytest.fail(f"the server did not stop within {SECONDS} s; it said: {running.output}")
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_a_waiting_pop_is_answered_and_the_server_ends_well(alone: Serving) -> N
         alone.process.terminate()
         assert alone.wait_for_end() == 0
         assert waiting.result().status_code == 204
-    assert "did not finish" not in "".join(alone.said)
+    assert "did not finish" not in "".join(alone.output)
 
 
 def test_a_store_that_does_not_answer_does_not_keep_the_process(alone: Serving, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_store_that_does_not_answer_does_not_keep_the_process(alone: Serving, 
         # It never got the answer that its message is kept.
         assert push.exception() is not None or push.result().status_code >= 500
     other.close()
-    assert "the store did not close" in "".join(alone.said)
+    assert "the store did not close" in "".join(alone.output)
 
 
 def test_sighup_reads_certificates_and_tokens_again(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_all_workers_serve_one_port_and_one_store(
     for workers in ("1", "2"):  # The port is refused to others, even if they would share it.
         with serving(tmp_path, "--workers", workers, "--port", url.rpartition(":")[2], engine=postgres_url) as other:
             assert other.wait_for_end() == 1
-            assert other.said[-1].endswith("(address_in_use)")
+            assert other.output[-1].endswith("(address_in_use)")
 
 
 def test_a_worker_that_dies_is_replaced_and_what_it_did_still_counts(served: Serving, queue: str) -> None:
@@ -293,9 +293,9 @@ def test_a_signal_to_the_parent_stops_all(served: Serving, number: signal.Signal
     assert served.wait_for_end() == 0
     assert all(ended(worker) for worker in workers.values())
     # The address was printed once, and without the password.
-    [match] = [match for line in served.said if (match := _ADDRESS.search(line))]
+    [match] = [match for line in served.output if (match := _ADDRESS.search(line))]
     assert match[1] == re.sub("//.*@", "//", postgres_url)
-    assert not [line for line in served.said if "Traceback" in line]
+    assert not [line for line in served.output if "Traceback" in line]
 
 
 def test_a_worker_that_is_stuck_does_not_keep_the_parent(tmp_path: Path, postgres_url: str) -> None:
@@ -321,15 +321,15 @@ def test_workers_that_cannot_start_at_all_are_an_error(tmp_path: Path) -> None:
     url = "postgresql://me:s3cret@127.0.0.1:1/hark"
     with serving(tmp_path, "--workers", "2", "--port", "0", engine=url) as failing:
         assert failing.wait_for_end() == 1
-    assert failing.said == [line for line in failing.said if "s3cret" not in line and not _ADDRESS.search(line)]
-    assert "is not reachable" in failing.said[-1]
-    assert failing.said[-1].endswith("(store_unusable)")
+    assert failing.output == [line for line in failing.output if "s3cret" not in line and not _ADDRESS.search(line)]
+    assert "is not reachable" in failing.output[-1]
+    assert failing.output[-1].endswith("(store_unusable)")
 
 
 def test_several_workers_on_sqlite_are_refused(tmp_path: Path) -> None:
     with serving(tmp_path, "--workers", "2", "--port", "0") as refused:
         assert refused.wait_for_end() == 2
-    assert refused.said == [
+    assert refused.output == [
         "hark: setting workers: 2 server processes cannot share one SQLite store; use 1, or use PostgreSQL or S3 "
         "(invalid_setting)"
     ]

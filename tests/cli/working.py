@@ -55,11 +55,11 @@ async def fail() -> None:
 """
 
 
-class Said:
+class Output:
     """What comes out of a process, as it comes."""
 
     def __init__(self, output: IO[str]) -> None:
-        self.said: list[str] = []
+        self.output: list[str] = []
         self._lines: SimpleQueue[str | None] = SimpleQueue()
         self._reader = threading.Thread(target=self._read, args=(output,), daemon=True)
         self._reader.start()
@@ -67,7 +67,7 @@ class Said:
     def _read(self, output: IO[str]) -> None:
         with output, suppress(OSError):  # A terminal whose other side is closed can't be read any more.
             for line in output:
-                self.said.append(line)
+                self.output.append(line)
                 self._lines.put(line)
         self._lines.put(None)
 
@@ -90,7 +90,7 @@ class Said:
     @property
     def text(self) -> str:
         """All that was said, without what steers a terminal."""
-        return _STEERING.sub("", "".join(self.said))
+        return _STEERING.sub("", "".join(self.output))
 
 
 class Work:
@@ -98,23 +98,23 @@ class Work:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
-        self._said = Said(process.stdout) if process.stdout is not None else None
+        self._output = Output(process.stdout) if process.stdout is not None else None
 
     @property
-    def said(self) -> list[str]:
+    def output(self) -> list[str]:
         """Its lines so far."""
-        assert self._said is not None, "it has a terminal"
-        return self._said.said
+        assert self._output is not None, "it has a terminal"
+        return self._output.output
 
     @property
     def text(self) -> str:
         """All that it said so far."""
-        return "".join(self.said)
+        return "".join(self.output)
 
     def until(self, pattern: str) -> str:
         """Wait for a line in which this is found, and answer it."""
-        assert self._said is not None, "it has a terminal"
-        return self._said.until(pattern)
+        assert self._output is not None, "it has a terminal"
+        return self._output.until(pattern)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal."""
@@ -123,19 +123,19 @@ class Work:
     def end(self) -> int:
         """Wait for its end, and for that of its children; the exit code."""
         code = self.process.wait(SECONDS)
-        if self._said is not None:
-            self._said.end()
+        if self._output is not None:
+            self._output.end()
         return code
 
 
 @contextmanager
-def terminal(columns: int) -> Iterator[tuple[int, Said]]:
+def terminal(columns: int) -> Iterator[tuple[int, Output]]:
     """A terminal to give to a process, and what is to be seen on it."""
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-    said = Said(open(ours, encoding="utf-8", newline="\n"))  # noqa: SIM115, PTH123  # closed by its reader
+    output = Output(open(ours, encoding="utf-8", newline="\n"))  # noqa: SIM115, PTH123  # closed by its reader
     try:
-        yield theirs, said
+        yield theirs, output
     finally:
         os.close(theirs)
 

@@ -13,12 +13,12 @@ from hark.client.calling import Caller, decode
 from hark.client.client import Client
 from hark.client.delivery.message import Message
 from hark.client.delivery.socket import SocketSource
-from hark.client.delivery.sources import Wish
+from hark.client.delivery.sources import PopParams
 from hark.client.pushing import Pushed, new_message
 from hark.model import QUEUE_MODE
 from tests.client.transports import path
 
-PATIENCE = 20.0
+WAIT_SECONDS = 20.0
 """Seconds after which a test gives up on what should come at once."""
 
 
@@ -82,7 +82,7 @@ async def settle(caller: Caller, delivery: Delivery, status: str = "completed", 
     assert answer.success
 
 
-async def bury(caller: Caller, queue: str, *data: object, group: str = QUEUE_MODE) -> list[Delivery]:
+async def dead_letter(caller: Caller, queue: str, *data: object, group: str = QUEUE_MODE) -> list[Delivery]:
     """Make dead letters, in this order."""
     await push(caller, queue, *data)
     deliveries = await pop(caller, queue, group)
@@ -136,7 +136,7 @@ async def streams(caller: Caller, queue: str) -> list[Stream]:
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     """Ask again and again until it is so."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_SECONDS):
         while not await condition():
             pass
 
@@ -162,9 +162,9 @@ async def until_paused(caller: Caller, queue: str) -> None:
 
 
 @asynccontextmanager
-async def source_of(caller: Caller, wish: Wish, linger: float = 1.0) -> AsyncIterator[SocketSource]:
+async def source_of(caller: Caller, params: PopParams, linger: float = 1.0) -> AsyncIterator[SocketSource]:
     """A source that is closed at the end."""
-    source = SocketSource(caller, wish, linger=linger)
+    source = SocketSource(caller, params, linger=linger)
     try:
         yield source
     finally:

@@ -24,7 +24,7 @@ from hark.clock import SystemClock
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import Conflict, InvalidInput, NotFound, Unavailable
 from hark.model import Limits, QueueOptions
-from tests.client.deliveries import Delivery, Wrapper, bury, pop, push, settle
+from tests.client.deliveries import Delivery, Wrapper, dead_letter, pop, push, settle
 from tests.client.transports import Script, path, until_waiting
 
 HOUR = timedelta(hours=1)
@@ -52,7 +52,7 @@ def just_now(moment: datetime) -> bool:
 # The server itself ---------------------------------------------------------------------------------------------
 
 
-async def test_the_server_is_healthy_counted_and_measured(caller: Caller, admin: Admin, queue: str) -> None:
+async def test_the_server_is_healthy_counted_and_timed(caller: Caller, admin: Admin, queue: str) -> None:
     health = await admin.health()
     assert (health.healthy, health.status, health.version) == (True, "healthy", __version__)
     await push(caller, queue, 1)
@@ -65,7 +65,7 @@ async def test_the_server_is_healthy_counted_and_measured(caller: Caller, admin:
     assert ("waiting" in numbers.delivery, "watchers" in numbers.watching) == (True, True)
 
 
-async def test_an_unhealthy_server_is_an_answer_and_asked_once() -> None:
+async def test_an_unhealthy_server_is_an_answer_and_requested_once() -> None:
     body = b'{"status": "unhealthy", "error": "the store did not answer", "code": "unhealthy"}'
     script = Script(Answer(503, body))
     health = await Admin(Caller(script)).health()
@@ -136,23 +136,23 @@ async def test_those_who_wait_are_listed_each_with_its_kind(caller: Caller, admi
 
 async def test_leases_say_who_holds_what_and_a_message_is_explained(caller: Caller, admin: Admin, queue: str) -> None:
     await push(caller, queue, 1, 2, 3)
-    held, _ = await pop(caller, queue, batch=2, group="g", consumer="me")
+    leased, _ = await pop(caller, queue, batch=2, group="g", consumer="me")
     page = await admin.leases(queue=queue, partition="Default", group="g")
     [lease] = page.items
     assert page.total == 1
-    assert (lease.lease_id, lease.consumer, lease.messages, lease.mode) == (held.lease_id, "me", 2, "ordered")
-    assert (lease.partition_id, lease.first_message_id) == (held.partition_id, held.id)
+    assert (lease.lease_id, lease.consumer, lease.messages, lease.mode) == (leased.lease_id, "me", 2, "ordered")
+    assert (lease.partition_id, lease.first_message_id) == (leased.partition_id, leased.id)
     assert lease.since is not None
     assert lease.until - lease.since == timedelta(seconds=300)
-    explained = await admin.explain(held.id)
-    [told] = explained.reasons
-    assert (explained.message_id, explained.queue, explained.offset) == (held.id, queue, 1)
-    assert (told.consumer_group, told.reason, told.consumer, told.until) == ("g", "leased", "me", lease.until)
-    assert told.text.startswith('Leased to "me" since ')
+    explained = await admin.explain(leased.id)
+    [reason] = explained.reasons
+    assert (explained.message_id, explained.queue, explained.offset) == (leased.id, queue, 1)
+    assert (reason.consumer_group, reason.reason, reason.consumer, reason.until) == ("g", "leased", "me", lease.until)
+    assert reason.text.startswith('Leased to "me" since ')
     [summary] = [one for one in await admin.messages(queue=queue) if one.offset == 3]
     [behind] = (await admin.explain(summary.id, group="g")).reasons
     assert behind.ahead is not None
-    assert (behind.reason, behind.ahead.message_id, behind.ahead.until) == ("behind", held.id, told.until)
+    assert (behind.reason, behind.ahead.message_id, behind.ahead.until) == ("behind", leased.id, reason.until)
     with pytest.raises(NotFound) as refused:
         await admin.explain("01890000-0000-7000-8000-000000000000")
     assert refused.value.code == "message_not_found"
@@ -264,7 +264,7 @@ async def test_messages_are_listed_newest_first_and_shown_with_their_payload_and
     assert caught.value.code == "message_not_found"
 
 
-async def test_messages_are_deleted_and_cancelled_until_they_are_held_or_done(
+async def test_messages_are_deleted_and_cancelled_until_they_are_leased_or_done(
     caller: Caller, admin: Admin, queue: str
 ) -> None:
     pushed, other, third = await push(caller, queue, 1, 2, 3)
@@ -295,12 +295,17 @@ async def test_a_group_shows_how_far_it_got_and_where_it_lags(caller: Caller, cl
     await push(caller, queue, 1, 2)
     [first] = await pop(caller, queue, group, batch=1)
     await settle(caller, first)
-    [place] = (await groups.get(group))[queue]
-    assert (place.partition, place.total_consumed, place.offset_lag, place.lease_active) == ("Default", 1, 1, False)
-    assert place.last_consumed_at is not None
-    [held] = await pop(caller, queue, group)
+    [position] = (await groups.get(group))[queue]
+    assert (position.partition, position.total_consumed, position.offset_lag, position.lease_active) == (
+        "Default",
+        1,
+        1,
+        False,
+    )
+    assert position.last_consumed_at is not None
+    [leased] = await pop(caller, queue, group)
     [behind] = [one for one in await groups.lagging(min_lag_seconds=0) if one.consumer_group == group]
-    assert (behind.queue_name, behind.offset_lag, behind.worker_id) == (queue, 1, held.lease_id)
+    assert (behind.queue_name, behind.offset_lag, behind.worker_id) == (queue, 1, leased.lease_id)
     assert behind.oldest_unconsumed_at is not None
     assert [one for one in await groups.lagging() if one.consumer_group == group] == []
     await pop(caller, queue, "other", batch=1)
@@ -374,7 +379,7 @@ class Order(msgspec.Struct):
     number: int
 
 
-async def bury_at_once(caller: Caller, queue: str, number: int) -> None:
+async def dead_letter_at_once(caller: Caller, queue: str, number: int) -> None:
     """Make dead letters that died at the same moment."""
     await push(caller, queue, *range(number))
     items = [
@@ -384,18 +389,18 @@ async def bury_at_once(caller: Caller, queue: str, number: int) -> None:
     await caller.call("POST", path("ack", "batch"), body={"acknowledgments": items})
 
 
-async def bury_twice(caller: Caller, queue: str, data: object) -> Delivery:
+async def dead_letter_twice(caller: Caller, queue: str, data: object) -> Delivery:
     """Make a dead letter in the group `a` and in the group `b`."""
-    [message] = await bury(caller, queue, data, group="a")
+    [message] = await dead_letter(caller, queue, data, group="a")
     [again] = await pop(caller, queue, "b")
     await settle(caller, again, "dlq")
     return message
 
 
-async def test_a_dead_letter_tells_what_it_was_and_why_it_died(
+async def test_a_dead_letter_shows_what_it_was_and_why_it_died(
     caller: Caller, letters: DeadLetters, queue: str
 ) -> None:
-    [message] = await bury(caller, queue, {"number": 17}, group="billing")
+    [message] = await dead_letter(caller, queue, {"number": 17}, group="billing")
     page = await letters.list()
     [letter] = page.items
     assert page.total == 1
@@ -415,7 +420,7 @@ async def test_a_dead_letter_tells_what_it_was_and_why_it_died(
 
 
 async def test_a_page_is_newest_first_and_has_what_matches(caller: Caller, letters: DeadLetters, queue: str) -> None:
-    await bury(caller, queue, "red", "green", "blue")
+    await dead_letter(caller, queue, "red", "green", "blue")
     page = await letters.list(limit=2)
     assert ([one.data for one in page.items], page.total) == (["blue", "green"], 3)
     assert [one.data for one in (await letters.list(limit=2, offset=2)).items] == ["red"]
@@ -435,7 +440,7 @@ async def test_a_page_is_newest_first_and_has_what_matches(caller: Caller, lette
 async def test_iteration_finds_each_once_also_when_letters_are_removed_on_the_way(
     caller: Caller, letters: DeadLetters, queue: str, moment: str
 ) -> None:
-    await (bury_at_once(caller, queue, 23) if moment == "one" else bury(caller, queue, *range(23)))
+    await (dead_letter_at_once(caller, queue, 23) if moment == "one" else dead_letter(caller, queue, *range(23)))
     whole = [letter.data async for letter in letters.all(page_size=5)]
     assert sorted(whole) == list(range(23))
     if moment == "many":
@@ -452,7 +457,7 @@ async def test_iteration_finds_each_once_also_when_letters_are_removed_on_the_wa
 async def test_a_message_that_died_in_two_groups_is_ambiguous_without_a_group(
     caller: Caller, letters: DeadLetters, queue: str
 ) -> None:
-    message = await bury_twice(caller, queue, 1)
+    message = await dead_letter_twice(caller, queue, 1)
     for verb in (letters.get, letters.requeue, letters.delete):
         with pytest.raises(Conflict) as caught:
             await verb(message.id)
@@ -476,7 +481,7 @@ async def test_a_message_that_died_in_two_groups_is_ambiguous_without_a_group(
 async def test_requeue_all_keeps_the_order_in_which_they_failed(
     caller: Caller, letters: DeadLetters, queue: str, moment: str
 ) -> None:
-    await (bury_at_once(caller, queue, 5) if moment == "one" else bury(caller, queue, *range(5)))
+    await (dead_letter_at_once(caller, queue, 5) if moment == "one" else dead_letter(caller, queue, *range(5)))
     assert await letters.requeue_all() == 5
     assert (await letters.list()).total == 0
     again: list[Delivery] = []

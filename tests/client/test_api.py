@@ -187,10 +187,12 @@ def test_a_verb_of_the_sync_client_sends_the_same(call: str, request_: str) -> N
 
 
 def test_no_verb_is_missing_in_the_table() -> None:
-    places = {Admin: "admin", QueueAdmin: r"queue\(.*?\)\.admin", Groups: "groups", DeadLetters: r"dlq\(.*?\)"}
-    for kind, place in (places | {Traces: "traces", KeyValue: "kv"}).items():
+    attributes = {Admin: "admin", QueueAdmin: r"queue\(.*?\)\.admin", Groups: "groups", DeadLetters: r"dlq\(.*?\)"}
+    for kind, attribute in (attributes | {Traces: "traces", KeyValue: "kv"}).items():
         for name in vars(kind):
-            assert name.startswith("_") or re.search(rf"^{place}\.{name}\(", VERBS, re.MULTILINE), f"{place}.{name}"
+            assert name.startswith("_") or re.search(rf"^{attribute}\.{name}\(", VERBS, re.MULTILINE), (
+                f"{attribute}.{name}"
+            )
 
 
 def test_every_option_of_a_queue_can_be_given() -> None:
@@ -204,7 +206,7 @@ FACADES: dict[type, tuple[type, set[str]]] = {
     KeyValue: (parts.KeyValue, set()),
     Message: (
         hark.sync.Message,
-        {"close_span", "conclude", "in_span", "let_go", "open_span", "released", "settle_at_end"},
+        {"close_span", "conclude", "in_span", "release", "open_span", "released", "settle_at_end"},
     ),
     Queue: (hark.sync.Queue, set()),
     QueueAdmin: (parts.QueueAdmin, set()),

@@ -34,7 +34,7 @@ def make(script: Script, pauses: Pauses | None = None, retry: CallPolicy | None 
     return Caller(script, retry, pauses.sleep, pauses.monotonic, lambda: 1.0)
 
 
-async def test_a_call_is_sent_as_it_was_said_and_its_answer_handed_on_or_decoded() -> None:
+async def test_a_call_is_sent_as_it_was_stated_and_its_answer_handed_on_or_decoded() -> None:
     assert path("pop", "queue", "a/b ü?", "..") == "/api/v1/pop/queue/a%2Fb%20%C3%BC%3F/.."
     script = Script(OK)
     assert await make(script).call("POST", "/x", body={"a": 1}, query={"b": None}, seconds=3.0) is OK
@@ -171,7 +171,7 @@ async def test_a_call_that_is_cancelled_in_its_pause_ends_at_once() -> None:
     assert len(script.requests) == 1
 
 
-def test_an_error_for_somebody_else_is_equal_but_not_the_same() -> None:
+def test_an_error_for_someone_else_is_equal_but_not_the_same() -> None:
     cause = OSError("cable")
     try:
         raise LOST from cause
@@ -193,7 +193,7 @@ def several(scripts: Mapping[str, Script], clock: Callable[[], float] = lambda: 
     return FailoverTransport(list(scripts), pause=5.0, monotonic=clock, make=scripts.__getitem__)
 
 
-def asked(scripts: Mapping[str, Script]) -> list[int]:
+def requests(scripts: Mapping[str, Script]) -> list[int]:
     return [len(script.requests) for script in scripts.values()]
 
 
@@ -231,7 +231,7 @@ for unknown in (problem(503, "outcome_unknown"), Answer(502, b"<html>")):
 
 
 @pytest.mark.parametrize("case", FAILOVER)
-async def test_which_server_is_asked(case: str) -> None:
+async def test_which_server_is_requested(case: str) -> None:
     answers, times, expected, counts = FAILOVER[case]
     scripts = {f"http://{number}": Script(*given) for number, given in enumerate(answers)}
     now = 0.0
@@ -244,7 +244,7 @@ async def test_which_server_is_asked(case: str) -> None:
                 await transport.send(ASK)
             assert caught.value.text == (wanted if isinstance(wanted, str) else LOST.text)
             assert caught.value.sent is not isinstance(wanted, str)
-    assert asked(scripts) == counts
+    assert requests(scripts) == counts
 
 
 async def test_a_late_answer_of_a_server_that_was_left_does_not_bring_it_back() -> None:
@@ -265,7 +265,7 @@ async def test_a_late_answer_of_a_server_that_was_left_does_not_bring_it_back() 
     late.set_result(OK)
     assert await slow is OK
     await transport.send(ASK)
-    assert asked(scripts) == [2, 2]
+    assert requests(scripts) == [2, 2]
 
 
 def test_a_fork_knows_the_same_servers() -> None:

@@ -12,9 +12,9 @@ from hark.client.builder import Choices
 from hark.client.client import Client
 from hark.client.delivery import sources
 from hark.client.delivery.leases import Holds
-from hark.client.delivery.prefetcher import Desk, Supply
+from hark.client.delivery.prefetcher import ConsumerSession, Prefetcher
 from hark.client.delivery.settling import PiggybackedAcks
-from hark.client.delivery.sources import PollSource, Wish
+from hark.client.delivery.sources import PollSource, PopParams
 from hark.client.transport.api import Answer, Request
 from hark.client.transport.http import HttpTransport
 from hark.polling import PollingStrategy
@@ -97,9 +97,9 @@ async def test_those_of_an_iteration_whose_client_is_closed(url: str, queue: str
     await client.queue(queue).push(1)
     step = asyncio.ensure_future(anext(client.queue(queue).group("g").messages(), None))
     await slow.answered.wait()
-    [supply] = client._supplies
+    [prefetcher] = client._prefetchers
     closing = asyncio.ensure_future(client.close())
-    while not supply._interrupted:  # noqa: ASYNC110  # Nobody says when.
+    while not prefetcher._interrupted:  # noqa: ASYNC110  # Nobody says when.
         await asyncio.sleep(0)
     slow.deliver.set()
     assert await step is None
@@ -107,7 +107,7 @@ async def test_those_of_an_iteration_whose_client_is_closed(url: str, queue: str
     assert await left_in(url, queue) == [(1, 1)]
 
 
-async def test_a_pop_that_waits_for_long_ends_with_whoever_waited(
+async def test_a_pop_that_waits_for_long_ends_with_the_one_that_waited(
     url: str, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "FIRST_LOOK_SECONDS", 0.0)
@@ -126,7 +126,7 @@ class Late:
     """A source that gives what it took when the test says so."""
 
     def __init__(self, client: Client, queue: str) -> None:
-        self._inner = PollSource(client.caller, Wish(queue=queue, group="g", batch=9, wait=False))
+        self._inner = PollSource(client.caller, PopParams(queue=queue, group="g", batch=9, wait=False))
         self.took = asyncio.Event()
         self.give = asyncio.Event()
 
@@ -141,21 +141,21 @@ class Late:
         """Nothing to close."""
 
 
-def supply_of(client: Client, source: Late) -> Supply:
+def prefetcher_of(client: Client, source: Late) -> Prefetcher:
     """A supply of the source, of batches of 9."""
     holds = Holds(client.caller.transport)
-    desk = Desk(client.caller, client.settler, holds)
-    return Supply(desk, source, Choices(batch=9, renew=False), None, PollingStrategy.adaptive(), lambda _: None)
+    session = ConsumerSession(client.caller, client.settler, holds)
+    return Prefetcher(session, source, Choices(batch=9, renew=False), None, PollingStrategy.adaptive(), lambda _: None)
 
 
 async def test_what_came_in_the_moment_of_a_cancellation_goes_back(client: Client, queue: str) -> None:
     await client.queue(queue).push_many([1, 2])
     source = Late(client, queue)
-    supply = supply_of(client, source)
-    taking = asyncio.ensure_future(supply.batch(9))
+    prefetcher = prefetcher_of(client, source)
+    taking = asyncio.ensure_future(prefetcher.batch(9))
     await source.took.wait()
     source.give.set()
-    while not all(task.done() for task in supply._taking):  # noqa: ASYNC110  # The very turn in which it is done.
+    while not all(task.done() for task in prefetcher._taking):  # noqa: ASYNC110  # The very turn in which it is done.
         await asyncio.sleep(0)
     taking.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -165,11 +165,11 @@ async def test_what_came_in_the_moment_of_a_cancellation_goes_back(client: Clien
 
 async def test_an_interrupted_batch_is_empty(client: Client, queue: str) -> None:
     source = Late(client, queue)
-    supply = supply_of(client, source)
-    taking = asyncio.ensure_future(supply.batch(9))
+    prefetcher = prefetcher_of(client, source)
+    taking = asyncio.ensure_future(prefetcher.batch(9))
     await source.took.wait()
-    supply.interrupt()
+    prefetcher.interrupt()
     assert await taking == 0
-    assert await supply.batch(9) == 0
-    await supply.close()
-    await supply.close()
+    assert await prefetcher.batch(9) == 0
+    await prefetcher.close()
+    await prefetcher.close()

@@ -12,7 +12,7 @@ import pytest
 
 import hark
 from hark.client.client import Client
-from hark.client.delivery.io_thread import Line
+from hark.client.delivery.io_thread import IoThread
 from hark.client.delivery.message import Message
 from hark.client.delivery.socket import SocketSource
 from hark.client.transport.api import Request
@@ -183,8 +183,8 @@ async def test_the_thread_that_renews_ends_with_the_client_and_is_not_started_af
         assert set(threading.enumerate()) == before
         async with message:
             assert len(set(threading.enumerate()) - before) == 1
-            assert (await client.keeper()).held == 1
-        assert (await client.keeper()).held == 0
+            assert (await client.keeper()).kept == 1
+        assert (await client.keeper()).kept == 0
     assert set(threading.enumerate()) == before
     with pytest.raises(HarkError, match="client is closed"):
         await late.begin()
@@ -234,22 +234,22 @@ async def test_an_iteration_whose_closing_is_cancelled_leaves_no_connection(
         await client.queue(queue).push_many(range(3))
         messages = client.queue(queue).group("g").batch(3).messages()
         await anext(messages)
-        [supply] = client._supplies
-        assert isinstance(supply._source, SocketSource)
+        [prefetcher] = client._prefetchers
+        assert isinstance(prefetcher._source, SocketSource)
         if where == "handing back":
-            monkeypatch.setattr(supply, "give_back", lambda _: for_ever(began))
+            monkeypatch.setattr(prefetcher, "give_back", lambda _: for_ever(began))
         else:
-            monkeypatch.setattr(supply._source._connection, "close", lambda: for_ever(began))
+            monkeypatch.setattr(prefetcher._source._connection, "close", lambda: for_ever(began))
         await cancelled_at(began, messages.aclose())
         assert [session.closed for session in sessions] == [False, True], "that of the requests, that of the socket"
 
 
-async def test_a_line_whose_closing_is_cancelled_leaves_no_thread_and_no_connection(
+async def test_an_io_thread_whose_closing_is_cancelled_leaves_no_thread_and_no_connection(
     url: str, sessions: list[aiohttp.ClientSession]
 ) -> None:
-    line = Line(HttpTransport(url))
-    await line.start()
-    await line.run(lambda: line.caller.call("GET", "/health"))
+    io_thread = IoThread(HttpTransport(url))
+    await io_thread.start()
+    await io_thread.run(lambda: io_thread.caller.call("GET", "/health"))
     here, began, ending = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
 
     async def stubborn() -> None:
@@ -260,12 +260,12 @@ async def test_a_line_whose_closing_is_cancelled_leaves_no_thread_and_no_connect
             here.call_soon_threadsafe(ending.set)
             await asyncio.Event().wait()
 
-    running = asyncio.ensure_future(line.run(stubborn))
+    running = asyncio.ensure_future(io_thread.run(stubborn))
     await began.wait()
-    await cancelled_at(ending, line.close())
+    await cancelled_at(ending, io_thread.close())
     await asyncio.gather(running, return_exceptions=True)
     assert [session.closed for session in sessions] == [True]
-    assert "hark-line" not in {thread.name for thread in threading.enumerate()}
+    assert "hark-io" not in {thread.name for thread in threading.enumerate()}
 
 
 async def test_several_servers_are_all_hung_up_on_although_the_closing_is_cancelled() -> None:

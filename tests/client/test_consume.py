@@ -56,8 +56,8 @@ async def test_a_handler_gets_one_message_or_a_batch_which_is_acked_with_the_nex
         done = await client.queue(queue).group("g").batch(batch).each(each).limit(5).consume(handle)
         assert (got, done.succeeded, done.failed) == (seen, 5, 0)
         assert (await client.queue(queue).group("g").depth()).pending == 0
-    asked = [recorder.asked(f"/api/v1/{route}") for route in (f"pop/queue/{queue}", "next", "ack/batch")]
-    assert asked == [1, nexts, acks]
+    requests = [recorder.count(f"/api/v1/{route}") for route in (f"pop/queue/{queue}", "next", "ack/batch")]
+    assert requests == [1, nexts, acks]
 
 
 # How it is settled ----------------------------------------------------------------------------------------
@@ -94,10 +94,10 @@ async def test_a_handler_may_settle_by_itself_and_auto_ack_settles_at_delivery(c
 
 async def test_on_success_settles_instead(client: Client, queue: str) -> None:
     await client.queue(queue).push_many([1, 2])
-    told: list[tuple[object, object]] = []
+    outcomes: list[tuple[object, object]] = []
 
     async def succeeded(message: Message, result: object) -> None:
-        told.append((message.data, result))
+        outcomes.append((message.data, result))
         if message.data == 2:
             await message.ack()
 
@@ -105,18 +105,18 @@ async def test_on_success_settles_instead(client: Client, queue: str) -> None:
         return f"did {message.data}"
 
     await client.queue(queue).group("g", "shared").limit(2).consume(handle).on_success(succeeded)
-    assert told == [(1, "did 1"), (2, "did 2")]
-    assert (await client.keeper()).held == 0
+    assert outcomes == [(1, "did 1"), (2, "did 2")]
+    assert (await client.keeper()).kept == 0
     assert (await client.queue(queue).group("g").depth()).pending == 1
 
 
-async def test_on_error_is_asked_first_and_what_it_leaves_is_nacked(client: Client, queue: str) -> None:
+async def test_on_error_is_requested_first_and_what_it_leaves_is_nacked(client: Client, queue: str) -> None:
     await client.queue(queue).configure(retry_limit=0)
     await client.queue(queue).push_many([1, 2])
-    told = []
+    outcomes = []
 
     async def failed(message: Message, error: Exception) -> None:
-        told.append((message.data, str(error)))
+        outcomes.append((message.data, str(error)))
         if message.data == 1:
             await message.ack()
 
@@ -124,7 +124,7 @@ async def test_on_error_is_asked_first_and_what_it_leaves_is_nacked(client: Clie
         raise ValueError(f"not {message.data}")
 
     await client.queue(queue).batch(2).each().limit(2).consume(handle).on_error(failed)
-    assert told == [(1, "not 1"), (2, "not 2")]
+    assert outcomes == [(1, "not 1"), (2, "not 2")]
     assert [letter.data async for letter in client.queue(queue).dlq()] == [2]
 
 
@@ -232,7 +232,7 @@ async def test_it_outlives_a_server_that_is_away(url: str, queue: str) -> None:
     async with Client(shaky, retry=CallPolicy(attempts=1)) as client:
         await client.queue(queue).push(1)
         done = await client.queue(queue).limit(1).consume(nothing)
-    assert (done.succeeded, shaky.asked(f"/api/v1/pop/queue/{queue}")) == (1, 3)
+    assert (done.succeeded, shaky.count(f"/api/v1/pop/queue/{queue}")) == (1, 3)
 
 
 # Leases ---------------------------------------------------------------------------------------------------
@@ -329,12 +329,12 @@ async def test_a_handler_that_is_cancelled_from_within_fails_its_message(client:
             inner.cancel()
             await inner
 
-    heard: list[object] = []
+    errors: list[object] = []
     await client.queue(queue).configure(retry_limit=1)
     await client.queue(queue).push(1)
-    consumed = await client.queue(queue).limit(2).consume(handle).on_error(lambda _, error: heard.append(error))
+    consumed = await client.queue(queue).limit(2).consume(handle).on_error(lambda _, error: errors.append(error))
     assert consumed == Consumed(succeeded=1, failed=1)
-    assert [type(error) for error in heard] == [HandlerCancelled]
+    assert [type(error) for error in errors] == [HandlerCancelled]
 
 
 # Handlers that can't work ---------------------------------------------------------------------------------
@@ -347,16 +347,16 @@ async def test_a_handler_that_yields_was_not_run_and_its_message_fails(url: str,
     def plain_steps(_message: Message) -> Iterator[int]:
         yield 1
 
-    heard: list[str] = []
+    errors: list[str] = []
     async with hark.connect(url) as client:
         await client.queue(queue).configure(retry_limit=5)
         await client.queue(queue).push(1)
         for handler in (steps, plain_steps):
             consuming = client.queue(queue).limit(1).consume(handler)
-            consumed = await consuming.on_error(lambda _, error: heard.append(str(error)))
+            consumed = await consuming.on_error(lambda _, error: errors.append(str(error)))
             assert consumed == Consumed(succeeded=0, failed=1)
-    assert heard == ["steps is a generator: calling it runs nothing; remove the yield", *heard[1:]]
-    assert heard[1].startswith("plain_steps is a generator")
+    assert errors == ["steps is a generator: calling it runs nothing; remove the yield", *errors[1:]]
+    assert errors[1].startswith("plain_steps is a generator")
 
 
 def test_an_async_handler_needs_the_async_client_and_one_that_yields_is_not_run_in_a_thread_either(
@@ -371,10 +371,10 @@ def test_an_async_handler_needs_the_async_client_and_one_that_yields_is_not_run_
         with pytest.raises(InvalidInput, match="handler: handle is async; use a function that is not async"):
             client.queue(queue).consume(handle)
         client.queue(queue).push(1)
-        heard: list[str] = []
+        errors: list[str] = []
         hidden = client.queue(queue).limit(1).consume(lambda _: handle(None))
-        consumed = hidden.on_error(lambda _, error: heard.append(str(error))).run()
+        consumed = hidden.on_error(lambda _, error: errors.append(str(error))).run()
         assert consumed == Consumed(succeeded=0, failed=1)
-        assert heard == ["<lambda> is async; use a function that is not async, or the async client (hark.connect)"]
+        assert errors == ["<lambda> is async; use a function that is not async, or the async client (hark.connect)"]
         client.queue(queue).push(2)
         assert client.queue(queue).limit(1).consume(steps).run() == Consumed(succeeded=0, failed=1)

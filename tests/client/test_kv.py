@@ -194,11 +194,11 @@ async def test_a_change_that_does_not_fit_and_a_full_queue_are_refused_at_once(
     assert (conflict.value.code, full.value.code) == ("value_mismatch", "queue_full")
 
 
-async def test_a_lost_reply_is_asked_for_again_only_where_twice_is_once(caller: Caller, queue: str) -> None:
+async def test_a_lost_reply_is_requested_again_only_where_twice_is_once(caller: Caller, queue: str) -> None:
     lossy = Recorder(caller.transport, lose=first_of(ATOMIC))
     kv = KeyValue(Caller(lossy, sleep=no_sleep))
     assert await kv.atomic().set((queue, "a"), 1).max((queue, "b"), 2).delete((queue, "c")).commit()
-    assert lossy.asked(ATOMIC) == 2
+    assert lossy.count(ATOMIC) == 2
     writes = [
         kv.atomic().sum((queue, "n"), 1),
         kv.atomic().append((queue, "l"), [1]),
@@ -207,10 +207,10 @@ async def test_a_lost_reply_is_asked_for_again_only_where_twice_is_once(caller: 
     ]
     for write in writes:
         lossy.lose = first_of(ATOMIC)
-        before = lossy.asked(ATOMIC)
+        before = lossy.count(ATOMIC)
         with pytest.raises(ConnectionFailed):
             await write.commit()
-        assert lossy.asked(ATOMIC) == before + 1
+        assert lossy.count(ATOMIC) == before + 1
     assert (await value_of(kv, queue, "n"), await value_of(kv, queue, "l")) == (1, [1])
 
 
@@ -276,7 +276,7 @@ async def test_a_thousand_keys_can_be_watched_and_more_than_an_address_can_say_i
         await anext(kv.watch_prefix(("a",), limit=0))
 
 
-async def test_a_watch_that_was_left_goes_on_and_nothing_is_asked_while_nothing_changes(
+async def test_a_watch_that_was_left_goes_on_and_nothing_is_requested_while_nothing_changes(
     recorder: Recorder, queue: str
 ) -> None:
     kv = KeyValue(Caller(recorder))
@@ -312,7 +312,7 @@ async def test_every_transport_has_it_and_a_closed_client_ends_it(url: str, queu
 # With a clock of our own ---------------------------------------------------------------------------------------
 
 NOTHING = Answer(200, b'{"entries": [], "versionstamps": [""]}')
-NEWS = Answer(200, b'{"entries": [{"key": ["a"], "value": 1, "versionstamp": "07"}], "versionstamps": ["07"]}')
+CHANGED_ENTRY = Answer(200, b'{"entries": [{"key": ["a"], "value": 1, "versionstamp": "07"}], "versionstamps": ["07"]}')
 
 
 def scripted(pauses: Pauses, *answers: Answer | Exception) -> tuple[KeyWatch, Script]:
@@ -324,29 +324,29 @@ def scripted(pauses: Pauses, *answers: Answer | Exception) -> tuple[KeyWatch, Sc
     return watch, script
 
 
-async def test_empty_answers_that_come_at_once_are_not_asked_for_in_a_busy_loop() -> None:
+async def test_empty_answers_that_come_at_once_are_not_requested_in_a_busy_loop() -> None:
     pauses = Pauses()
-    watch, script = scripted(pauses, NOTHING, NOTHING, NOTHING, NOTHING, NEWS)
+    watch, script = scripted(pauses, NOTHING, NOTHING, NOTHING, NOTHING, CHANGED_ENTRY)
     assert (await anext(watch)).value == 1
     assert len(script.requests) == 5
     assert [low <= pause <= 2 * low for low, pause in zip((0.5, 1, 2), pauses.seconds, strict=True)] == [True] * 3
 
 
-async def test_a_server_that_is_away_is_asked_again_after_longer_and_longer_pauses() -> None:
+async def test_a_server_that_is_away_is_requested_again_after_longer_and_longer_pauses() -> None:
     away = ConnectionFailed("away", sent=True)
     pauses = Pauses()
-    watch, _ = scripted(pauses, NOTHING, away, away, problem(503, "stopping", retry_after=5), NEWS)
+    watch, _ = scripted(pauses, NOTHING, away, away, problem(503, "stopping", retry_after=5), CHANGED_ENTRY)
     assert (await anext(watch)).value == 1
-    short, longer, asked_for = pauses.seconds
+    short, longer, requested = pauses.seconds
     assert 0.5 <= short <= 1 <= longer <= 2
-    assert asked_for == 5
+    assert requested == 5
     never, _ = scripted(pauses, away)
     with pytest.raises(ConnectionFailed):  # One that was never there.
         await anext(never)
 
 
-async def test_what_is_known_is_told_with_each_question() -> None:
-    watch, script = scripted(Pauses(), NEWS, problem(400, "invalid_input"))
+async def test_what_is_known_is_notified_with_each_question() -> None:
+    watch, script = scripted(Pauses(), CHANGED_ENTRY, problem(400, "invalid_input"))
     await anext(watch)
     with pytest.raises(InvalidInput):
         await anext(watch)

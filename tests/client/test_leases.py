@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from hark.client.calling import Caller
-from hark.client.delivery.io_thread import Line
+from hark.client.delivery.io_thread import IoThread
 from hark.client.delivery.leases import FIRST_AFTER, LeaseKeeper
 from hark.client.transport.api import Answer, ConnectionFailed, Request
 from hark.client.transport.http import HttpTransport
@@ -35,13 +35,13 @@ class FakeServer(Script):
     def __init__(self) -> None:
         super().__init__()
         self.now = 1000.0
-        self.asked: list[tuple[float, list[str], int]] = []
+        self.renewals: list[tuple[float, list[str], int]] = []
         self.gone: set[str] = set()
         self.away: Callable[[], bool] = lambda: False
         self.has_batch_route = True
         self.slowness = 0.0
         """Seconds between a question and its answer."""
-        self.patience: list[float] = []
+        self.timeouts: list[float] = []
         """How long those who asked would have waited."""
         self.until = math.inf
         """The clock stops here."""
@@ -52,8 +52,8 @@ class FakeServer(Script):
         assert request.body is not None
         body = msgspec.json.decode(request.body, type=_Body)
         leases = body.lease_ids or [request.path.split("/")[-2]]
-        self.asked.append((self.now - 1000, leases, body.seconds))
-        self.patience.append(request.timeout)
+        self.renewals.append((self.now - 1000, leases, body.seconds))
+        self.timeouts.append(request.timeout)
         self.now += self.slowness
         if self.away():
             raise ConnectionFailed("away", sent=True)
@@ -67,18 +67,18 @@ class FakeServer(Script):
             return Answer(404, b'{"error": "no such route", "code": "route_not_found"}')
         return Answer(200, msgspec.json.encode({"results": results}))
 
-    async def wait(self, news: asyncio.Event, seconds: float) -> None:
+    async def wait(self, changed: asyncio.Event, seconds: float) -> None:
         """Let time pass until there is something to do, or until the end of the test."""
         for _ in range(10):  # What was asked is answered first.
             await asyncio.sleep(0)
-        if news.is_set():
+        if changed.is_set():
             return
         if self.now + seconds <= self.until:
             self.now += seconds
             return
         self.now = max(self.now, self.until)
         self.stopped.set()
-        await news.wait()
+        await changed.wait()
 
     @asynccontextmanager
     async def keeping(self, seconds: float, first_after: float = math.inf) -> AsyncIterator[LeaseKeeper]:
@@ -94,7 +94,7 @@ class FakeServer(Script):
 
     def times(self) -> list[float]:
         """When it was asked."""
-        return [round(at, 3) for at, _, _ in self.asked]
+        return [round(at, 3) for at, _, _ in self.renewals]
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def server() -> FakeServer:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "lease", "every", "slowness", "asked"),
+    ("seconds", "lease", "every", "slowness", "renewals"),
     [
         pytest.param(70, 60, None, 0, [(20, 60), (40, 60), (60, 60)], id="at a third of its time"),
         pytest.param(3.5, 60, 1.0, 0, [(1, 60), (2, 60), (3, 60)], id="at the interval that was said"),
@@ -118,12 +118,12 @@ async def test_a_lease_is_renewed(
     lease: float,
     every: float | None,
     slowness: float,
-    asked: list[tuple[float, int]],
+    renewals: list[tuple[float, int]],
 ) -> None:
     server.slowness = slowness
     async with server.keeping(seconds) as keeper:
         keeper.hold("a", lease, every=every)
-    assert server.asked == [(at, ["a"], renewed) for at, renewed in asked]
+    assert server.renewals == [(at, ["a"], renewed) for at, renewed in renewals]
 
 
 async def test_the_first_renewal_is_early_because_a_queue_may_have_given_less(server: FakeServer) -> None:
@@ -144,14 +144,14 @@ async def test_after_a_stream_was_disconnected_all_are_renewed_at_once_and_soon_
         keeper.hold("b", 300, every=250)
         keeper.hurry()
     assert server.times() == [0, 5, 10, 15]
-    assert sorted(server.asked[-1][1]) == ["a", "b"]
+    assert sorted(server.renewals[-1][1]) == ["a", "b"]
 
 
 async def test_more_leases_than_a_request_holds_go_in_several(server: FakeServer) -> None:
     async with server.keeping(21) as keeper:
         for number in range(2500):
             keeper.hold(str(number), 60)
-    assert sorted(len(leases) for _, leases, _ in server.asked) == [500, 1000, 1000]
+    assert sorted(len(leases) for _, leases, _ in server.renewals) == [500, 1000, 1000]
 
 
 async def test_leases_go_together_even_if_they_are_not_due_at_the_same_moment(server: FakeServer) -> None:
@@ -160,7 +160,7 @@ async def test_leases_go_together_even_if_they_are_not_due_at_the_same_moment(se
         server.now += 5
         keeper.hold("b", 60)
         keeper.hold("other", 120)
-    assert server.asked == [(20, ["a", "b"], 60), (40, ["a", "b"], 60), (40, ["other"], 120)]
+    assert server.renewals == [(20, ["a", "b"], 60), (40, ["a", "b"], 60), (40, ["other"], 120)]
 
 
 async def test_a_lease_with_many_holders_is_kept_until_the_last_one_drops_it(server: FakeServer) -> None:
@@ -170,24 +170,24 @@ async def test_a_lease_with_many_holders_is_kept_until_the_last_one_drops_it(ser
         keeper.drop("a")
         keeper.drop("a")
     assert server.times() == [20]
-    server.asked.clear()
+    server.renewals.clear()
     async with server.keeping(30) as keeper:
         keeper.hold("a", 60)
         keeper.hold("a", 60)
         keeper.drop("a")
         keeper.drop("a")
         keeper.drop("a")
-        assert keeper.held == 0
+        assert keeper.kept == 0
     assert server.times() == []
 
 
-async def test_a_renewal_that_failed_is_tried_again_sooner_and_nobody_is_told(server: FakeServer) -> None:
+async def test_a_renewal_that_failed_is_tried_again_sooner_and_no_one_is_notified(server: FakeServer) -> None:
     lost: list[str] = []
-    server.away = lambda: len(server.asked) <= 3
+    server.away = lambda: len(server.renewals) <= 3
     async with server.keeping(60) as keeper:
         keeper.hold("a", 60, lambda: lost.append("a"))
     assert server.times() == [20, 25, 29.375, 33.203, 53.203]
-    assert server.patience[:2] == [20, 17.5], "one that hangs leaves time for another one"
+    assert server.timeouts[:2] == [20, 17.5], "one that hangs leaves time for another one"
     assert not lost
 
 
@@ -197,9 +197,9 @@ async def test_a_lease_is_given_up_when_its_time_is_over_and_not_before(server: 
     async with server.keeping(70) as keeper:
         keeper.hold("a", 60, lambda: lost.append(server.now - 1000))
     assert lost == [pytest.approx(60)]
-    assert len(server.asked) > 10
-    assert server.asked[-1][0] < 60
-    assert keeper.held == 0
+    assert len(server.renewals) > 10
+    assert server.renewals[-1][0] < 60
+    assert keeper.kept == 0
 
 
 async def test_a_lease_that_the_server_does_not_know_is_lost_at_once_and_the_others_stay(server: FakeServer) -> None:
@@ -209,10 +209,10 @@ async def test_a_lease_that_the_server_does_not_know_is_lost_at_once_and_the_oth
         for lease in ("a", "b", "c"):
             keeper.hold(lease, 60, lambda lease=lease: lost.append((lease, server.now - 1000)))  # type: ignore[misc]
     assert lost == [("b", 20)]
-    assert [leases for _, leases, _ in server.asked] == [["a", "b", "c"], ["a", "c"]]
+    assert [leases for _, leases, _ in server.renewals] == [["a", "b", "c"], ["a", "c"]]
 
 
-async def test_all_holders_are_told_even_if_one_of_them_fails(
+async def test_all_holders_are_notified_even_if_one_of_them_fails(
     server: FakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     lost: list[int] = []
@@ -233,14 +233,14 @@ async def test_all_holders_are_told_even_if_one_of_them_fails(
     assert "deaf" in caplog.text
 
 
-async def test_an_older_server_is_asked_one_by_one(server: FakeServer) -> None:
+async def test_an_older_server_is_requested_one_by_one(server: FakeServer) -> None:
     server.has_batch_route = False
     server.gone = {"b"}
     lost: list[str] = []
     async with server.keeping(45) as keeper:
         keeper.hold("a", 60)
         keeper.hold("b", 60, lambda: lost.append("b"))
-    assert server.asked == [(20, ["a", "b"], 60), (20, ["a"], 60), (20, ["b"], 60), (40, ["a"], 60)]
+    assert server.renewals == [(20, ["a", "b"], 60), (20, ["a"], 60), (20, ["b"], 60), (40, ["a"], 60)]
     assert lost == ["b"]
 
 
@@ -248,9 +248,9 @@ async def test_a_shorter_lease_wakes_a_keeper_that_waits_for_a_longer_one(url: s
     transport = HttpTransport(url)
     waits: asyncio.Queue[float] = asyncio.Queue()
 
-    async def wait(news: asyncio.Event, seconds: float) -> None:
+    async def wait(changed: asyncio.Event, seconds: float) -> None:
         waits.put_nowait(seconds)
-        await news.wait()
+        await changed.wait()
 
     keeper = LeaseKeeper(Caller(transport), wait=wait, first_after=math.inf)
     running = asyncio.create_task(keeper.run())
@@ -269,15 +269,15 @@ async def test_a_shorter_lease_wakes_a_keeper_that_waits_for_a_longer_one(url: s
 
 
 @pytest.fixture
-async def line(url: str) -> AsyncIterator[Line]:
+async def io_thread(url: str) -> AsyncIterator[IoThread]:
     """A line to the shared server."""
-    line = Line(HttpTransport(url))
-    await line.start()
-    yield line
-    await line.close()
+    io_thread = IoThread(HttpTransport(url))
+    await io_thread.start()
+    yield io_thread
+    await io_thread.close()
 
 
-class _InPlace(Script):
+class _Inline(Script):
     """A server that lives in the loop of its user."""
 
     closed = False
@@ -291,39 +291,41 @@ class _InPlace(Script):
         self.closed = True
 
 
-async def test_calls_run_in_a_thread_of_the_line_in_their_order_and_are_answered_here(line: Line) -> None:
+async def test_calls_run_in_a_thread_of_the_io_thread_in_their_order_and_are_answered_here(io_thread: IoThread) -> None:
     seen: list[tuple[int, str]] = []
     for number in range(100):
-        line.post(lambda number=number: seen.append((number, threading.current_thread().name)))  # type: ignore[misc]
+        io_thread.post(lambda number=number: seen.append((number, threading.current_thread().name)))  # type: ignore[misc]
 
     async def ask() -> tuple[int, str]:
-        answer = await line.caller.call("GET", path("resources", "queues"))
+        answer = await io_thread.caller.call("GET", path("resources", "queues"))
         return answer.status, threading.current_thread().name
 
-    assert await line.run(ask) == (200, "hark-line")
-    assert seen == [(number, "hark-line") for number in range(100)]
-    assert not line.in_place
+    assert await io_thread.run(ask) == (200, "hark-io")
+    assert seen == [(number, "hark-io") for number in range(100)]
+    assert not io_thread.is_inline
     with pytest.raises(HarkError) as refusal:
-        await line.run(lambda: line.caller.call("GET", path("no", "such", "route")))
+        await io_thread.run(lambda: io_thread.caller.call("GET", path("no", "such", "route")))
     assert refusal.value.code == "route_not_found"
 
 
-async def test_the_line_goes_on_while_the_users_loop_is_blocked(line: Line) -> None:
+async def test_the_io_thread_goes_on_while_the_users_loop_is_blocked(io_thread: IoThread) -> None:
     done = threading.Event()
 
     async def ask_often() -> None:
         for _ in range(3):
-            await line.caller.call("GET", path("resources", "queues"))
+            await io_thread.caller.call("GET", path("resources", "queues"))
         done.set()
 
-    asking = asyncio.create_task(line.run(ask_often))
+    asked_often = asyncio.create_task(io_thread.run(ask_often))
     await asyncio.sleep(0)  # It is on the line now.
     assert done.wait(20), "this blocks the loop of the test; the calls were made nevertheless"
-    await asking
+    await asked_often
 
 
 @pytest.mark.parametrize("how", ["cancelled", "closed"])
-async def test_cancelling_here_cancels_there_and_closing_ends_what_waits_and_says_why(line: Line, how: str) -> None:
+async def test_cancelling_here_cancels_there_and_closing_ends_what_waits_and_says_why(
+    io_thread: IoThread, how: str
+) -> None:
     here = asyncio.get_running_loop()
     started, cancelled = asyncio.Event(), asyncio.Event()
 
@@ -335,44 +337,44 @@ async def test_cancelling_here_cancels_there_and_closing_ends_what_waits_and_say
             here.call_soon_threadsafe(cancelled.set)
             raise
 
-    task = asyncio.create_task(line.run(for_ever))
+    task = asyncio.create_task(io_thread.run(for_ever))
     await started.wait()
     if how == "cancelled":
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
     else:
-        await line.close()
+        await io_thread.close()
         with pytest.raises(HarkError) as refusal:
             await task
-        assert refusal.value.code == "line_closed"
-        assert "hark-line" not in {thread.name for thread in threading.enumerate()}
+        assert refusal.value.code == "io_thread_closed"
+        assert "hark-io" not in {thread.name for thread in threading.enumerate()}
     async with asyncio.timeout(20):
         await cancelled.wait()
 
 
-async def test_a_line_that_is_not_open_says_so(url: str) -> None:
-    line = Line(HttpTransport(url))
+async def test_an_io_thread_that_is_not_open_says_so(url: str) -> None:
+    io_thread = IoThread(HttpTransport(url))
     with pytest.raises(HarkError, match="start"):
-        await line.run(lambda: line.caller.call("GET", "/health"))
-    await line.start()
+        await io_thread.run(lambda: io_thread.caller.call("GET", "/health"))
+    await io_thread.start()
     with pytest.raises(HarkError, match="already"):
-        await line.start()
-    await line.close()
-    await line.close()
+        await io_thread.start()
+    await io_thread.close()
+    await io_thread.close()
     with pytest.raises(HarkError, match="close"):
-        line.post(lambda: None)
+        io_thread.post(lambda: None)
 
 
-async def test_a_server_in_this_loop_is_asked_in_this_loop() -> None:
-    transport = _InPlace()
-    line = Line(transport)
-    await line.start()
-    assert line.in_place
-    answer = await line.run(lambda: line.caller.call("GET", "/"))
+async def test_a_server_in_this_loop_is_requested_in_this_loop() -> None:
+    transport = _Inline()
+    io_thread = IoThread(transport)
+    await io_thread.start()
+    assert io_thread.is_inline
+    answer = await io_thread.run(lambda: io_thread.caller.call("GET", "/"))
     assert answer.body.decode() == threading.current_thread().name
     posted = asyncio.Event()
-    line.post(posted.set)
+    io_thread.post(posted.set)
     await posted.wait()
-    await line.close()
+    await io_thread.close()
     assert not transport.closed, "it is the user's"

@@ -249,16 +249,16 @@ async def test_what_follows_a_failure_comes_again_in_order(client: Client, queue
     assert seen == [("a1", 1), ("a2", 1), ("a3", 1)]
 
 
-async def test_a_message_that_was_dropped_is_not_held_any_longer(client: Client, queue: str) -> None:
+async def test_a_message_that_was_dropped_is_not_leased_any_longer(client: Client, queue: str) -> None:
     await client.queue(queue).push(1)
     messages = client.queue(queue).group("g").messages()
     message = await anext(messages)
     keeper = await client.keeper()
-    assert keeper.held == 1
+    assert keeper.kept == 1
     del message
     gc.collect()
     await asyncio.sleep(0)
-    assert keeper.held == 0
+    assert keeper.kept == 0
     await messages.aclose()
 
 
@@ -266,19 +266,19 @@ async def test_a_message_that_was_dropped_is_not_held_any_longer(client: Client,
 async def test_renewing_can_be_switched_off_and_its_interval_reaches_the_keeper(
     client: Client, queue: str, renew: bool, expected: list[float]
 ) -> None:
-    held: list[float | None] = []
+    holds: list[float | None] = []
     keeper = await client.keeper()
     hold = keeper.hold
 
     def spy(lease_id: str, seconds: float, lost: Lost | None = None, every: float | None = None) -> None:
-        held.extend((seconds, every))
+        holds.extend((seconds, every))
         hold(lease_id, seconds, lost, every)
 
     keeper.hold = spy  # type: ignore[method-assign]  # To see what it is told.
     await client.queue(queue).push(1)
     choices = client.queue(queue).renew_lease(renew, interval_ms=400)
     async with choices.messages() as messages, await anext(messages):
-        assert (held, keeper.held) == (expected, renew)
+        assert (holds, keeper.kept) == (expected, renew)
 
 
 async def test_plain_polling_does_not_wait_at_the_server(recorder: Recorder, queue: str) -> None:

@@ -107,7 +107,7 @@ async def test_pushes_that_are_made_together_share_a_request_and_drain_waits_for
     assert len({one.id for one in await asyncio.gather(*pushes)}) == 100
 
 
-async def test_one_wrong_message_among_many_harms_nobody_else(recorder: Recorder, queue: str) -> None:
+async def test_one_wrong_message_among_many_harms_no_one_else(recorder: Recorder, queue: str) -> None:
     pusher = Pusher(Caller(recorder))
     messages = [new_message(queue, msgspec.Raw(b"{broken") if i == 37 else i) for i in range(100)]
     outcomes = await asyncio.gather(*(pusher.push(message) for message in messages), return_exceptions=True)
@@ -148,7 +148,7 @@ async def test_a_lost_reply_doubles_nothing(url: str, queue: str) -> None:
         await transport.close()
 
 
-async def test_whoever_is_cancelled_takes_nobody_along(recorder: Recorder, queue: str) -> None:
+async def test_the_one_that_is_cancelled_takes_no_one_along(recorder: Recorder, queue: str) -> None:
     pusher = Pusher(Caller(recorder))
     impatient = asyncio.create_task(pusher.push(new_message(queue, 1)))
     patient = asyncio.create_task(pusher.push(new_message(queue, 2)))
@@ -178,19 +178,19 @@ async def test_an_answer_that_is_not_harks_is_an_error(body: bytes, queue: str) 
 async def test_a_push_of_many_that_is_cancelled_after_failures_is_silent(queue: str) -> None:
     problems: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
-    asked = asyncio.Event()
+    began = asyncio.Event()
 
     class FailsThenHangs(Script):
         async def send(self, request: Request) -> Answer:
             if self.requests:
-                asked.set()
+                began.set()
                 await asyncio.Event().wait()
             return await super().send(request)
 
     transport = FailsThenHangs(ConnectionFailed("no server", sent=False))
     pusher = Pusher(Caller(transport, CallPolicy(attempts=1)), max_items=1)
     pushing = asyncio.create_task(pusher.push_many([new_message(queue, number) for number in range(20)]))
-    await asked.wait()
+    await began.wait()
     pushing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await pushing

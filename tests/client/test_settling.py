@@ -10,8 +10,8 @@ import pytest
 
 from hark.api.types.delivery import AckAnswer, AckBody, Delivered
 from hark.client.calling import Caller, CallPolicy
-from hark.client.delivery.settling import Settled, Settler, Verdict
-from hark.client.delivery.sources import PollSource, Wish
+from hark.client.delivery.settling import Settled, SettleDecision, Settler
+from hark.client.delivery.sources import PollSource, PopParams
 from hark.client.transport.api import ConnectionFailed
 from hark.errors import InvalidInput
 from hark.model import Status
@@ -40,8 +40,8 @@ async def popped(caller: Caller, queue: str, number: int = 1, group: str = "g") 
 
 async def taken(caller: Caller, queue: str, number: int = 1, group: str = "g") -> list[Delivered]:
     """What a shared group is given now."""
-    wish = Wish(queue=queue, group=group, group_mode="shared", batch=number, partitions=number, wait=False)
-    return await PollSource(caller, wish).take(number)
+    params = PopParams(queue=queue, group=group, group_mode="shared", batch=number, partitions=number, wait=False)
+    return await PollSource(caller, params).take(number)
 
 
 class _Letter(msgspec.Struct, rename="camel"):
@@ -71,7 +71,7 @@ async def dead_letters(caller: Caller, queue: str) -> list[_Letter]:
     ],
     ids=["completed", "failed", "delayed", "retry", "dlq", "odd text"],
 )
-async def test_a_verdict_decides_whether_a_message_comes_again(
+async def test_a_decision_decides_whether_a_message_comes_again(
     caller: Caller,
     queue: str,
     status: Status,
@@ -81,7 +81,7 @@ async def test_a_verdict_decides_whether_a_message_comes_again(
     letter: str | None,
 ) -> None:
     [message] = await popped(caller, queue)
-    settled = await Settler(caller).settle(Verdict(message, status, error, delay))
+    settled = await Settler(caller).settle(SettleDecision(message, status, error, delay))
     assert settled == Settled(True, dead_lettered=letter is not None)
     again = await taken(caller, queue)
     assert [(one.id, one.delivery_attempt) for one in again] == [(message.id, attempt) for attempt in attempts]
@@ -104,9 +104,9 @@ async def test_many_settlements_are_cut_into_requests(
 ) -> None:
     messages = await popped(lossy, queue, number) if number else []
     settler = Settler(lossy, max_items=most, sleep=no_sleep)
-    settled = await settler.settle_many([Verdict(message, "dlq", error) for message in messages])
+    settled = await settler.settle_many([SettleDecision(message, "dlq", error) for message in messages])
     assert settled == [Settled(True, dead_lettered=True)] * number
-    assert recorder.asked(ACK) == requests
+    assert recorder.count(ACK) == requests
 
 
 async def test_settlements_that_are_made_together_share_a_request_and_drain_waits_for_them(
@@ -114,45 +114,50 @@ async def test_settlements_that_are_made_together_share_a_request_and_drain_wait
 ) -> None:
     messages = await popped(lossy, queue, 100)
     settler = settler_of(lossy)
-    tasks = [asyncio.create_task(settler.settle(Verdict(message))) for message in messages]
+    tasks = [asyncio.create_task(settler.settle(SettleDecision(message))) for message in messages]
     await asyncio.sleep(0)  # Each has said its part.
     await settler.drain()
     await asyncio.sleep(0)
     assert [task.done() for task in tasks] == [True] * 100
     assert [task.result() for task in tasks] == [Settled(True)] * 100
-    assert recorder.asked(ACK) == 1
+    assert recorder.count(ACK) == 1
 
 
 async def test_each_group_has_requests_of_its_own(recorder: Recorder, lossy: Caller, queue: str) -> None:
     first = await popped(lossy, queue, 2, "a")
     second = await taken(lossy, queue, 2, "b")
-    verdicts = [Verdict(first[0]), Verdict(second[0], "dlq"), Verdict(first[1], "dlq"), Verdict(second[1])]
-    settled = await settler_of(lossy).settle_many(verdicts)
+    decisions = [
+        SettleDecision(first[0]),
+        SettleDecision(second[0], "dlq"),
+        SettleDecision(first[1], "dlq"),
+        SettleDecision(second[1]),
+    ]
+    settled = await settler_of(lossy).settle_many(decisions)
     assert [outcome.dead_lettered for outcome in settled] == [False, True, True, False]
     assert all(outcome.success for outcome in settled)
-    assert recorder.asked(ACK) == 2
+    assert recorder.count(ACK) == 2
 
 
 async def test_a_stale_settlement_is_an_answer_and_its_neighbours_count(caller: Caller, queue: str) -> None:
     messages = await popped(caller, queue, 2)
     settler = Settler(caller)
-    await settler.settle(Verdict(messages[0], "retry"))
+    await settler.settle(SettleDecision(messages[0], "retry"))
     await taken(caller, queue)
-    stale, fine = await settler.settle_many([Verdict(messages[0]), Verdict(messages[1])])
+    stale, fine = await settler.settle_many([SettleDecision(messages[0]), SettleDecision(messages[1])])
     assert (stale.success, stale.code, fine.success) == (False, "lease_invalid", True)
     assert stale.error is not None and "lease" in stale.error
 
 
 @pytest.mark.parametrize("status", ["completed", "failed", "retry", "dlq"])
-async def test_a_settlement_whose_answer_was_lost_is_asked_again_and_counts_once(
+async def test_a_settlement_whose_answer_was_lost_is_requested_again_and_counts_once(
     recorder: Recorder, lossy: Caller, queue: str, status: Status
 ) -> None:
     await configure(lossy, queue, retryLimit=9)
     [message] = await popped(lossy, queue)
     recorder.lose = first_of(ACK, 2)
-    settled = await settler_of(lossy).settle(Verdict(message, status))
+    settled = await settler_of(lossy).settle(SettleDecision(message, status))
     assert settled == Settled(True, dead_lettered=status == "dlq")
-    assert recorder.asked(ACK) == 3
+    assert recorder.count(ACK) == 3
     again = await taken(lossy, queue)
     attempts = {"completed": [], "failed": [2], "retry": [1], "dlq": []}[status]
     assert [delivery.delivery_attempt for delivery in again] == attempts
@@ -164,7 +169,7 @@ async def test_the_last_failure_whose_answer_was_lost_is_known_as_a_dead_letter(
     await configure(lossy, queue, retryLimit=0)
     [message] = await popped(lossy, queue)
     recorder.lose = first_of(ACK)
-    assert await settler_of(lossy).settle(Verdict(message, "failed")) == Settled(True, dead_lettered=True)
+    assert await settler_of(lossy).settle(SettleDecision(message, "failed")) == Settled(True, dead_lettered=True)
     assert len(await dead_letters(lossy, queue)) == 1
 
 
@@ -176,16 +181,16 @@ async def test_a_completion_whose_answer_was_lost_counts_even_if_the_message_is_
     await lossy.call("POST", path("push"), body={"items": [item]})
     [message] = await taken(lossy, queue)
     recorder.lose = first_of(ACK)
-    assert await settler_of(lossy).settle(Verdict(message)) == Settled(True)
+    assert await settler_of(lossy).settle(SettleDecision(message)) == Settled(True)
 
 
-async def test_when_every_answer_is_lost_the_caller_hears_of_it(recorder: Recorder, queue: str) -> None:
+async def test_when_every_answer_is_lost_the_caller_notices_it(recorder: Recorder, queue: str) -> None:
     caller = Caller(recorder, CallPolicy(attempts=3), sleep=no_sleep)
     [message] = await popped(caller, queue)
     recorder.lose = lambda request: request.path == ACK
     with pytest.raises(ConnectionFailed, match="lost by the test"):
-        await settler_of(caller).settle(Verdict(message))
-    assert recorder.asked(ACK) == 3
+        await settler_of(caller).settle(SettleDecision(message))
+    assert recorder.count(ACK) == 3
 
 
 async def test_a_settlement_whose_answer_was_lost_before_the_server_went_away_may_have_counted(
@@ -194,9 +199,9 @@ async def test_a_settlement_whose_answer_was_lost_before_the_server_went_away_ma
     caller = Caller(recorder, CallPolicy(attempts=2), no_sleep)
     [message] = await popped(caller, queue)
     recorder.lose = first_of(ACK)
-    recorder.refuse = lambda request: request.path == ACK and recorder.asked(ACK) > 1
+    recorder.refuse = lambda request: request.path == ACK and recorder.count(ACK) > 1
     with pytest.raises(ConnectionFailed) as failed:
-        await settler_of(caller).settle(Verdict(message))
+        await settler_of(caller).settle(SettleDecision(message))
     assert failed.value.sent
 
 
@@ -204,7 +209,9 @@ async def test_what_the_server_can_not_read_fails_its_own_caller_only(lossy: Cal
     bad, fine = await popped(lossy, queue, 2)
     bad.partition_id = bad.id = ""
     settler = settler_of(lossy)
-    answers = await asyncio.gather(settler.settle(Verdict(bad)), settler.settle(Verdict(fine)), return_exceptions=True)
+    answers = await asyncio.gather(
+        settler.settle(SettleDecision(bad)), settler.settle(SettleDecision(fine)), return_exceptions=True
+    )
     assert isinstance(answers[0], InvalidInput) and "transactionId" in answers[0].text
     assert answers[1] == Settled(True)
 
@@ -214,11 +221,11 @@ class _Socket:
 
     def __init__(self, sent: bool | None) -> None:
         self.sent = sent
-        self.asked: list[tuple[str, int]] = []
+        self.count: list[tuple[str, int]] = []
 
     async def settle(self, group: str, items: Sequence[AckBody]) -> list[AckAnswer]:
         """Answer, or fail: before it was sent, or after."""
-        self.asked.append((group, len(items)))
+        self.count.append((group, len(items)))
         if self.sent is not None:
             raise ConnectionFailed("no road", sent=self.sent)
         return [AckAnswer(0, "", True, None, None, None, False, False) for _ in items]
@@ -231,5 +238,5 @@ async def test_another_road_comes_first_and_requests_are_behind_it(
     messages = await popped(lossy, queue, 2)
     road = _Socket(sent)
     settler = Settler(lossy, road=road, sleep=no_sleep)
-    assert await settler.settle_many([Verdict(message) for message in messages]) == [Settled(True)] * 2
-    assert (road.asked, recorder.asked(ACK)) == ([("g", 2)], requests)
+    assert await settler.settle_many([SettleDecision(message) for message in messages]) == [Settled(True)] * 2
+    assert (road.count, recorder.count(ACK)) == ([("g", 2)], requests)

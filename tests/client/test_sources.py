@@ -13,14 +13,14 @@ import pytest
 
 from hark.api.types.frames import Error
 from hark.client.calling import Caller
-from hark.client.delivery.settling import Settled, Verdict
+from hark.client.delivery.settling import Settled, SettleDecision
 from hark.client.delivery.socket import SocketSource, decode_frame, error_in
-from hark.client.delivery.sources import PollSource, Source, Wish
+from hark.client.delivery.sources import PollSource, PopParams, Source
 from hark.client.transport.api import Answer, ConnectionFailed
 from hark.client.transport.http import FailoverTransport, HttpTransport
 from hark.errors import Conflict, HarkError, InvalidInput, Unavailable
 from tests.client.deliveries import (
-    PATIENCE,
+    WAIT_SECONDS,
     configure,
     payloads,
     push,
@@ -39,12 +39,12 @@ BOTH = pytest.mark.parametrize("way", ["poll", "socket"])
 
 
 @asynccontextmanager
-async def source_in(way: str, caller: Caller, wish: Wish) -> AsyncIterator[Source]:
+async def source_in(way: str, caller: Caller, params: PopParams) -> AsyncIterator[Source]:
     """A source of one kind, closed at the end."""
     if way == "poll":
-        yield PollSource(caller, wish)
+        yield PollSource(caller, params)
     else:
-        async with source_of(caller, wish) as source:
+        async with source_of(caller, params) as source:
             yield source
 
 
@@ -66,9 +66,9 @@ async def until_polled(caller: Caller, queue: str, number: int = 1) -> None:
     await until(is_so)
 
 
-def once(queue: str, batch: int = 1, **fields: object) -> Wish:
+def once(queue: str, batch: int = 1, **fields: object) -> PopParams:
     """What does not wait."""
-    return Wish(queue=queue, batch=batch, wait=False, **fields)  # type: ignore[arg-type]  # As they are given.
+    return PopParams(queue=queue, batch=batch, wait=False, **fields)  # type: ignore[arg-type]  # As they are given.
 
 
 # Both ways -----------------------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ async def test_messages_come_over_a_socket_as_a_poll_gives_them(caller: Caller, 
     item = {"queue": queue, "partition": "a/b", "payload": {"n": [1, "ü"]}, "transactionId": "t 1", "priority": 3}
     await caller.call("POST", path("push"), body={"items": [item]})
     [polled] = await PollSource(caller, once(queue, partition="a/b", group="g")).take(5)
-    async with source_of(caller, Wish(queue=queue, partition="a/b", group="other")) as source:
+    async with source_of(caller, PopParams(queue=queue, partition="a/b", group="other")) as source:
         [message] = await source.take(1)
     assert bytes(polled.data) == b'{"n":[1,"\xc3\xbc"]}'
     assert (polled.transaction_id, polled.queue, polled.partition) == ("t 1", queue, "a/b")
@@ -90,7 +90,7 @@ async def test_messages_come_over_a_socket_as_a_poll_gives_them(caller: Caller, 
 
 @BOTH
 async def test_a_waiting_take_gets_what_is_pushed_meanwhile(caller: Caller, queue: str, way: str) -> None:
-    async with source_in(way, caller, Wish(queue=queue)) as source:
+    async with source_in(way, caller, PopParams(queue=queue)) as source:
         waiting = asyncio.create_task(source.take(1))
         await (until_polled if way == "poll" else until_room)(caller, queue)
         await push(caller, queue, "now")
@@ -99,7 +99,7 @@ async def test_a_waiting_take_gets_what_is_pushed_meanwhile(caller: Caller, queu
 
 @BOTH
 async def test_a_take_that_is_cancelled_or_whose_time_is_up_takes_nothing(caller: Caller, queue: str, way: str) -> None:
-    async with source_in(way, caller, Wish(queue=queue, timeout_ms=600_000)) as source:
+    async with source_in(way, caller, PopParams(queue=queue, timeout_ms=600_000)) as source:
         waiting = asyncio.create_task(source.take(1))
         await (until_polled if way == "poll" else until_room)(caller, queue)
         waiting.cancel()
@@ -108,7 +108,7 @@ async def test_a_take_that_is_cancelled_or_whose_time_is_up_takes_nothing(caller
         await push(caller, queue, 1)
         assert payloads(await source.take(1)) == [1]
     other = f"{queue}-2"
-    async with source_in(way, caller, Wish(queue=other, timeout_ms=50)) as source:
+    async with source_in(way, caller, PopParams(queue=other, timeout_ms=50)) as source:
         assert await source.take(1) == []
         await (until_polled(caller, other, 0) if way == "poll" else until_paused(caller, other))
         await push(caller, other, "later")
@@ -116,11 +116,11 @@ async def test_a_take_that_is_cancelled_or_whose_time_is_up_takes_nothing(caller
 
 
 @BOTH
-async def test_a_take_gives_no_more_than_is_asked_for_and_than_the_wish_says(
+async def test_a_take_gives_no_more_than_the_request_and_the_parameters_allow(
     caller: Caller, queue: str, way: str
 ) -> None:
     await push(caller, queue, *range(10))
-    async with source_in(way, caller, Wish(queue=queue, batch=3, auto_ack=True)) as source:
+    async with source_in(way, caller, PopParams(queue=queue, batch=3, auto_ack=True)) as source:
         assert payloads(await source.take(2)) == [0, 1]
         assert payloads(await source.take(9)) == [2, 3, 4]
         with pytest.raises(InvalidInput, match="most: expected at least 1, got 0"):
@@ -128,22 +128,22 @@ async def test_a_take_gives_no_more_than_is_asked_for_and_than_the_wish_says(
 
 
 @BOTH
-async def test_labels_modes_and_lease_times_are_asked_for(caller: Caller, queue: str, way: str) -> None:
+async def test_labels_modes_and_lease_times_are_requested(caller: Caller, queue: str, way: str) -> None:
     await push(caller, f"{queue}.mail.today", 1)
-    async with source_in(way, caller, Wish(namespace=queue, task="mail")) as source:
+    async with source_in(way, caller, PopParams(namespace=queue, task="mail")) as source:
         assert payloads(await source.take(1)) == [1]
     await push(caller, queue, 1, 2)
-    async with source_in(way, caller, Wish(queue=queue, group="g", group_mode="shared")) as source:
+    async with source_in(way, caller, PopParams(queue=queue, group="g", group_mode="shared")) as source:
         assert payloads(await source.take(1) + await source.take(1)) == [1, 2]
-    async with source_in(way, caller, Wish(queue=queue, group="g", group_mode="ordered")) as source:
+    async with source_in(way, caller, PopParams(queue=queue, group="g", group_mode="ordered")) as source:
         with pytest.raises(Conflict) as refusal:
             await source.take(1)
         assert refusal.value.code == "group_mode_conflict"
-    async with source_in(way, caller, Wish(queue=queue, subscription_mode="odd")) as source:
+    async with source_in(way, caller, PopParams(queue=queue, subscription_mode="odd")) as source:
         with pytest.raises(InvalidInput, match="subscriptionMode"):
             await source.take(1)
     # The queue's own lease time is 300 seconds: only the wish lets it come again within the time of this take.
-    async with source_in(way, caller, Wish(queue=queue, group="h", lease_seconds=1, timeout_ms=20_000)) as source:
+    async with source_in(way, caller, PopParams(queue=queue, group="h", lease_seconds=1, timeout_ms=20_000)) as source:
         [first] = await source.take(1)
         [second] = await source.take(1)
         assert (second.id, second.delivery_attempt) == (first.id, 2)
@@ -153,7 +153,7 @@ async def test_labels_modes_and_lease_times_are_asked_for(caller: Caller, queue:
 
 
 @pytest.mark.parametrize("auto_ack", [False, True])
-async def test_a_poll_whose_answer_was_lost_is_asked_again_unless_it_settles(
+async def test_a_poll_whose_answer_was_lost_is_requested_again_unless_it_settles(
     url: str, queue: str, auto_ack: bool
 ) -> None:
     transport = Recorder(HttpTransport(url), lose=first_of(path("pop", "queue", queue)))
@@ -169,15 +169,15 @@ async def test_a_poll_whose_answer_was_lost_is_asked_again_unless_it_settles(
 
 async def test_an_answer_that_is_not_harks_is_a_clear_error() -> None:
     with pytest.raises(HarkError, match="does not come from a Hark server"):
-        await PollSource(Caller(Script(Answer(200, b"<html>"))), Wish(queue="q")).take(1)
+        await PollSource(Caller(Script(Answer(200, b"<html>"))), PopParams(queue="q")).take(1)
 
 
 # WebSockets: room, and settlements on the same way -------------------------------------------------------------
 
 
-async def test_no_more_is_delivered_than_was_asked_for(caller: Caller, queue: str) -> None:
+async def test_no_more_is_delivered_than_was_requested(caller: Caller, queue: str) -> None:
     await push(caller, queue, *range(14))
-    async with source_of(caller, Wish(queue=queue, batch=5, group="g", group_mode="shared")) as source:
+    async with source_of(caller, PopParams(queue=queue, batch=5, group="g", group_mode="shared")) as source:
         for expected in ([0, 1], [2, 3]):
             messages = await source.take(2)
             assert payloads(messages) == expected
@@ -191,7 +191,7 @@ async def test_no_more_is_delivered_than_was_asked_for(caller: Caller, queue: st
         second = await source.take(9)
         assert payloads(second) == [7, 8, 9, 10, 11], "the batch of the wish is the most, whatever there is room for"
         # Room that settlements make is no wish for more.
-        await source.settler.settle_many([Verdict(message) for message in first + second])
+        await source.settler.settle_many([SettleDecision(message) for message in first + second])
 
         async def is_settled() -> bool:
             return [one.unsettled for one in await streams(caller, queue)] == [0]
@@ -204,39 +204,39 @@ async def test_settlements_go_over_the_socket_and_by_requests_while_there_is_non
     transport = Recorder(HttpTransport(url))
     caller = Caller(transport)
     await push(caller, queue, *range(5))
-    wish = Wish(queue=queue, batch=4, group="g", group_mode="shared")
+    params = PopParams(queue=queue, batch=4, group="g", group_mode="shared")
     [polled] = await PollSource(caller, once(queue, group="g", group_mode="shared")).take(1)
-    async with source_of(caller, wish) as source:
+    async with source_of(caller, params) as source:
         assert not source.connected
-        assert await source.settler.settle(Verdict(polled)) == Settled(True)
-        assert transport.asked(ACK) == 1
+        assert await source.settler.settle(SettleDecision(polled)) == Settled(True)
+        assert transport.count(ACK) == 1
         messages = await source.take(4)
-        verdicts = [
-            Verdict(messages[0]),
-            Verdict(messages[1], "dlq", "broken"),
-            Verdict(messages[2], "retry", None, 3_600_000),
-            Verdict(messages[3]),
+        decisions = [
+            SettleDecision(messages[0]),
+            SettleDecision(messages[1], "dlq", "broken"),
+            SettleDecision(messages[2], "retry", None, 3_600_000),
+            SettleDecision(messages[3]),
         ]
-        settled = await source.settler.settle_many(verdicts)
+        settled = await source.settler.settle_many(decisions)
         assert settled == [Settled(True), Settled(True, dead_lettered=True), Settled(True), Settled(True)]
-        again = await source.settler.settle(Verdict(messages[1]))
+        again = await source.settler.settle(SettleDecision(messages[1]))
         assert (again.success, again.code) == (False, "dead_lettered")
-    assert transport.asked(ACK) == 1
+    assert transport.count(ACK) == 1
     await transport.close()
 
 
 async def test_automatic_acks_settle_what_is_taken_and_nothing_else(caller: Caller, queue: str) -> None:
     await push(caller, queue, *range(3))
-    async with source_of(caller, Wish(queue=queue, batch=9, auto_ack=True)) as source:
+    async with source_of(caller, PopParams(queue=queue, batch=9, auto_ack=True)) as source:
         taken = await source.take(2)
         assert (payloads(taken), [message.lease_id for message in taken]) == ([0, 1], ["", ""])
         assert [one.unsettled for one in await streams(caller, queue)] == [0]
     assert payloads(await PollSource(caller, once(queue, 9)).take(9)) == [2]
 
 
-async def test_closing_gives_back_what_nobody_took_uncounted(caller: Caller, queue: str) -> None:
+async def test_closing_gives_back_what_no_one_took_uncounted(caller: Caller, queue: str) -> None:
     await push(caller, queue, *range(3))
-    source = SocketSource(caller, Wish(queue=queue, batch=3, group="g", group_mode="shared"), linger=3600)
+    source = SocketSource(caller, PopParams(queue=queue, batch=3, group="g", group_mode="shared"), linger=3600)
     taken = await source.take(3)
     source._receive(taken[1:])  # As if they had come when nobody asked.
     await source.close()
@@ -245,12 +245,12 @@ async def test_closing_gives_back_what_nobody_took_uncounted(caller: Caller, que
     assert await source.take(1) == []
 
 
-async def test_what_came_too_late_goes_back_when_nobody_comes_for_it(caller: Caller, queue: str) -> None:
-    wish = Wish(queue=queue, batch=2, group="g", group_mode="shared")
-    async with source_of(caller, wish, linger=0.0) as source:
+async def test_what_came_too_late_goes_back_when_no_one_comes_for_it(caller: Caller, queue: str) -> None:
+    params = PopParams(queue=queue, batch=2, group="g", group_mode="shared")
+    async with source_of(caller, params, linger=0.0) as source:
         await push(caller, queue, 1, 2)
         await source.take(1)
-        late = Wish(queue=queue, group="g", timeout_ms=20_000)
+        late = PopParams(queue=queue, group="g", timeout_ms=20_000)
         [other] = await PollSource(caller, late).take(1)
         source._receive([other])
         [again] = await PollSource(caller, late).take(1)
@@ -259,17 +259,17 @@ async def test_what_came_too_late_goes_back_when_nobody_comes_for_it(caller: Cal
 
 async def test_what_waits_behind_a_failure_goes_back_too(caller: Caller, queue: str) -> None:
     await push(caller, queue, 1, 2)
-    async with source_of(caller, Wish(queue=queue, batch=2), linger=3600) as source:
+    async with source_of(caller, PopParams(queue=queue, batch=2), linger=3600) as source:
         first, second = await source.take(2)
         source._receive([second])
-        await source.settler.settle(Verdict(first, "failed"))
+        await source.settler.settle(SettleDecision(first, "failed"))
         assert not source._came
         again = await source.take(2)
         assert [(one.id, one.delivery_attempt) for one in again] == [(first.id, 2), (second.id, 1)]
 
 
 async def test_takes_at_the_same_time_have_their_turns(caller: Caller, queue: str) -> None:
-    async with source_of(caller, Wish(queue=queue)) as source:
+    async with source_of(caller, PopParams(queue=queue)) as source:
         waiting = [asyncio.create_task(source.take(1)) for _ in range(3)]
         await until_room(caller, queue)
         await spread(caller, queue, 1, 2, 3)
@@ -278,10 +278,10 @@ async def test_takes_at_the_same_time_have_their_turns(caller: Caller, queue: st
 
 
 async def test_closing_ends_a_take_that_waits(caller: Caller, queue: str) -> None:
-    source = SocketSource(caller, Wish(queue=queue, timeout_ms=600_000))
+    source = SocketSource(caller, PopParams(queue=queue, timeout_ms=600_000))
     waiting = asyncio.create_task(source.take(1))
     await until_room(caller, queue)
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_SECONDS):
         await source.close()
         assert await waiting == []
         await source.close()
@@ -307,7 +307,7 @@ async def test_without_a_server_the_time_is_up_with_the_reason() -> None:
         pauses.append(seconds)
 
     caller = Caller(HttpTransport("http://127.0.0.1:1"))
-    source = SocketSource(caller, Wish(queue="q", timeout_ms=1000), monotonic=lambda: next(times), sleep=sleep)
+    source = SocketSource(caller, PopParams(queue="q", timeout_ms=1000), monotonic=lambda: next(times), sleep=sleep)
     with pytest.raises(ConnectionFailed, match="cannot connect to"):
         await source.take(1)
     assert len(pauses) == 2
@@ -316,7 +316,7 @@ async def test_without_a_server_the_time_is_up_with_the_reason() -> None:
 
 
 async def test_a_route_that_is_no_websocket_is_no_reason_to_wait(url: str) -> None:
-    async with source_of(Caller(HttpTransport(f"{url}/elsewhere")), Wish(queue="q")) as source:
+    async with source_of(Caller(HttpTransport(f"{url}/elsewhere")), PopParams(queue="q")) as source:
         with pytest.raises(HarkError, match="404"):
             await source.take(1)
 
@@ -326,10 +326,10 @@ async def test_a_consumer_outlives_its_server(tmp_path: Path, queue: str, how: s
     server = Server("--data", str(tmp_path / "data"))
     transport = HttpTransport(server.url)
     caller = Caller(transport)
-    async with running(server), source_of(caller, Wish(queue=queue, batch=2, timeout_ms=60_000)) as source:
+    async with running(server), source_of(caller, PopParams(queue=queue, batch=2, timeout_ms=60_000)) as source:
         await spread(caller, queue, "before")
         [before] = await source.take(1)
-        assert await source.settler.settle(Verdict(before)) == Settled(True)
+        assert await source.settler.settle(SettleDecision(before)) == Settled(True)
         waiting = asyncio.create_task(source.take(1))
         await until_room(caller, queue)
         await server.end(how)
@@ -343,35 +343,35 @@ async def test_a_consumer_outlives_its_server(tmp_path: Path, queue: str, how: s
         await spread(caller, queue, "after")
         [after] = await waiting
         assert payloads([after]) == ["after"]
-        assert await source.settler.settle(Verdict(after)) == Settled(True)
+        assert await source.settler.settle(SettleDecision(after)) == Settled(True)
     await transport.close()
 
 
-async def test_what_is_held_outlives_the_connection(caller: Caller, queue: str) -> None:
+async def test_what_is_leased_outlives_the_connection(caller: Caller, queue: str) -> None:
     await spread(caller, queue, "held", "next")
-    async with source_of(caller, Wish(queue=queue)) as source:
-        [held] = await source.take(1)
+    async with source_of(caller, PopParams(queue=queue)) as source:
+        [taken] = await source.take(1)
         assert source._connection is not None
         await source._connection.close()
         assert not source.connected
         [other] = await source.take(1)
         assert source.connected
-        assert {*payloads([held]), *payloads([other])} == {"held", "next"}
+        assert {*payloads([taken]), *payloads([other])} == {"held", "next"}
         assert await PollSource(caller, once(queue)).take(1) == []
-        assert await source.settler.settle_many([Verdict(held), Verdict(other)]) == [Settled(True)] * 2
+        assert await source.settler.settle_many([SettleDecision(taken), SettleDecision(other)]) == [Settled(True)] * 2
 
 
-async def test_whoever_renews_leases_hears_of_a_connection_that_broke_and_of_no_other(
+async def test_the_one_that_renews_leases_notices_a_connection_that_broke_and_of_no_other(
     caller: Caller, queue: str
 ) -> None:
     await spread(caller, queue, "held")
     broken: list[str] = []
-    source = SocketSource(caller, Wish(queue=queue), disconnected=lambda: broken.append("broken"))
-    [held] = await source.take(1)
+    source = SocketSource(caller, PopParams(queue=queue), disconnected=lambda: broken.append("broken"))
+    [taken] = await source.take(1)
     assert source._connection is not None
     await source._connection.close()
     assert broken == ["broken"]
-    await source.settler.settle(Verdict(held))
+    await source.settler.settle(SettleDecision(taken))
     await spread(caller, queue, "next")
     await source.take(1)
     await source.close()
@@ -382,7 +382,7 @@ async def test_a_consumer_of_two_servers_goes_to_the_other_one(tmp_path: Path, u
     first = Server("--data", str(tmp_path / "data"))
     transport = FailoverTransport([first.url, url])
     caller, there = Caller(transport, sleep=no_sleep), HttpTransport(url)
-    async with running(first), source_of(caller, Wish(queue=queue, timeout_ms=60_000)) as source:
+    async with running(first), source_of(caller, PopParams(queue=queue, timeout_ms=60_000)) as source:
         await configure(caller, queue)
         waiting = asyncio.create_task(source.take(1))
         await until_room(caller, queue)

@@ -79,25 +79,25 @@ def test_handlers_run_in_threads_at_the_same_time(client: hark.sync.Client, queu
 
 def test_callbacks_get_messages_that_wait(client: hark.sync.Client, queue: str) -> None:
     client.queue(queue).push_many([1, 2])
-    told: list[object] = []
+    outcomes: list[object] = []
 
     def handle(_: list[hark.sync.Message]) -> str:
-        if told:
+        if outcomes:
             raise ValueError("again")
         return "fine"
 
     def succeeded(messages: list[hark.sync.Message], result: object) -> None:
-        told.append((messages[0].data, result))
+        outcomes.append((messages[0].data, result))
         messages[0].ack()
         messages[1].nack("later")
 
     def failed(messages: list[hark.sync.Message], error: Exception) -> None:
-        told.append((messages[0].data, str(error)))
+        outcomes.append((messages[0].data, str(error)))
         messages[0].dead_letter(error)
 
     consumption = client.queue(queue).batch(2).limit(3).consume(handle).on_success(succeeded).on_error(failed)
     consumption.run()
-    assert told == [(1, "fine"), (2, "again")]
+    assert outcomes == [(1, "fine"), (2, "again")]
     assert [letter.data for letter in client.dlq(queue)] == [2]
 
 

@@ -227,7 +227,7 @@ def test_programs_without_a_loop_have_the_same_spans(url: str, queue: str, spans
     assert trace.get_current_span() is trace.INVALID_SPAN
 
 
-async def test_the_tasks_of_a_worker_are_in_the_trace_of_whoever_pushed_them(client: Client, spans: Spans) -> None:
+async def test_the_tasks_of_a_worker_are_in_the_trace_of_the_one_that_pushed_them(client: Client, spans: Spans) -> None:
     worker = Worker(client=client, queue="tasks")
 
     @worker.task("count")

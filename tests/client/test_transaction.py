@@ -61,7 +61,7 @@ async def test_the_block_of_a_message_says_no_more_of_what_a_transaction_settled
                 assert message.settled == status
         assert message.settled == (status or "completed")
         assert (await client.queue(queue).stats()).totals.completed == (message.settled == "completed")
-    assert recorder.asked(path("ack")) + recorder.asked(path("ack", "batch")) == (status is None)
+    assert recorder.count(path("ack")) + recorder.count(path("ack", "batch")) == (status is None)
 
 
 async def test_failed_retry_and_dlq_do_what_they_do_elsewhere(caller: Caller, queue: str) -> None:
@@ -126,7 +126,7 @@ async def test_a_block_commits_nothing_empty_and_not_again_what_was_tried_in_it(
         transaction.kv.sum(("tried",), 1)
         with pytest.raises(ConnectionFailed):
             await transaction.commit()
-    assert lossy.asked(ROUTE) == 1
+    assert lossy.count(ROUTE) == 1
 
 
 async def test_what_was_committed_takes_no_more(caller: Caller, queue: str) -> None:
@@ -140,7 +140,7 @@ async def test_what_was_committed_takes_no_more(caller: Caller, queue: str) -> N
         await transaction.commit()
 
 
-async def test_a_lost_reply_is_asked_for_again_and_doubles_nothing(
+async def test_a_lost_reply_is_requested_again_and_doubles_nothing(
     caller: Caller, unlucky: Caller, lossy: Recorder, queue: str
 ) -> None:
     await push(caller, queue, 1)
@@ -148,7 +148,7 @@ async def test_a_lost_reply_is_asked_for_again_and_doubles_nothing(
     transaction = Transaction(unlucky).ack(message).push(f"{queue}-out", "a").push(f"{queue}-out", "b")
     transaction.kv.set((queue,), "done")
     done = await transaction.commit()
-    assert lossy.asked(ROUTE) == 2
+    assert lossy.count(ROUTE) == 2
     assert [one.status for one in done.results] == [None, "duplicate", "duplicate"]
     assert [one.data for one in await pop(caller, f"{queue}-out")] == ["a", "b"]
 
@@ -174,7 +174,7 @@ async def test_a_lost_reply_is_an_error_where_a_second_answer_would_mean_nothing
     with pytest.raises(ConnectionFailed) as caught:
         await transaction.commit()
     assert caught.value.sent
-    assert lossy.asked(ROUTE) == 1
+    assert lossy.count(ROUTE) == 1
     assert len(await pop(caller, f"{queue}-out")) == 1
 
 

@@ -16,9 +16,9 @@ from hark.api.types.delivery import Delivered
 from hark.client.calling import Caller
 from hark.client.client import Client
 from hark.client.delivery.leases import LeaseKeeper
-from hark.client.delivery.settling import Settler, Verdict
+from hark.client.delivery.settling import SettleDecision, Settler
 from hark.client.delivery.socket import SocketSource
-from hark.client.delivery.sources import Wish
+from hark.client.delivery.sources import PopParams
 from hark.client.pushing import NewMessage, Pusher, new_message
 from hark.client.queue_admin import QueueAdmin
 from hark.client.transport.http import HttpTransport
@@ -132,19 +132,19 @@ client.kv.atomic().sum(("n",), math.nan) => value: expected a finite number
 client.kv.atomic().append(("n",), "abc") => values: expected a list of values, got str
 client.kv.atomic().enqueue(1, priority=10) => priority: expected an integer
 
-Settler(caller).settle(Verdict(MESSAGE, "done")) => status: expected completed, failed, retry or dlq, got 'done'
-Settler(caller).settle(Verdict(MESSAGE, "completed", None, 5)) => delay_ms: only valid with status failed or retry
-Settler(caller).settle(Verdict(MESSAGE, "retry", None, -1)) => delay_ms: expected an integer from 0
-Settler(caller).settle(Verdict(MESSAGE, "failed", None, 1.5)) => delay_ms: expected an integer from 0
-Wish() => queue, namespace or task is required
-Wish(partition="p", task="t") => partition: only valid with a queue
-Wish(queue="q", batch=0) => batch: expected an integer from 1 on, got 0
-Wish(queue="q", partitions=0) => partitions: expected an integer from 1 on
-Wish(queue="q", timeout_ms=-1) => timeout_ms: expected an integer from 0 on
-Wish(queue="q", lease_seconds=0.5) => lease_seconds: expected an integer from 1 on, got 0.5
-Wish(queue="q", group_mode="odd") => group_mode: expected ordered or shared, got 'odd'
-SocketSource(caller, Wish(queue="q")) => ...in this process has no WebSockets
-SocketSource(Caller(HttpTransport("http://a:1")), Wish(queue="q", wait=False)) => wait: cannot be False over a
+Settler(caller).settle(SettleDecision(MESSAGE, "done")) => status: expected completed, failed, retry or dlq, got 'done'
+Settler(caller).settle(SettleDecision(MESSAGE, "completed", None, 5)) => delay_ms: only valid with status failed or retry
+Settler(caller).settle(SettleDecision(MESSAGE, "retry", None, -1)) => delay_ms: expected an integer from 0
+Settler(caller).settle(SettleDecision(MESSAGE, "failed", None, 1.5)) => delay_ms: expected an integer from 0
+PopParams() => queue, namespace or task is required
+PopParams(partition="p", task="t") => partition: only valid with a queue
+PopParams(queue="q", batch=0) => batch: expected an integer from 1 on, got 0
+PopParams(queue="q", partitions=0) => partitions: expected an integer from 1 on
+PopParams(queue="q", timeout_ms=-1) => timeout_ms: expected an integer from 0 on
+PopParams(queue="q", lease_seconds=0.5) => lease_seconds: expected an integer from 1 on, got 0.5
+PopParams(queue="q", group_mode="odd") => group_mode: expected ordered or shared, got 'odd'
+SocketSource(caller, PopParams(queue="q")) => ...in this process has no WebSockets
+SocketSource(Caller(HttpTransport("http://a:1")), PopParams(queue="q", wait=False)) => wait: cannot be False over a
 LeaseKeeper(caller).hold("", 1) => lease_id
 LeaseKeeper(caller).hold("a", 0) => seconds
 LeaseKeeper(caller).hold("a", -1) => seconds
@@ -174,7 +174,7 @@ ROWS = re.findall(r"^(.+) => (.+)$", WRONG, re.MULTILINE)
 MESSAGE = Delivered("i", "t", None, msgspec.Raw(b"null"), None, "", "p", "P", "l", "g", "q", 1, 0, 1)
 KINDS = (Caller, FakeClock, HttpTransport, LeaseKeeper, QueueAdmin, RetryPolicy, Settings, Settler, SocketSource)
 NAMES = {"HALF": HALF, "MESSAGE": MESSAGE, "UTC": UTC, "datetime": datetime, "hark": hark, "math": math}
-NAMES |= {kind.__name__: kind for kind in (*KINDS, Verdict, Wish, new_message)}
+NAMES |= {kind.__name__: kind for kind in (*KINDS, SettleDecision, PopParams, new_message)}
 """What the expressions may name, beside a client over a script."""
 
 

@@ -14,13 +14,13 @@ import msgspec
 
 from hark.client.transport.api import Answer, ConnectionFailed, Request, Transport, Value
 
-Judge = Callable[[Request], bool]
+Predicate = Callable[[Request], bool]
 
 
 class Recorder:
     """Hands requests on and remembers them; loses the answers of some, refuses to send others, or answers by itself."""
 
-    def __init__(self, transport: Transport, lose: Judge | None = None, refuse: Judge | None = None) -> None:
+    def __init__(self, transport: Transport, lose: Predicate | None = None, refuse: Predicate | None = None) -> None:
         self._transport = transport
         self.lose = lose or (lambda _: False)
         self.refuse = refuse or (lambda _: False)
@@ -62,23 +62,23 @@ class Recorder:
         """Hang up."""
         await self._transport.close()
 
-    def asked(self, route: str) -> int:
+    def count(self, route: str) -> int:
         """How many requests went to a path."""
         return sum(request.path == route for request in self.requests)
 
 
-def first_of(route: str, number: int = 1) -> Judge:
+def first_of(route: str, number: int = 1) -> Predicate:
     """Says yes to the first requests to a path."""
     left = number
 
-    def judge(request: Request) -> bool:
+    def matches(request: Request) -> bool:
         nonlocal left
         if request.path != route or not left:
             return False
         left -= 1
         return True
 
-    return judge
+    return matches
 
 
 class Script:

@@ -162,8 +162,8 @@ def offsets_disagree(history: History) -> list[str]:
     by_partition: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
     for (partition, offset), value in values.items():
         by_partition[partition].append((offset, int(value)))
-    for partition, placed in by_partition.items():
-        numbers = [number for _, number in sorted(placed)]
+    for partition, stored in by_partition.items():
+        numbers = [number for _, number in sorted(stored)]
         if numbers != sorted(set(numbers)):
             found.append(f"reordered or doubled: {partition}: {numbers}")
     return found
@@ -217,9 +217,11 @@ def output_differs(history: History, output: Output) -> list[str]:
 
     All of the input has been delivered to the consumers beside the pipeline.
     """
-    places = {(partition, offset): value for pop in history.named("pop") for partition, offset, value in pop.messages}
+    addresses = {
+        (partition, offset): value for pop in history.named("pop") for partition, offset, value in pop.messages
+    }
     expected: dict[str, list[str]] = {}
-    for (partition, _), value in sorted(places.items()):
+    for (partition, _), value in sorted(addresses.items()):
         expected.setdefault(partition, []).append(value)
     found = [f"output without input: {partition}" for partition in output.messages.keys() - expected.keys()]
     for partition, values in expected.items():
@@ -235,7 +237,7 @@ def output_differs(history: History, output: Output) -> list[str]:
     ]
 
 
-def by_place(history: History, name: str) -> dict[tuple[str, int], list[Operation]]:
+def by_address(history: History, name: str) -> dict[tuple[str, int], list[Operation]]:
     """The operations of one kind that each message was in."""
     found: defaultdict[tuple[str, int], list[Operation]] = defaultdict(list)
     for operation in history.named(name):
@@ -246,7 +248,7 @@ def by_place(history: History, name: str) -> dict[tuple[str, int], list[Operatio
 
 def settled_under_a_stale_lease(history: History) -> list[str]:
     """A lease settles nothing that was handed out anew before the settlement, unless it is settled by then."""
-    deliveries, attempts = by_place(history, "pop"), by_place(history, "ack")
+    deliveries, attempts = by_address(history, "pop"), by_address(history, "ack")
     found = []
     for ack in (ack for ack in history.named("ack") if ack.known):
         for partition, offset, _ in ack.messages:
@@ -273,7 +275,7 @@ def leased_twice(history: History, lease_seconds: float) -> list[str]:
     """
     return [
         f"on two leases at once: {partition} {offset}"
-        for (partition, offset), pops in by_place(history, "pop").items()
+        for (partition, offset), pops in by_address(history, "pop").items()
         for first, second in combinations(pops, 2)
         if max(second.returned - first.called, first.returned - second.called) < lease_seconds
     ]

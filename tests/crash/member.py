@@ -49,13 +49,13 @@ async def work(store: str, journal: Path, name: str, seed: int) -> None:
             tasks.create_task(load.consume(name))
             if "HARK_TEST_PIPELINE" in os.environ:
                 tasks.create_task(load.transform(name))
-            telling = tasks.create_task(tell(load))
+            reporting = tasks.create_task(report(load))
             await stopping.wait()
             load.stop()
-            telling.cancel()
+            reporting.cancel()
 
 
-async def tell(load: Load) -> None:
+async def report(load: Load) -> None:
     """Say so whenever a push was acknowledged."""
     while True:
         await load.wait_for_pushes(1)

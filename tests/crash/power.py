@@ -63,13 +63,13 @@ def _apply(contents: bytearray, change: tuple[int, bytes] | int, reaches_the_dis
         if reaches_the_disk():
             del contents[change:]
         return
-    place, data = change
+    offset, data = change
     start = 0
     while start < len(data):
-        end = min(len(data), start + _SECTOR - (place + start) % _SECTOR)
+        end = min(len(data), start + _SECTOR - (offset + start) % _SECTOR)
         if reaches_the_disk():
-            contents.extend(bytes(max(0, place + end - len(contents))))
-            contents[place + start : place + end] = data[start:end]
+            contents.extend(bytes(max(0, offset + end - len(contents))))
+            contents[offset + start : offset + end] = data[start:end]
         start = end
 
 
@@ -119,7 +119,7 @@ class Disk:
         with self._lock:
             self._files.pop(name, None)
 
-    def write(self, name: str, data: bytes, place: int, write: Callable[[bytes, int], None]) -> None:
+    def write(self, name: str, data: bytes, offset: int, write: Callable[[bytes, int], None]) -> None:
         """Write, or fail after a part of it."""
         with self._lock:
             try:
@@ -127,11 +127,11 @@ class Disk:
             except apsw.Error:
                 data = data[: self._chance.randrange(len(data) + 1)]
                 if data:
-                    write(data, place)
-                    self._files[name].pending.append((place, data))
+                    write(data, offset)
+                    self._files[name].pending.append((offset, data))
                 raise
-            write(data, place)
-            self._files[name].pending.append((place, data))
+            write(data, offset)
+            self._files[name].pending.append((offset, data))
 
     def truncate(self, name: str, size: int, truncate: Callable[[int], None]) -> None:
         """Cut a file."""

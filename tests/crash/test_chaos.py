@@ -61,8 +61,8 @@ class Chaos(msgspec.Struct):
             if name in self.troubles:
                 await self.troubles[name]()
                 continue
-            everybody: list[Server | Member] = [*self.servers, *self.members]
-            victim = chance.choice(everybody)
+            everyone: list[Server | Member] = [*self.servers, *self.members]
+            victim = chance.choice(everyone)
             if name == "freeze":
                 await victim.freeze(chance.uniform(0.1, LONGEST_FREEZE))
             else:
@@ -129,7 +129,7 @@ async def survive(
         for member in chaos.members:
             history.operations += operations_in(member.journal)
         history.operations.sort(key=lambda operation: operation.called)
-    tell(history, counts)
+    report(history, counts)
     assert problems(history) == []
     assert output_differs(history, output) == []
     if SECONDS >= LONG_SECONDS:
@@ -138,7 +138,7 @@ async def survive(
         assert refused, "no transaction was refused"
 
 
-def tell(history: History, counts: Counter[str]) -> None:
+def report(history: History, counts: Counter[str]) -> None:
     """The figures of a run, for `pytest -rP`."""
     acknowledged = sum(len(push.messages) for push in history.named("push") if push.known)
     delivered = sum(len(pop.messages) for pop in history.named("pop"))

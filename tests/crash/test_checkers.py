@@ -81,7 +81,7 @@ def test_a_message_on_two_leases_at_once_is_found() -> None:
     assert leased_twice(history, 1.6) == ["on two leases at once: p 1"]
 
 
-def test_a_journal_tells_what_its_process_did_before_it_was_killed(tmp_path: Path) -> None:
+def test_a_journal_shows_what_its_process_did_before_it_was_killed(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     journal = Journal(path)
     journal.done(journal.call("p", "push", [("p", 0, "1"), ("p", 0, "02")]))

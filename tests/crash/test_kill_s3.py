@@ -53,9 +53,9 @@ def misbehaving_bucket() -> StubServer:
 async def kill_at_random(servers: list[Server], members: list[Member], load: Load) -> None:
     """Any of them, and every other time all of them at once, at any instant; they come back on the same store."""
     chance = random.Random(SEED)
-    everybody: list[Server | Member] = [*servers, *members]
+    everyone: list[Server | Member] = [*servers, *members]
     for number in range(ROUNDS):
-        victims = everybody if number % 2 else [chance.choice(everybody)]
+        victims = everyone if number % 2 else [chance.choice(everyone)]
         witness = chance.choice(victims)
         await (witness if isinstance(witness, Member) else load).wait_for_pushes(chance.randint(1, 8))
         # The instant within a commit has to be random, so this waits for time and for nothing else.
@@ -64,7 +64,7 @@ async def kill_at_random(servers: list[Server], members: list[Member], load: Loa
         await asyncio.gather(*(victim.start() for victim in victims))
 
 
-def judge(history: History, members: list[Member]) -> None:
+def verify(history: History, members: list[Member]) -> None:
     """All that was seen, by all of them."""
     for member in members:
         history.operations += operations_in(member.journal)
@@ -76,7 +76,7 @@ def judge(history: History, members: list[Member]) -> None:
         assert any(push.known and push.process == member.name for push in history.named("push"))
 
 
-def tell(bucket: StubServer, history: History, seconds: float) -> None:
+def report(bucket: StubServer, history: History, seconds: float) -> None:
     """The figures of a run, for those who look (`pytest -rP`)."""
     pushes, pops = history.named("push"), history.named("pop")
     acknowledged = {(name, value) for push in pushes if push.known for name, _, value in push.messages}
@@ -120,6 +120,6 @@ async def test_killing_servers_and_processes_without_one_on_a_bad_bucket_loses_a
                     await load.wait_for_pushes(CLIENTS)
                     load.stop()
             await asyncio.wait_for(load.drain("drain"), 60)
-        judge(history, members)
-        tell(bucket, history, time.monotonic() - begun)
+        verify(history, members)
+        report(bucket, history, time.monotonic() - begun)
         assert pointer_of(bucket).removed > 0, "nothing was removed while it went on"

@@ -40,7 +40,7 @@ class Untrue(Exception):
     """The store is not as somebody was told."""
 
 
-class Told(msgspec.Struct):
+class Answered(msgspec.Struct):
     """What clients know at some moment."""
 
     pushed: dict[tuple[str, int], int] = {}
@@ -49,9 +49,9 @@ class Told(msgspec.Struct):
     refused: set[int] = set()
     """What had no effect, as they were told."""
 
-    def copy(self) -> Told:
+    def copy(self) -> Answered:
         """The same, as it stands."""
-        return Told(self.pushed.copy(), self.settled.copy(), self.refused.copy())
+        return Answered(self.pushed.copy(), self.settled.copy(), self.refused.copy())
 
 
 class Clients:
@@ -60,7 +60,7 @@ class Clients:
     def __init__(self, engine: SqliteEngine, chance: random.Random) -> None:
         self._engine = engine
         self._chance = chance
-        self.told = Told()
+        self.answered = Answered()
         self.sent = 0
         self.unknown = 0
 
@@ -87,15 +87,15 @@ class Clients:
         assert isinstance(outcomes, list)
         for number, outcome in zip(numbers, outcomes, strict=True):
             assert outcome.message_id is not None
-            place = self._engine._codec.decode(outcome.message_id)
-            assert place is not None
-            self.told.pushed[partition, place.offset] = number
+            address = self._engine._codec.decode(outcome.message_id)
+            assert address is not None
+            self.answered.pushed[partition, address.offset] = number
 
     def _failed(self, error: HarkError, numbers: list[int]) -> None:
         if error.code == "outcome_unknown":
             self.unknown += 1
         else:
-            self.told.refused.update(numbers)
+            self.answered.refused.update(numbers)
 
     async def _work(self) -> None:
         try:
@@ -110,10 +110,10 @@ class Clients:
         assert isinstance(settled, list)
         for message, outcome in zip(popped.messages, settled, strict=True):
             if outcome.success:
-                self.told.settled.add((message.partition, message.offset))
+                self.answered.settled.add((message.partition, message.offset))
 
 
-async def check(directory: Path, told: Told, sent: int) -> None:
+async def check(directory: Path, answered: Answered, sent: int) -> None:
     """Start a server on what is left; raise `Untrue` unless it is as clients were told."""
     engine = SqliteEngine(str(directory / "hark.db"), clock=SystemClock())
     await engine.start(lambda _hints: None)
@@ -125,15 +125,15 @@ async def check(directory: Path, told: Told, sent: int) -> None:
             if [message.offset for message in messages] != [*range(1, len(messages) + 1)]:
                 raise Untrue("offsets are not dense")
             found |= {(partition, one.offset): msgspec.json.decode(bytes(one.payload))[0] for one in messages}
-        if lost := {place: number for place, number in told.pushed.items() if found.get(place) != number}:
+        if lost := {address: number for address, number in answered.pushed.items() if found.get(address) != number}:
             raise Untrue(f"lost: {lost}")
-        if there := told.refused & {*found.values()}:
+        if there := answered.refused & {*found.values()}:
             raise Untrue(f"there, although refused: {there}")
         if max(found.values(), default=0) > sent or len({*found.values()}) != len(found):
             raise Untrue("invented or doubled")
         [popped] = await engine.pop([PopRequest(queue=QUEUE, batch=10_000, partitions=100)])
         if isinstance(popped, PopResult):
-            again = told.settled & {(message.partition, message.offset) for message in popped.messages}
+            again = answered.settled & {(message.partition, message.offset) for message in popped.messages}
             if again:
                 raise Untrue(f"delivered again: {again}")
         if await engine._read_committed(lambda connection: connection.pragma("integrity_check")) != "ok":
@@ -163,7 +163,7 @@ class Life:
     def __init__(self, directory: Path, chance: random.Random) -> None:
         self._directory = directory
         self._chance = chance
-        self.left: list[tuple[dict[str, bytes], Told]] = []
+        self.left: list[tuple[dict[str, bytes], Answered]] = []
         """The files after a power failure or kill, and what clients knew before."""
         self.faults = 0
         self.clients: Clients | None = None
@@ -176,10 +176,10 @@ class Life:
 
         def step(kind: Kind, name: str) -> None:
             if self._chance.random() < POINTS_OF_A_LIFE / STEPS_OF_A_LIFE:
-                told = clients.told.copy()
-                self.left.append((disk.after_power_failure(), told))
+                answered = clients.answered.copy()
+                self.left.append((disk.after_power_failure(), answered))
                 if faults:
-                    self.left.append((disk.after_kill(), told))
+                    self.left.append((disk.after_kill(), answered))
             if self._chance.random() < faults.get(kind, 0.0):
                 self.faults += 1
                 raise apsw.IOError(f"{kind} of {name} failed on purpose")
@@ -194,13 +194,13 @@ class Life:
                 # It goes on by itself once the disk does.
                 await engine.push([[NewMessage(QUEUE, "last", b"1")]])
                 await engine.close()
-        self.left.append((disk.after_power_failure(), clients.told))
+        self.left.append((disk.after_power_failure(), clients.answered))
 
     async def check(self) -> int:
         """Check all that was left; how many points that were."""
         assert self.clients is not None
-        for kept, told in self.left:
-            await check(put(kept, self._directory / "left"), told, self.clients.sent)
+        for kept, answered in self.left:
+            await check(put(kept, self._directory / "left"), answered, self.clients.sent)
         return len(self.left)
 
 
@@ -225,7 +225,7 @@ async def test_a_power_failure_at_a_random_point_loses_nothing_that_was_acknowle
         await life.run()
         assert life.clients is not None
         points += await life.check()
-        acknowledged += len(life.clients.told.pushed) + len(life.clients.told.settled)
+        acknowledged += len(life.clients.answered.pushed) + len(life.clients.answered.settled)
     print(f"{points} power failures, {acknowledged} acknowledged pushes and settlements: nothing lost")
 
 
@@ -247,7 +247,7 @@ async def test_a_disk_that_fails_at_random_points_keeps_what_was_acknowledged_an
         assert life.clients is not None
         points += await life.check()
         faults += life.faults
-        refused += len(life.clients.told.refused)
+        refused += len(life.clients.answered.refused)
     assert faults and refused
     print(f"{points} points, {faults} failed writes and syncs, {refused} pushes refused: all as clients were told")
 
@@ -273,7 +273,7 @@ async def test_a_push_whose_sync_failed_is_not_there_after_a_kill_unless_its_out
             await engine.push([[NewMessage(QUEUE, "a", b"[2]")]])
         assert failure.value.code == code
         refused = {2} if code == "engine_failure" else set()
-        await check(put(disk.after_kill(), tmp_path / "left"), Told({("a", 1): 1}, set(), refused), 2)
+        await check(put(disk.after_kill(), tmp_path / "left"), Answered({("a", 1): 1}, set(), refused), 2)
         if times > 1:
             # Nothing is done before it is clear that the failed commit is gone.
             with pytest.raises(EngineFailure) as failure:
@@ -281,5 +281,5 @@ async def test_a_push_whose_sync_failed_is_not_there_after_a_kill_unless_its_out
             assert failure.value.code == "engine_failure"
             left[0] = 0
         await engine.push([[NewMessage(QUEUE, "a", b"[4]")]])
-        await check(put(disk.after_kill(), tmp_path / "left"), Told({("a", 1): 1, ("a", 2): 4}, set(), {2, 3}), 4)
+        await check(put(disk.after_kill(), tmp_path / "left"), Answered({("a", 1): 1, ("a", 2): 4}, set(), {2, 3}), 4)
         await engine.close()

@@ -2,7 +2,7 @@
 () => {
   const problems = [];
   const shown = (node) => node.checkVisibility({ visibilityProperty: true, opacityProperty: true });
-  const said = (node) => node.outerHTML.replace(/\s+/g, " ").slice(0, 160);
+  const announced = (node) => node.outerHTML.replace(/\s+/g, " ").slice(0, 160);
 
   // A modal question makes the rest of the page inert: then only the question counts.
   const open = document.querySelector("dialog:modal");
@@ -19,15 +19,15 @@
     return [node.getAttribute("aria-label"), ...byId, ...labels, own, node.title].join(" ").trim();
   };
   for (const node of usable) {
-    if (!nameOf(node)) problems.push(`has no name: ${said(node)}`);
+    if (!nameOf(node)) problems.push(`has no name: ${announced(node)}`);
     if (node.matches("a, button, input, select, textarea") && node.tabIndex < 0 && !node.disabled && !node.matches("[role=tab], [aria-hidden=true]"))
-      problems.push(`is not reached by the Tab key: ${said(node)}`);
+      problems.push(`is not reached by the Tab key: ${announced(node)}`);
   }
 
   for (const node of all) {
     const hand = getComputedStyle(node).cursor === "pointer";
-    if (hand && !node.closest(`${USABLE}, label, [role=tab]`)) problems.push(`can be clicked but not reached by keyboard: ${said(node)}`);
-    if (node.matches("img") && !node.hasAttribute("alt")) problems.push(`has no alternative text: ${said(node)}`);
+    if (hand && !node.closest(`${USABLE}, label, [role=tab]`)) problems.push(`can be clicked but not reached by keyboard: ${announced(node)}`);
+    if (node.matches("img") && !node.hasAttribute("alt")) problems.push(`has no alternative text: ${announced(node)}`);
   }
 
   const ids = [...document.querySelectorAll("[id]")].map((node) => node.id);
@@ -41,7 +41,7 @@
   const page = document.documentElement;
   if (page.scrollWidth > page.clientWidth) {
     const wide = all.filter((node) => node.getBoundingClientRect().right > page.clientWidth + 1 && !inScrollBox(node));
-    problems.push(`is wider than the window: ${wide.slice(0, 3).map(said).join(" | ") || "?"}`);
+    problems.push(`is wider than the window: ${wide.slice(0, 3).map(announced).join(" | ") || "?"}`);
   }
 
   // Contrast of text, as WCAG 2 counts it (AA).
@@ -84,7 +84,7 @@
     const contrast = (high + 0.05) / (low + 0.05);
     const size = parseFloat(style.fontSize);
     const large = size >= 24 || (size >= 18.66 && Number(style.fontWeight) >= 700);
-    if (contrast < (large ? 3 : 4.5)) problems.push(`has a contrast of ${contrast.toFixed(2)}: "${text.slice(0, 40)}" in ${said(node).slice(0, 80)}`);
+    if (contrast < (large ? 3 : 4.5)) problems.push(`has a contrast of ${contrast.toFixed(2)}: "${text.slice(0, 40)}" in ${announced(node).slice(0, 80)}`);
   }
   return [...new Set(problems)].slice(0, 20);
 

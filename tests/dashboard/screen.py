@@ -13,7 +13,7 @@ from playwright.async_api import Browser, ConsoleMessage, Locator, Page, Request
 from tests.dashboard.accessibility import check_page
 
 SCREENSHOTS = Path(__file__).parents[2] / ".artifacts" / "screenshots"
-DESK = {"width": 1280, "height": 1000}
+DESKTOP = {"width": 1280, "height": 1000}
 PHONE = {"width": 360, "height": 1000}
 Theme = Literal["light", "dark"]
 _THEMES: tuple[Theme, ...] = ("light", "dark")
@@ -42,7 +42,7 @@ class Screen:
         """All that the page asked for, as `GET /path?query`."""
         self._expected: set[int] = set()
         self._listeners: dict[str, Callable[..., None]] = {
-            "console": self._said,
+            "console": self._on_console,
             "pageerror": lambda error: self.problems.append(f"error in a script: {error}"),
             "request": lambda request: self.requests.append(f"{request.method} {_path(request.url)}"),
             "requestfailed": self._failed,
@@ -84,7 +84,7 @@ class Screen:
         await self.page.evaluate("() => { if (location.host) { localStorage.clear(); sessionStorage.clear() } }")
         await self.page.context.clear_cookies()
         await self.page.emulate_media(color_scheme="light")
-        await self.page.set_viewport_size({"width": DESK["width"], "height": DESK["height"]})
+        await self.page.set_viewport_size({"width": DESKTOP["width"], "height": DESKTOP["height"]})
         await self.page.goto(_FREE)
 
     async def forget_what_was_loaded(self) -> None:
@@ -97,9 +97,9 @@ class Screen:
         """From now on such answers are what the test wants to see."""
         self._expected.update(statuses)
 
-    async def show(self, place: str = "") -> None:
+    async def show(self, path: str = "") -> None:
         """Go to a page of the dashboard, such as `queues/orders?tab=groups`."""
-        await self.page.goto(f"{self.url}/#/{place}")
+        await self.page.goto(f"{self.url}/#/{path}")
         await self.heading.wait_for()
 
     async def narrow(self, filter_name: str, text: str) -> None:
@@ -140,11 +140,11 @@ class Screen:
         await self.page.set_viewport_size({"width": PHONE["width"], "height": PHONE["height"]})
         await self.page.screenshot(path=SCREENSHOTS / f"{name}-phone.png")
         await check_page(self.page, f"{name}, on a phone")
-        await self.page.set_viewport_size({"width": DESK["width"], "height": DESK["height"]})
+        await self.page.set_viewport_size({"width": DESKTOP["width"], "height": DESKTOP["height"]})
 
     # What goes wrong ---------------------------------------------------------------------------------------
 
-    def _said(self, message: ConsoleMessage) -> None:
+    def _on_console(self, message: ConsoleMessage) -> None:
         if message.type not in {"error", "warning"}:
             return
         status = _STATUS.search(message.text)
@@ -163,7 +163,7 @@ class Screen:
 
 async def _new_page(browser: Browser) -> Page:
     context = await browser.new_context(
-        viewport={"width": DESK["width"], "height": DESK["height"]},
+        viewport={"width": DESKTOP["width"], "height": DESKTOP["height"]},
         color_scheme="light",
         reduced_motion="reduce",
         timezone_id="UTC",

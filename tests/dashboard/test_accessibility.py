@@ -46,9 +46,9 @@ async def test_what_is_wrong_is_found_and_a_page_as_it_should_be_passes(browser:
     await show(SOFT)
     await check_page(page, "good")
     await check_tab_reaches_everything(page, "good")
-    for parts, said in WRONG:
+    for parts, expected_text in WRONG:
         await show(parts)
-        with pytest.raises(AssertionError, match=said):
+        with pytest.raises(AssertionError, match=expected_text):
             await check_page(page, parts)
     await show(TRAP)
     with pytest.raises(AssertionError, match="Behind"):
@@ -56,10 +56,10 @@ async def test_what_is_wrong_is_found_and_a_page_as_it_should_be_passes(browser:
     await page.context.close()
 
 
-async def run(page: Page, problems: list[str], script: str, said: str) -> None:
+async def run(page: Page, problems: list[str], script: str, expected_text: str) -> None:
     """Run a script and wait until it is noted what is wrong with it; a test that hangs here fails too."""
     await page.evaluate(f"() => {{ {script} }}")
-    while not re.search(said, "\n".join(problems)):
+    while not re.search(expected_text, "\n".join(problems)):
         await page.evaluate("() => new Promise(requestAnimationFrame)")
 
 
@@ -68,12 +68,12 @@ async def test_what_goes_wrong_in_a_page_fails_its_test(browser: Browser, server
     with pytest.raises(AssertionError) as failed:
         async with Screen.opened(browser, server_url) as screen:
             await screen.page.goto("about:blank")
-            for script, said in BAD_SCRIPTS.items():
-                await run(screen.page, screen.problems, script, said)
+            for script, expected_text in BAD_SCRIPTS.items():
+                await run(screen.page, screen.problems, script, expected_text)
             await screen.page.goto(f"{server_url}/nothing-here")
             # A style in the page itself is refused by the policy of the page.
             await screen.show()
             style = f"{INLINE_STYLE} document.body.append(node)"
             await run(screen.page, screen.problems, style, "Content Security Policy")
-    for said in expected:
-        assert re.search(said, str(failed.value))
+    for expected_text in expected:
+        assert re.search(expected_text, str(failed.value))

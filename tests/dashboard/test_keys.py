@@ -82,7 +82,7 @@ async def test_a_key_is_set_and_shown_with_every_digit_its_version_and_its_end(
     await check_tab_reaches_everything(screen.page, "key")
 
 
-async def test_a_key_is_changed_on_its_page_and_a_text_is_told_from_a_number(
+async def test_a_key_is_changed_on_its_page_and_a_text_is_notified_from_a_number(
     screen: Screen, api: Api, queue: str
 ) -> None:
     put(api, [queue, "17"], '{"n":1}')

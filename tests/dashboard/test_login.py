@@ -108,7 +108,7 @@ async def test_what_a_role_may_not_do_is_off_and_says_why(
     await screen.look("settings-read-only")
 
 
-async def test_somebody_with_some_queues_sees_those_and_is_told_of_the_others(
+async def test_someone_with_some_queues_sees_those_and_is_notified_of_the_others(
     screen: Screen, api: Api, tokens: dict[str, str]
 ) -> None:
     api.push("mail-in", 1, transactionId="post-17")

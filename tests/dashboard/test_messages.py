@@ -16,7 +16,7 @@ def stored(api: Api, queue: str) -> list[str]:
     return [message["transactionId"] for message in read(api.get("/messages", queue=queue))["messages"]]
 
 
-def place(message: Json) -> str:
+def path_of(message: Json) -> str:
     """The page of a message that was pushed."""
     return f"messages/{message['partition_id']}/{message['message_id']}"
 
@@ -95,14 +95,14 @@ async def test_a_page_says_why_each_group_does_not_get_the_message(screen: Scree
     first, second = api.push(queue, {"n": 1}, {"n": 2}, transactionId="t")[:1] + api.push(queue, {"n": 2})
     api.ack(api.pop_one(queue, consumerGroup="billing"), "failed", error="the bank said no")
     api.pop(queue, consumerGroup="shipping", batch=2, consumer="worker 7")
-    await screen.show(place(first))
+    await screen.show(path_of(first))
     why = screen.page.get_by_role("region", name="Delivery status")
     await expect(why.locator(".why").filter(has_text="billing")).to_contain_text("the bank said no")
     await expect(why.locator(".why").filter(has_text="shipping")).to_contain_text("worker 7")
     groups = screen.page.get_by_role("table", name="Groups")
     await expect(groups.get_by_role("row").filter(has_text="billing")).to_contain_text("the bank said no")
     await screen.look("message")
-    await screen.show(place(second))
+    await screen.show(path_of(second))
     await expect(why.locator(".why").filter(has_text="billing")).to_contain_text("behind")
 
 
@@ -142,7 +142,7 @@ async def test_taking_a_message_back_asks_first_and_says_so_if_a_group_holds_it(
     screen: Screen, api: Api, queue: str
 ) -> None:
     [message] = api.push(queue, 1, transactionId="t", delay=3_600_000)
-    await screen.show(place(message))
+    await screen.show(path_of(message))
     await screen.button("Cancel message").click()
     await screen.button("Keep message", screen.dialog).click()
     await expect(screen.dialog).to_have_count(0)
@@ -151,10 +151,10 @@ async def test_taking_a_message_back_asks_first_and_says_so_if_a_group_holds_it(
     await screen.button("Cancel message", screen.dialog).click()
     await screen.expect_note("Cancelled the message.")
     assert stored(api, queue) == []
-    [held] = api.push(queue, 1, transactionId="held")
+    [leased] = api.push(queue, 1, transactionId="held")
     api.pop_one(queue)
     screen.expect_status(409)
-    await screen.show(place(held))
+    await screen.show(path_of(leased))
     await screen.button("Cancel message").click()
     await screen.button("Cancel message", screen.dialog).click()
     await expect(screen.dialog.get_by_role("alert")).to_have_text(re.compile("cannot be cancelled"))
@@ -163,7 +163,7 @@ async def test_taking_a_message_back_asks_first_and_says_so_if_a_group_holds_it(
 
 async def test_deleting_a_message_asks_first(screen: Screen, api: Api, queue: str) -> None:
     [message] = api.push(queue, 1, transactionId="t")
-    await screen.show(place(message))
+    await screen.show(path_of(message))
     await screen.button("Delete").click()
     await screen.page.keyboard.press("Escape")
     await expect(screen.dialog).to_have_count(0)

@@ -88,7 +88,7 @@ async def test_maintenance_is_warned_of(screen: Screen, api: Api) -> None:
     await expect(pushes).to_have_count(0)
 
 
-async def test_shortcuts_go_to_pages_are_listed_and_are_off_while_somebody_types(screen: Screen) -> None:
+async def test_shortcuts_go_to_pages_are_listed_and_are_off_while_someone_types(screen: Screen) -> None:
     await screen.show()
     for letter, title in (("q", "Queues"), ("m", "Messages"), ("d", "Dead letters"), ("o", "Overview")):
         await screen.page.keyboard.press("g")

@@ -54,11 +54,11 @@ async def test_a_queue_is_shown_with_its_partitions_followed_and_paused(screen: 
     await expect(number(screen, "Partitions")).to_have_text("2")
     await expect(cell(screen, "p", "Backlog").first).to_have_text("1")
     await expect(screen.page.locator("tbody tr")).to_have_count(2)
-    place = screen.page.locator("tbody tr").first
-    await expect(place.locator("[data-label=Group]")).to_have_text("billing")
-    await expect(place.locator("[data-label=Cursor]")).to_have_text("1")
-    await expect(place.locator("[data-label=Lag]")).to_have_text("2")
-    await expect(place.locator("[data-label=Lease]")).to_have_text("leased")
+    row = screen.page.locator("tbody tr").first
+    await expect(row.locator("[data-label=Group]")).to_have_text("billing")
+    await expect(row.locator("[data-label=Cursor]")).to_have_text("1")
+    await expect(row.locator("[data-label=Lag]")).to_have_text("2")
+    await expect(row.locator("[data-label=Lease]")).to_have_text("leased")
     await screen.look("queue-partitions")
     await check_tab_reaches_everything(screen.page, "a queue")
     api.push(busy, 6, partition="another", delay=3_600_000)
@@ -88,7 +88,7 @@ async def test_partitions_are_paged_and_searched_by_the_server(screen: Screen, a
     await expect(rows).to_have_count(10)
 
 
-async def test_groups_are_shown_with_lag_and_limits_and_their_places(screen: Screen, api: Api, busy: str) -> None:
+async def test_groups_are_shown_with_lag_and_limits_and_their_positions(screen: Screen, api: Api, busy: str) -> None:
     api.pop(busy, "q", consumerGroup="audit", autoAck=True, batch=2)
     read(api.put(f"/consumer-groups/billing/queues/{busy}/limits", {"maxInFlight": 10, "rateLimit": 0.5}))
     await screen.show(f"queues/{busy}/groups")

@@ -33,7 +33,7 @@ async def faked(browser: Browser, server_url: str) -> AsyncIterator[Screen]:
         yield screen
 
 
-async def tell(screen: Screen, *changed: str, more: bool = False) -> None:
+async def send_sample(screen: Screen, *changed: str, more: bool = False) -> None:
     """The stream tells of a change."""
     sample = json.dumps({"at": "2026-01-31T12:00:00.000Z", "changed": changed, "more": more})
     await screen.page.evaluate("(data) => streams.findLast((one) => !one.closed).listeners.sample({ data })", sample)
@@ -52,10 +52,10 @@ async def stand_still(screen: Screen) -> None:
 
 async def let_it_ask(screen: Screen) -> None:
     """Let time pass until the page asks for the list again, and no longer: an answer that takes long makes it wait."""
-    asked = len(screen.requests)
+    requests = len(screen.requests)
     async with screen.page.expect_response("**/resources/queues?*"):
         for _ in range(100):
-            if len(screen.requests) == asked:
+            if len(screen.requests) == requests:
                 await screen.page.clock.run_for(50)
 
 
@@ -65,7 +65,7 @@ async def shown(screen: Screen, queue: str) -> int:
     await expect(screen.row(queue)).to_be_visible()
     await stand_still(screen)
     # What happened between the first look and the first sample is looked for once.
-    await tell(screen)
+    await send_sample(screen)
     await let_it_ask(screen)
     return len(screen.requests)
 
@@ -76,16 +76,16 @@ async def test_changes_are_one_request_a_second_and_fewer_if_it_takes_long(faked
     for number in (2, 3):
         api.push(queue, number)
         for _ in range(20):
-            await tell(faked, queue)
+            await send_sample(faked, queue)
         await faked.page.clock.run_for(900)
         await let_it_ask(faked)
         await expect(faked.row(queue).locator("[data-label=Backlog]")).to_have_text(str(number))
     assert len(faked.requests) == before + 2
     # What happens to other queues is not asked for, unless it was too much to name.
-    await tell(faked, "another")
+    await send_sample(faked, "another")
     await faked.page.clock.run_for(5000)
     assert len(faked.requests) == before + 2
-    await tell(faked, more=True)
+    await send_sample(faked, more=True)
     await let_it_ask(faked)
     assert len(faked.requests) == before + 3
     arrived, go_on = asyncio.Event(), asyncio.Event()
@@ -96,19 +96,19 @@ async def test_changes_are_one_request_a_second_and_fewer_if_it_takes_long(faked
         await route.continue_()
 
     await faked.page.route("**/resources/queues?*", hold)
-    await tell(faked, queue)
+    await send_sample(faked, queue)
     async with faked.page.expect_response("**/resources/queues?*"):
         await faked.page.clock.run_for(1000)
         await arrived.wait()
         await faked.page.clock.run_for(2000)
         go_on.set()
-    await tell(faked, queue)
+    await send_sample(faked, queue)
     await faked.page.clock.run_for(7000)
     assert len(faked.requests) == before + 4
     await let_it_ask(faked)
 
 
-async def test_a_hidden_page_asks_for_nothing_and_what_was_missed_is_asked_for_when_the_stream_is_back(
+async def test_a_hidden_page_asks_for_nothing_and_what_was_missed_is_requested_when_the_stream_is_back(
     faked: Screen, api: Api, queue: str
 ) -> None:
     api.push(queue, 1)
@@ -123,7 +123,7 @@ async def test_a_hidden_page_asks_for_nothing_and_what_was_missed_is_asked_for_w
     await faked.page.clock.run_for(1000)
     assert len(faked.requests) == before
     api.push(queue, 2)
-    await tell(faked)
+    await send_sample(faked)
     await let_it_ask(faked)
     await expect(faked.row(queue).locator("[data-label=Backlog]")).to_have_text("2")
 
@@ -131,8 +131,8 @@ async def test_a_hidden_page_asks_for_nothing_and_what_was_missed_is_asked_for_w
 async def test_pages_share_a_stream_that_is_opened_again_less_and_less_often_and_given_up_when_silent(
     faked: Screen,
 ) -> None:
-    for place in ("", "messages", "consumers", "queues"):
-        await faked.show(place)
+    for path in ("", "messages", "consumers", "queues"):
+        await faked.show(path)
     assert await faked.page.evaluate("streams.length") == await faked.page.evaluate(OPEN) == 1
     await stand_still(faked)
     for opened, seconds in enumerate((1, 2, 4, 8, 16, 30, 30), start=1):
@@ -143,7 +143,7 @@ async def test_pages_share_a_stream_that_is_opened_again_less_and_less_often_and
         await faked.page.clock.run_for(1)
         assert await faked.page.evaluate("streams.length") == opened + 1
     assert await faked.page.evaluate(OPEN) == 1
-    await tell(faked)
+    await send_sample(faked)
     await expect(faked.page.get_by_text("live", exact=True)).to_be_visible()
     await faked.page.clock.run_for(10_000)
     await expect(faked.page.get_by_text("offline", exact=True)).to_be_visible()

@@ -60,7 +60,7 @@ class Block(msgspec.Struct, frozen=True):
         return self.note.removeprefix(FILE) if self.note.startswith(FILE) else ""
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Where it is, for people."""
         return f"docs/{self.page}, line {self.line}"
 
@@ -141,13 +141,13 @@ def run_command(block: Block, url: str) -> str:
 
     Plain `hark` commands run in this process: it takes half a second to start another.
     """
-    said = ""
+    output = ""
     for line in _CONTINUED.sub("", block.at(url)).splitlines():
         code, printed = _in_process(line, url) if _PLAIN.match(line) else _in_shell(line, url)
-        said += printed
+        output += printed
         if code:
-            raise AssertionError(f"{block.place} ended with {code}:\n{said}")
-    return said
+            raise AssertionError(f"{block.location} ended with {code}:\n{output}")
+    return output
 
 
 def _in_process(line: str, url: str) -> tuple[int, str]:

@@ -53,15 +53,15 @@ def test_the_examples_of_the_page_about_buckets_run(tmp_path: Path, monkeypatch:
         assert run_page(BUCKETS, "", "docs_s3") > 0
     blocks = python_of(BUCKETS)
     assert blocks
-    assert [block.place for block in blocks if block.not_run] == []
+    assert [block.location for block in blocks if block.not_run] == []
 
 
 def test_what_a_note_says_is_known_and_has_a_reason() -> None:
     for name in PAGES:
         for block in blocks_of(DOCS / name):
             known = block.note in ("", RUN) or block.note.startswith((NOT_RUN, FILE))
-            assert known, f"{block.place}: {block.note!r} says nothing to the test"
-            assert not block.note.endswith(":"), f"{block.place}: why?"
+            assert known, f"{block.location}: {block.note!r} says nothing to the test"
+            assert not block.note.endswith(":"), f"{block.location}: why?"
 
 
 def test_most_of_the_python_that_is_shown_is_run() -> None:
@@ -102,7 +102,7 @@ def test_an_example_that_is_wrong_is_found(run_text: Callable[[str], int]) -> No
     ],
     ids=["shell", "hark"],
 )
-def test_a_command_that_fails_is_found_with_what_it_said(
+def test_a_command_that_fails_is_found_with_what_it_stated(
     run_text: Callable[[str], int], code: str, failure: str
 ) -> None:
     with pytest.raises(AssertionError, match=rf"docs/page\.md, line 3 {failure}"):

@@ -60,9 +60,9 @@ def expressions(board: Any) -> Iterator[tuple[str, str]]:
 
 def test_the_dashboard_asks_for_nothing_that_is_not_there(everything: Scrape) -> None:
     board = json.loads(BOARD)
-    asked = list(expressions(board))
-    assert len(asked) > 40
-    for title, expression in asked:
+    queries = list(expressions(board))
+    assert len(queries) > 40
+    for title, expression in queries:
         check(everything, expression, title)
     for variable in board["templating"]["list"]:
         check(everything, variable["query"], variable["name"])
@@ -91,8 +91,8 @@ def check(everything: Scrape, expression: str, where: str) -> None:
         assert set(group.replace(" ", "").split(",")) <= own, f"{where}: {expression}"
     for name, selector in _SELECTOR.findall(expression):
         family = families.get(name) or families[_SUFFIXES.sub("", name)]
-        asked = set(re.findall(r"(\w+)\s*(?:=~|!=|!~|=)", selector))
-        assert asked <= {"job", "instance"} | labels_of(family), f"{where}: {expression}"
+        queries = set(re.findall(r"(\w+)\s*(?:=~|!=|!~|=)", selector))
+        assert queries <= {"job", "instance"} | labels_of(family), f"{where}: {expression}"
 
 
 def test_the_dashboard_can_be_imported() -> None:
@@ -103,8 +103,8 @@ def test_the_dashboard_can_be_imported() -> None:
     sources = {panel["datasource"]["uid"] for panel in board["panels"] if panel["type"] != "row"}
     assert sources == {"${datasource}"}, "the one that the user chooses"
     for panel in board["panels"]:
-        place = panel["gridPos"]
-        assert place["x"] + place["w"] <= 24
+        area = panel["gridPos"]
+        assert area["x"] + area["w"] <= 24
         if panel["type"] != "row":
             assert panel["title"]
             assert panel["description"]

@@ -47,7 +47,7 @@ def sections() -> dict[str, list[Block]]:
     lines = [(text.count("\n", 0, match.start()) + 1, match[1]) for match in _HEADING.finditer(text)]
     found: dict[str, list[Block]] = {name: [] for _, name in lines}
     for block in blocks_of(PAGE):
-        assert block.note == RUN, f"{block.place} is not run"
+        assert block.note == RUN, f"{block.location} is not run"
         found[max((line, name) for line, name in lines if line < block.line)[1]].append(block)
     return found
 
@@ -71,7 +71,7 @@ def pops_are_stopped(api: Api) -> str:
     return pushed(api, 1)[0]
 
 
-def somebody_asks_in_a_loop(api: Api) -> str:
+def a_client_asks_in_a_loop(api: Api) -> str:
     """Empty pops."""
     for _ in range(5):
         assert api.pop(QUEUE) == []
@@ -117,7 +117,7 @@ SYMPTOMS: dict[str, tuple[Callable[[Api], str], tuple[str, ...]]] = {
     "First checks": (nothing_is_wrong, ("No group: no_group", '"status":"ready"', "backlog")),
     "Pops do not wait": (pops_are_stopped, ("204 after", "pops    stopped")),
     "High CPU usage": (
-        somebody_asks_in_a_loop,
+        a_client_asks_in_a_loop,
         ("hark_empty_pops_total", "hark_http_requests_total{", "hark_wakes_total{", "hark_event_loop_lag_seconds_sum"),
     ),
     "Messages arrive late": (a_delayed_message, ("Group billing: delayed", "hark_delivery_age_seconds_sum")),
@@ -155,8 +155,8 @@ def test_the_commands_of_a_part_find_what_it_is_about(
 ) -> None:
     prepare, expected = SYMPTOMS[name]
     monkeypatch.setenv("ID", prepare(api))
-    said = "".join(run_command(block, url) for block in sections()[name])
-    assert [words for words in expected if words not in said] == [], said
+    output = "".join(run_command(block, url) for block in sections()[name])
+    assert [words for words in expected if words not in output] == [], output
 
 
 def test_the_advice_for_a_stuck_partition_frees_it(api: Api, url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from hark.model import Explain, Limits, PositionStats, QueueSpec
 
 from .comparing import Disagreement, agree, engine_view
 from .driver import given
-from .model_nouns import DeadLetter, Message, Wish
+from .model_nouns import DeadLetter, Message, PopParams
 from .model_positions import OrderedPosition, Position, SharedPosition
 from .steps import FIXED_OPTIONS, NAMESPACE, OPTIONS, PARTITIONS, QUEUES, Steps, pick
 
@@ -42,7 +42,7 @@ class ExplainSteps(Steps):
         stored = message in message.partition.log
         if stored and message.only_for not in (None, group):
             return frozenset({"other_group"}), {}
-        queue, partition = message.place
+        queue, partition = message.address
         position = self.model.positions[queue, partition, group]
         if message not in position.todo:
             if any(one.message is message and one.group == group for one in self.model.dead):
@@ -104,7 +104,7 @@ class AdminSteps(ExplainSteps):
         )
         agree("partitions moved", outcome.partitions, self.model.seek(queue, group, partition, offset, after))
         self.tidy()
-        self.cursors = {place: one for place, one in self.cursors.items() if (place[0], place[2]) != (queue, group)}
+        self.cursors = {key: one for key, one in self.cursors.items() if (key[0], key[2]) != (queue, group)}
 
     def requeue(self, data: st.DataObject) -> None:
         """Bring a dead letter back."""
@@ -174,25 +174,25 @@ class AdminSteps(ExplainSteps):
             agree(f"pause of {group.group}", group.paused, known.paused)
             agree(f"mode of {group.group}", group.mode, known.mode)
             agree(f"limits of {group.group}", group.limits, known.limits)
-            held = self.model.in_flight(group.queue, group.group)
-            agree(f"in flight of {group.group} in {group.queue}", group.in_flight, len(held))
+            in_flight = self.model.in_flight(group.queue, group.group)
+            agree(f"in flight of {group.group} in {group.queue}", group.in_flight, len(in_flight))
         for one in self.run(self.q.engine.position_stats()):
-            place = (one.queue, one.partition, one.group)
-            position = self.model.positions[place]
-            agree(f"open messages at {place}", one.lag + one.scheduled, len(position.todo))
+            key = (one.queue, one.partition, one.group)
+            position = self.model.positions[key]
+            agree(f"open messages at {key}", one.lag + one.scheduled, len(position.todo))
             if isinstance(position, OrderedPosition):
-                self.look_at_cursor(place, position, one)
+                self.look_at_cursor(key, position, one)
 
-    def look_at_cursor(self, place: tuple[str, str, str], position: OrderedPosition, one: PositionStats) -> None:
+    def look_at_cursor(self, key: tuple[str, str, str], position: OrderedPosition, one: PositionStats) -> None:
         """How far an ordered group has got, and who keeps others out."""
-        agree(f"lease at {place}", one.lease_expires_at, position.lease.expires_at if position.lease else None)
+        agree(f"lease at {key}", one.lease_expires_at, position.lease.expires_at if position.lease else None)
         log = [waiting for waiting in position.todo if waiting not in position.requeued]
         end = log[0].offset - 1 if log else position.partition.tail
         if not position.partition.gaps:
-            agree(f"cursor at {place}", one.cursor, end)
-        if not self.cursors.get(place, 0) <= one.cursor <= end:
-            raise Disagreement(f"cursor at {place} is {one.cursor}, was {self.cursors.get(place)}, end is {end}")
-        self.cursors[place] = one.cursor
+            agree(f"cursor at {key}", one.cursor, end)
+        if not self.cursors.get(key, 0) <= one.cursor <= end:
+            raise Disagreement(f"cursor at {key} is {one.cursor}, was {self.cursors.get(key)}, end is {end}")
+        self.cursors[key] = one.cursor
 
     def look_at_dead_letters(self) -> None:
         """Every one is there, once, as it died."""
@@ -210,7 +210,7 @@ class AdminSteps(ExplainSteps):
             self.pause(queue, None, False)
             self.pause(queue, group, False)
             for _ in range(10_000):
-                if not self.pop_once(Wish([queue], None, group, "all", 100, 100, auto_ack=True)):
+                if not self.pop_once(PopParams([queue], None, group, "all", 100, 100, auto_ack=True)):
                     break
                 self.pass_time(20)  # Where a rate bounds it.
             agree(f"left for {group}", [one.todo for one in self.model.positions_of(queue, group) if one.todo], [])

@@ -98,7 +98,7 @@ class CursorByTime(Broken):
         return await self.engine.settle(requests)
 
 
-class NobodyIsKeptOut(Broken):
+class NoConsumerIsKeptOut(Broken):
     """A lease that keeps nobody out."""
 
     async def pop(self, requests: Sequence[PopRequest]) -> Answers[PopResult]:
@@ -152,7 +152,7 @@ class ImpatientDelays(Broken):
         )
 
 
-class TransactionsInPieces(Broken):
+class TransactionsInParts(Broken):
     """Pushes of a transaction that stay when it is refused."""
 
     async def transact(self, requests: Sequence[Transaction]) -> Answers[TransactionOutcome]:
@@ -190,12 +190,12 @@ BROKEN: list[type[Broken]] = [
     SettlesWithoutLeaseCheck,
     SkippingCursor,
     CursorByTime,
-    NobodyIsKeptOut,
+    NoConsumerIsKeptOut,
     AttemptsWithoutEnd,
     LosesMessages,
     KeysWithoutMemory,
     ImpatientDelays,
-    TransactionsInPieces,
+    TransactionsInParts,
     EverythingIsNew,
     FirstPartitionFirst,
 ]

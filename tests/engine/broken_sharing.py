@@ -162,7 +162,7 @@ class IgnoresLimits(Broken):
         )
 
 
-class CancelsWhatSomebodyHas(Broken):
+class CancelsWhatAnotherHas(Broken):
     """Takes messages back that a consumer already works on."""
 
     async def cancel(self, message_ids: Sequence[str]) -> list[CancelOutcome]:
@@ -191,6 +191,6 @@ BROKEN: list[type[Broken]] = [
     IgnoresPriority,
     ExpiryOfABatchCostsNothing,
     IgnoresLimits,
-    CancelsWhatSomebodyHas,
+    CancelsWhatAnotherHas,
     KeepsWhatIsSettled,
 ]

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from hark.model import DeadLetter, NewMessage, SettleOutcome
 
-from .driver import Held, message
-from .model_nouns import Answer, Message, Push, Verdict
+from .driver import LeasedMessage, message
+from .model_nouns import Answer, Message, Push, SettleDecision
 
 
 class Disagreement(AssertionError):
@@ -24,13 +24,13 @@ def agree(what: str, engine: object, model: object) -> None:
 class InHand:
     """A delivery as the engine and as the model know it; maybe long stale."""
 
-    held: Held
+    leased: LeasedMessage
     message: Message
     lease: int
 
     def __repr__(self) -> str:
         """Short: what is held, for whom, under which lease of the model."""
-        return f"{self.message!r} of {self.held.group} under lease {self.lease}"
+        return f"{self.message!r} of {self.leased.group} under lease {self.lease}"
 
 
 def to_message(new: Push) -> NewMessage:
@@ -52,15 +52,17 @@ def engine_view(letter: DeadLetter) -> tuple[object, ...]:
     return (letter.message_id, letter.group, letter.attempts, letter.failed_at, error)
 
 
-def compare_settlement(verdict: Verdict, outcome: SettleOutcome, answer: Answer, leases: dict[str, int]) -> None:
+def compare_settlement(
+    decision: SettleDecision, outcome: SettleOutcome, answer: Answer, leases: dict[str, int]
+) -> None:
     """Insist on what the rules promise about a settlement."""
     if answer.success is None:
         return
-    agree(f"success of {verdict} ({outcome.code})", outcome.success, answer.success)
+    agree(f"success of {decision} ({outcome.code})", outcome.success, answer.success)
     if not answer.success and outcome.code not in answer.codes:
-        agree(f"code of {verdict}", outcome.code, answer.codes)
-    agree(f"death by {verdict}", outcome.dead_lettered, answer.dead_lettered)
+        agree(f"code of {decision}", outcome.code, answer.codes)
+    agree(f"death by {decision}", outcome.dead_lettered, answer.dead_lettered)
     if answer.lease_released is not None:
-        agree(f"release by {verdict}", outcome.lease_released, answer.lease_released)
-    held_under = None if outcome.lease_id is None else leases.get(outcome.lease_id, outcome.lease_id)
-    agree(f"lease that {verdict} was held under", held_under, answer.lease)
+        agree(f"release by {decision}", outcome.lease_released, answer.lease_released)
+    leased_under = None if outcome.lease_id is None else leases.get(outcome.lease_id, outcome.lease_id)
+    agree(f"lease that {decision} was held under", leased_under, answer.lease)

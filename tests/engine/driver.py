@@ -56,7 +56,7 @@ Named = Literal["key", "id", "id alone"]
 _SAME = "the lease it was delivered under"
 
 
-class Held(NamedTuple):
+class LeasedMessage(NamedTuple):
     """A message in a consumer's hands, with the lease and the group it came under."""
 
     message: Delivery
@@ -69,7 +69,7 @@ class Held(NamedTuple):
         return msgspec.json.decode(bytes(self.message.payload))
 
 
-class Got(list[Held]):
+class Got(list[LeasedMessage]):
     """What a pop got, as a list, with what it says about the whole."""
 
     lease: str
@@ -102,7 +102,7 @@ def message(queue: str, partition: str, payload: object, **options: Unpack[PushO
 
 
 def settlement(
-    held: Held,
+    leased: LeasedMessage,
     status: Status = "completed",
     error: str | None = None,
     *,
@@ -113,24 +113,24 @@ def settlement(
 ) -> Settlement:
     """What a consumer says of a message that it holds; `lease=None` leaves the lease id out."""
     return Settlement(
-        transaction_id=held.message.transaction_id if named == "key" else held.message.id,
-        partition_id="" if named == "id alone" else held.message.partition_id,
+        transaction_id=leased.message.transaction_id if named == "key" else leased.message.id,
+        partition_id="" if named == "id alone" else leased.message.partition_id,
         status=status,
-        lease_id=held.lease if lease == _SAME else lease,
+        lease_id=leased.lease if lease == _SAME else lease,
         error=error,
         delay_ms=delay_ms,
-        group=held.group if group is None else group,
+        group=leased.group if group is None else group,
     )
 
 
-def payloads(held: Iterable[Held]) -> list[object]:
+def payloads(leased: Iterable[LeasedMessage]) -> list[object]:
     """The payloads, in order."""
-    return [one.payload for one in held]
+    return [one.payload for one in leased]
 
 
-def offsets(held: Iterable[Held]) -> list[int]:
+def offsets(leased: Iterable[LeasedMessage]) -> list[int]:
     """The offsets, in order."""
-    return [one.message.offset for one in held]
+    return [one.message.offset for one in leased]
 
 
 def given(answer: T | HarkError) -> T:
@@ -150,19 +150,19 @@ class Driver:
         wrap: Wrap = lambda engine, _clock: engine,
     ) -> None:
         self._open: Callable[[], Engine] = lambda: wrap(open_engine(clock), clock)
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self.clock = clock
         self.hints: list[Hint] = []
-        self.key_news: list[KeyNotification] = []
+        self.key_notifications: list[KeyNotification] = []
         self.engine: Engine = self._open()
 
     def _listen(self, hints: Sequence[Hint]) -> None:
         self.hints.extend(hints)
-        self._news.set()
+        self._changed.set()
 
     async def start(self) -> None:
         """Start the engine."""
-        await self.engine.start(self._listen, self.key_news.append)
+        await self.engine.start(self._listen, self.key_notifications.append)
 
     async def reopen(self) -> None:
         """Close the engine and open the same store with a new one."""
@@ -230,7 +230,7 @@ class Driver:
         everything = []
         for request, answer in zip(requests, answers, strict=True):
             result = given(answer)
-            got = Got(Held(one, result.lease_id, request.group) for one in result.messages)
+            got = Got(LeasedMessage(one, result.lease_id, request.group) for one in result.messages)
             got.lease, got.reason = result.lease_id, result.reason
             got.look_again_at, got.partitions = result.look_again_at, result.partitions
             got.expires_at = result.expires_at
@@ -244,29 +244,29 @@ class Driver:
         assert [one.transaction_id for one in outcomes] == [one.transaction_id for one in items]
         return outcomes
 
-    async def ack(self, held: Held) -> SettleOutcome:
+    async def ack(self, leased: LeasedMessage) -> SettleOutcome:
         """Complete one message."""
-        [outcome] = await self.settle(settlement(held))
+        [outcome] = await self.settle(settlement(leased))
         return outcome
 
-    async def ack_all(self, held: Iterable[Held]) -> None:
+    async def ack_all(self, leased: Iterable[LeasedMessage]) -> None:
         """Complete messages, and insist that it works."""
-        outcomes = await self.settle(*(settlement(one) for one in held))
+        outcomes = await self.settle(*(settlement(one) for one in leased))
         assert all(one.success for one in outcomes), outcomes
 
-    async def fail(self, held: Held, error: str = "boom", delay_ms: int | None = None) -> SettleOutcome:
+    async def fail(self, leased: LeasedMessage, error: str = "boom", delay_ms: int | None = None) -> SettleOutcome:
         """Fail one message."""
-        [outcome] = await self.settle(settlement(held, "failed", error, delay_ms=delay_ms))
+        [outcome] = await self.settle(settlement(leased, "failed", error, delay_ms=delay_ms))
         return outcome
 
-    async def retry(self, held: Held, delay_ms: int | None = None) -> SettleOutcome:
+    async def retry(self, leased: LeasedMessage, delay_ms: int | None = None) -> SettleOutcome:
         """Give one message back."""
-        [outcome] = await self.settle(settlement(held, "retry", delay_ms=delay_ms))
+        [outcome] = await self.settle(settlement(leased, "retry", delay_ms=delay_ms))
         return outcome
 
-    async def kill(self, held: Held, error: str = "hopeless") -> SettleOutcome:
+    async def kill(self, leased: LeasedMessage, error: str = "hopeless") -> SettleOutcome:
         """Send one message to the dead letters."""
-        [outcome] = await self.settle(settlement(held, "dlq", error))
+        [outcome] = await self.settle(settlement(leased, "dlq", error))
         return outcome
 
     async def drain(self, queue: str, partition: str | None = None, group: str = QUEUE_MODE) -> list[object]:
@@ -358,8 +358,8 @@ class Driver:
         """Wait for a hint about a queue that concerns the group; fails when none comes."""
         async with asyncio.timeout(5):
             while not self.hints_for(queue, group):
-                self._news.clear()
-                await self._news.wait()
+                self._changed.clear()
+                await self._changed.wait()
 
     def hints_for(self, queue: str, group: str = QUEUE_MODE) -> list[Hint]:
         """The hints that say that a group may take something; complete once the verb that caused them has answered."""
@@ -367,11 +367,11 @@ class Driver:
             hint
             for hint in self.hints
             if hint.queue == queue
-            and (hint.group == group or (hint.group is None and group not in hint.told))
+            and (hint.group == group or (hint.group is None and group not in hint.excluded))
             and hint.partitions != ()
         ]
 
-    def told(self, queue: str, group: str = QUEUE_MODE) -> set[str]:
+    def announced(self, queue: str, group: str = QUEUE_MODE) -> set[str]:
         """The partitions that hints name to a group; `ANYWHERE` where they name none."""
         named: set[str] = set()
         for hint in self.hints_for(queue, group):

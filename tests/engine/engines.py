@@ -44,8 +44,8 @@ class EngineKind(NamedTuple):
 
 @contextmanager
 def _file(_request: pytest.FixtureRequest) -> Iterator[Open]:
-    with tempfile.TemporaryDirectory(prefix="hark-store-", dir=fast_folder()) as place:
-        yield lambda clock: SqliteEngine(str(Path(place) / "hark.db"), clock=clock)
+    with tempfile.TemporaryDirectory(prefix="hark-store-", dir=fast_folder()) as folder:
+        yield lambda clock: SqliteEngine(str(Path(folder) / "hark.db"), clock=clock)
 
 
 @contextmanager

@@ -26,8 +26,10 @@ async def why(q: Driver, message_id: str, group: str = "g", here: Circumstances 
     return explain(facts, known, here or Circumstances(waiting=1))
 
 
-async def why_everybody(q: Driver, message_id: str) -> dict[str | None, str]:
+async def why_all(q: Driver, message_id: str) -> dict[str | None, str]:
     """The reasons for all groups of the queue."""
     facts = await facts_of(q, message_id)
-    told = [explain(facts, one, Circumstances(waiting=1)) for one in facts.groups] or [explain_without_groups(facts)]
-    return {one.group: one.reason for one in told}
+    explanations = [explain(facts, one, Circumstances(waiting=1)) for one in facts.groups] or [
+        explain_without_groups(facts)
+    ]
+    return {one.group: one.reason for one in explanations}

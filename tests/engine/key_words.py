@@ -70,6 +70,10 @@ async def listed(engine: Engine, wanted: KeyRange) -> list[Key]:
     return [one.key for one in found]
 
 
-def told(news: list[KeyNotification]) -> set[Key] | None:
+def changed_keys(notifications: list[KeyNotification]) -> set[Key] | None:
     """The keys that news name; None when any may have changed."""
-    return None if any(one.keys is None for one in news) else {key for one in news for key in one.keys or ()}
+    return (
+        None
+        if any(one.keys is None for one in notifications)
+        else {key for one in notifications for key in one.keys or ()}
+    )

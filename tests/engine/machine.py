@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from .admin_steps import AdminSteps
-from .model_nouns import Mode, Wish
+from .model_nouns import Mode, PopParams
 from .steps import FIXED_OPTIONS, GROUPS, MODES, OPTIONS, PARTITIONS, QUEUES
 
 FIRST_OPTIONS = st.tuples(*[st.sampled_from(sorted(OPTIONS) * 2 + sorted(FIXED_OPTIONS))] * len(QUEUES))
@@ -73,12 +73,12 @@ class QueueMachine(AdminSteps, RuleBasedStateMachine):
         queues, name = ([queue], partition) if queue else (list(QUEUES), None)
         if any(self.model.queues[one].options.drop_settled for one in queues):
             mode = "all"  # Whether what all groups skipped is settled, the rules do not say.
-        self.pop_once(Wish(queues, name, group, mode, batch, partitions, auto_ack, MODES[group], lease_ms))
+        self.pop_once(PopParams(queues, name, group, mode, batch, partitions, auto_ack, MODES[group], lease_ms))
 
     @rule(group=st.sampled_from(GROUPS), batch=st.integers(2, 4))
     def pop_a_batch(self, group: str, batch: int) -> None:
         """Pop a batch of wherever there is one."""
-        self.pop_once(Wish(list(QUEUES), None, group, "all", batch, 1, False, MODES[group]))
+        self.pop_once(PopParams(list(QUEUES), None, group, "all", batch, 1, False, MODES[group]))
 
     @rule(
         queue=st.sampled_from(QUEUES),
@@ -88,26 +88,28 @@ class QueueMachine(AdminSteps, RuleBasedStateMachine):
     )
     def pop_side_by_side(self, queue: str, partition: str | None, group: str, batches: list[int]) -> None:
         """Several consumers pop in one call."""
-        self.pop_together(*(Wish([queue], partition, group, "all", batch, 1, False, MODES[group]) for batch in batches))
+        self.pop_together(
+            *(PopParams([queue], partition, group, "all", batch, 1, False, MODES[group]) for batch in batches)
+        )
 
     @rule(data=st.data(), queue=st.sampled_from(QUEUES), group=st.sampled_from(GROUPS), batch=st.integers(1, 4))
     def work(self, data: st.DataObject, queue: str, group: str, batch: int) -> None:
         """A consumer takes a batch and says what became of each message."""
-        got = self.pop_once(Wish([queue], None, group, "all", batch, 2, False, MODES[group]))
+        got = self.pop_once(PopParams([queue], None, group, "all", batch, 2, False, MODES[group]))
         if got:
-            self.settle_some([self.draw_verdict(data, hand) for hand in self.hands[-len(got) :]])
+            self.settle_some([self.draw_decision(data, hand) for hand in self.hands[-len(got) :]])
 
     @precondition(lambda self: self.hands)
     @rule(data=st.data(), number=st.integers(1, 4))
     def settle(self, data: st.DataObject, number: int) -> None:
         """Settle a few messages in one request, in any way."""
-        self.settle_some([self.draw_verdict(data) for _ in range(number)])
+        self.settle_some([self.draw_decision(data) for _ in range(number)])
 
-    @precondition(lambda self: self.held())
+    @precondition(lambda self: self.leased())
     @rule(data=st.data())
     def settle_one(self, data: st.DataObject) -> None:
         """Settle one message."""
-        self.settle_some([self.draw_verdict(data)])
+        self.settle_some([self.draw_decision(data)])
 
     @rule(data=st.data(), settlements=st.integers(0, 2), pushes=st.integers(0, 2), name_leases=st.booleans())
     def transact(self, data: st.DataObject, settlements: int, pushes: int, name_leases: bool) -> None:

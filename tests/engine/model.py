@@ -13,7 +13,7 @@ from dataclasses import replace
 from hark.clock import MILLISECOND, SECOND
 from hark.model import CancelOutcome
 
-from .model_nouns import STALE, Answer, Cancelled, DeadLetter, Lease, Message, Verdict
+from .model_nouns import STALE, Answer, Cancelled, DeadLetter, Lease, Message, SettleDecision
 from .model_pop import PopModel
 from .model_positions import OrderedPosition, Position
 
@@ -45,42 +45,42 @@ class Model(PopModel):
 
     # Settlements -------------------------------------------------------------------------------------------
 
-    def settle(self, verdicts: list[Verdict]) -> list[Answer]:
+    def settle(self, decisions: list[SettleDecision]) -> list[Answer]:
         """Settle; every item is judged before anything is done."""
-        judged = [(one, self.judge(one), self._is_done(one)) for one in verdicts]
-        answers = [self._apply(*one) for one in judged]
+        authorized = [(one, self.authorize(one), self._is_done(one)) for one in decisions]
+        answers = [self._apply(*one) for one in authorized]
         self.drop_settled()
         return answers
 
-    def judge_strictly(self, verdict: Verdict, required: list[int]) -> Answer:
+    def authorize_strictly(self, decision: SettleDecision, required: list[int]) -> Answer:
         """What a settlement inside a transaction would be answered: completed again only under the same lease."""
-        answer = self.judge(verdict, required)
-        message = verdict.message
-        position = self.positions.get((*message.place, verdict.group))
+        answer = self.authorize(decision, required)
+        message = decision.message
+        position = self.positions.get((*message.address, decision.group))
         if not answer.success or position is None or message in position.todo:
             return answer
         lease = position.done.get(message)
         if lease is None and message in position.unsure:
             return Answer(None)
-        if lease is None or (verdict.lease != lease and not (verdict.lease is None and lease in required)):
+        if lease is None or (decision.lease != lease and not (decision.lease is None and lease in required)):
             return Answer(False, STALE)
         return Answer(None) if message in position.unsure else answer
 
-    def transact(self, verdicts: list[Verdict], required: list[int]) -> int | None:
+    def transact(self, decisions: list[SettleDecision], required: list[int]) -> int | None:
         """The index of the settlement that is refused (-1: a required lease), or None: all is done."""
         if any(not self.is_live(one) for one in required):
             return -1
-        for index, one in enumerate(verdicts):
-            if not self.judge_strictly(one, required).success:
+        for index, one in enumerate(decisions):
+            if not self.authorize_strictly(one, required).success:
                 return index
-        for one, answer in zip(verdicts, self.settle(verdicts), strict=True):
+        for one, answer in zip(decisions, self.settle(decisions), strict=True):
             if one.status == "completed" and answer.lease is not None:
-                self.positions[(*one.message.place, one.group)].unsure.discard(one.message)
+                self.positions[(*one.message.address, one.group)].unsure.discard(one.message)
         return None
 
     def holds(self, message: Message, group: str, lease_id: int) -> bool:
         """Whether a message was last delivered under that lease, and its verdict is open."""
-        position = self.positions.get((*message.place, group))
+        position = self.positions.get((*message.address, group))
         lease = None if position is None else position.holder.get(message)
         return lease is not None and lease.id == lease_id and lease.expires_at > self.now
 
@@ -89,64 +89,64 @@ class Model(PopModel):
         same = [one for one in message.partition.log if one.push.key == message.push.key is not None]
         return same[0] if same and message not in message.partition.log else message
 
-    def judge(self, verdict: Verdict, required: list[int] | None = None) -> Answer:
+    def authorize(self, decision: SettleDecision, required: list[int] | None = None) -> Answer:
         """What a settlement would be answered."""
-        message = verdict.message
-        position = self.positions.get((*message.place, verdict.group))
-        dead = any(one.message is message and one.group == verdict.group for one in self.dead)
+        message = decision.message
+        position = self.positions.get((*message.address, decision.group))
+        dead = any(one.message is message and one.group == decision.group for one in self.dead)
         if message not in message.partition.log:
-            return self._judge_removed(verdict, position, dead)
+            return self._authorize_removed(decision, position, dead)
         if position is None:
             return Answer(False, STALE)
         if message not in position.todo:
-            if verdict.status == "completed":
+            if decision.status == "completed":
                 return Answer(None if dead else True)
             return Answer(False, STALE | {"dead_lettered"})
         lease = position.holder.get(message)
         known = lease is not None and lease.expires_at > self.now
-        if known and verdict.lease is None:
+        if known and decision.lease is None:
             known = not required or (lease is not None and lease.id in required)
         elif known and lease is not None:
-            known = lease.id == verdict.lease
+            known = lease.id == decision.lease
         return Answer(known, frozenset() if known else STALE)
 
     @staticmethod
-    def _judge_removed(verdict: Verdict, position: Position | None, dead: bool) -> Answer:
+    def _authorize_removed(decision: SettleDecision, position: Position | None, dead: bool) -> Answer:
         """What is said of a message that is no longer stored; its id still says that there was one."""
-        by_id = verdict.by_id or verdict.message.push.key is None
-        if verdict.status == "completed" and by_id:
+        by_id = decision.by_id or decision.message.push.key is None
+        if decision.status == "completed" and by_id:
             if dead:
                 return Answer(False, frozenset({"dead_lettered"}))
-            return Answer(True if position is not None and verdict.message in position.done else None)
+            return Answer(True if position is not None and decision.message in position.done else None)
         return Answer(False, STALE | {"not_found", "dead_lettered"} if by_id else frozenset({"not_found"}))
 
-    def _is_done(self, verdict: Verdict) -> bool:
-        position = self.positions.get((*verdict.message.place, verdict.group))
-        return position is not None and verdict.message not in position.todo
+    def _is_done(self, decision: SettleDecision) -> bool:
+        position = self.positions.get((*decision.message.address, decision.group))
+        return position is not None and decision.message not in position.todo
 
-    def _apply(self, verdict: Verdict, answer: Answer, before: bool) -> Answer:
-        message = verdict.message
+    def _apply(self, decision: SettleDecision, answer: Answer, before: bool) -> Answer:
+        message = decision.message
         if not answer.success:
             return answer
-        position = self.positions[(*message.place, verdict.group)]
+        position = self.positions[(*message.address, decision.group)]
         lease = position.holder.pop(message, None)
         if lease is None:  # Completed before, or said twice in one request: the first word counts.
             return answer if before else Answer(None)
         answer.lease = lease.id
-        if verdict.status == "completed":
+        if decision.status == "completed":
             position.settled(message)
             position.done[message] = lease.id
             position.unsure.add(message)
-        elif verdict.status == "dlq":
+        elif decision.status == "dlq":
             used = position.attempts.get(message, 0) + 1
-            answer.dead_lettered = self._bury(
-                position, DeadLetter(message, position.group, used, verdict.error, self.now)
+            answer.dead_lettered = self._dead_letter(
+                position, DeadLetter(message, position.group, used, decision.error, self.now)
             )
-        elif verdict.status == "failed":
-            answer.dead_lettered = self._use_attempt(position, message, verdict.error, self.now, verdict.delay_ms)
+        elif decision.status == "failed":
+            answer.dead_lettered = self._use_attempt(position, message, decision.error, self.now, decision.delay_ms)
         else:
-            position.due[message] = self.now + (verdict.delay_ms or 0) * MILLISECOND
-        if verdict.status != "completed":
+            position.due[message] = self.now + (decision.delay_ms or 0) * MILLISECOND
+        if decision.status != "completed":
             position.given_back(lease)
         answer.lease_released = self._is_released(position, lease)
         return answer
@@ -162,7 +162,7 @@ class Model(PopModel):
         used = position.attempts[message] = position.attempts.get(message, 0) + 1
         allowed = (options.retry_limit if message.push.backoff_ms is None else len(message.push.backoff_ms)) + 1
         if used >= allowed:
-            return self._bury(position, DeadLetter(message, position.group, used, error, at), exhausted=True)
+            return self._dead_letter(position, DeadLetter(message, position.group, used, error, at), exhausted=True)
         growth = options.retry_multiplier ** (used - 1)
         delay = min(options.retry_delay * growth, options.retry_max_delay)
         if message.push.backoff_ms is not None:
@@ -170,7 +170,7 @@ class Model(PopModel):
         position.due[message] = at + int(delay if delay_ms is None else delay_ms) * MILLISECOND
         return False
 
-    def _bury(self, position: Position, letter: DeadLetter, exhausted: bool = False) -> bool:
+    def _dead_letter(self, position: Position, letter: DeadLetter, exhausted: bool = False) -> bool:
         queue = position.partition.queue
         position.settled(letter.message)
         if not queue.options.dead_letter_queue or (exhausted and not queue.options.dlq_after_max_retries):
@@ -185,11 +185,11 @@ class Model(PopModel):
 
     def renew(self, lease_id: int, seconds: int) -> int | None:
         """The lease's new end, or None when it is over."""
-        held = [lease for position in self.positions.values() for lease in position.leases() if lease.id == lease_id]
-        if not held:
+        leased = [lease for position in self.positions.values() for lease in position.leases() if lease.id == lease_id]
+        if not leased:
             return None
-        held[0].expires_at = max(held[0].expires_at, self.now + seconds * SECOND)
-        return held[0].expires_at
+        leased[0].expires_at = max(leased[0].expires_at, self.now + seconds * SECOND)
+        return leased[0].expires_at
 
     def release(self, lease_id: int) -> None:
         """Give back, uncounted."""

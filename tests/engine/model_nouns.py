@@ -29,7 +29,7 @@ class Push:
 
 
 @dataclass(frozen=True)
-class Wish:
+class PopParams:
     """A wish for messages, of a queue (and partition) or of several queues."""
 
     queues: list[str]
@@ -56,7 +56,7 @@ class Message:
     """A requeued message is for one group."""
 
     @property
-    def place(self) -> tuple[str, str]:
+    def address(self) -> tuple[str, str]:
         """The names of queue and partition."""
         return self.partition.queue.name, self.partition.name
 
@@ -125,7 +125,7 @@ class DeadLetter:
 
 
 @dataclass
-class Verdict:
+class SettleDecision:
     """What a consumer says of a message; lease None: it names none, 0: one that never was."""
 
     message: Message

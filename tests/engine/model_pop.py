@@ -19,10 +19,10 @@ from .model_nouns import (
     Message,
     Mode,
     Partition,
+    PopParams,
     Popped,
     Push,
     Queue,
-    Wish,
 )
 from .model_positions import OrderedPosition, Position, SharedPosition
 
@@ -133,83 +133,86 @@ class PopModel(StoreModel):
         """False after a restart, which may forget who was served when."""
         self.buckets: dict[tuple[str, str | None], Bucket] = {}
 
-    def pop(self, wish: Wish, answered: Answered) -> Popped:
+    def pop(self, params: PopParams, answered: Answered) -> Popped:
         """Lease messages.
 
         What the rules leave open is as `answered`: the order of partitions after a restart, and how a batch is shared
         out among its partitions.
         """
-        self.meet(wish)
+        self.meet(params)
         lease = Lease(next(self.numbers), self.now + (1 << 60))
         popped = Popped(lease.id, [])
-        for position, share in self._plan(wish, answered):
+        for position, share in self._plan(params, answered):
             taken = position.ready(self.now)[:share]
             popped.messages += [(one, position.attempts.get(one, 0) + 1) for one in taken]
             position.served = next(self.numbers)
-            self._spend(position.partition.queue, wish.group, len(taken))
-            if wish.auto_ack:
+            self._spend(position.partition.queue, params.group, len(taken))
+            if params.auto_ack:
                 for one in taken:
                     position.settled(one)
                     position.done[one] = NO_LEASE
                 continue
             position.hand_out(taken, lease)
-            lease.expires_at = min(lease.expires_at, self.now + _lease_time(position.partition.queue, wish))
-        if not popped.messages and len(wish.queues) == 1:
-            popped.reasons = self._reasons(wish)
+            lease.expires_at = min(lease.expires_at, self.now + _lease_time(position.partition.queue, params))
+        if not popped.messages and len(params.queues) == 1:
+            popped.reasons = self._reasons(params)
         self.drop_settled()
         return popped
 
-    def meet(self, wish: Wish) -> None:
+    def meet(self, params: PopParams) -> None:
         """A pop is a contact, whatever it gets."""
-        for name in wish.queues:
-            self.contact(name, wish.group, wish.mode, wish.group_mode)
+        for name in params.queues:
+            self.contact(name, params.group, params.mode, params.group_mode)
 
-    def would_give(self, wish: Wish, answered: Answered) -> list[Message]:
+    def would_give(self, params: PopParams, answered: Answered) -> list[Message]:
         """What a pop would get now."""
-        self.meet(wish)
-        plan = self._plan(wish, answered)
+        self.meet(params)
+        plan = self._plan(params, answered)
         return [message for position, share in plan for message in position.ready(self.now)[:share]]
 
-    def _plan(self, wish: Wish, answered: Answered) -> list[tuple[Position, int]]:
+    def _plan(self, params: PopParams, answered: Answered) -> list[tuple[Position, int]]:
         """Which partitions give how many: as answered if that is as much as there is to get."""
-        most = self._shares(wish, answered, {})
-        asked = self._shares(wish, answered, answered)
-        return asked if sum(share for _, share in asked) == sum(share for _, share in most) else most
+        most = self._shares(params, answered, {})
+        expected = self._shares(params, answered, answered)
+        return expected if sum(share for _, share in expected) == sum(share for _, share in most) else most
 
-    def _shares(self, wish: Wish, answered: Answered, asked: Answered) -> list[tuple[Position, int]]:
+    def _shares(self, params: PopParams, answered: Answered, expected: Answered) -> list[tuple[Position, int]]:
         """One partition after the other, each as much as it can give, or as was asked."""
         used: Counter[str] = Counter()
         plan: list[tuple[Position, int]] = []
-        while len(plan) < wish.partitions and used.total() < wish.batch:
+        while len(plan) < params.partitions and used.total() < params.batch:
             open_positions = [
                 (position, room)
-                for position in self._candidates(wish)
+                for position in self._candidates(params)
                 if all(position is not one for one, _ in plan)
-                and (room := self.room(position.place[0], wish.group, wish.auto_ack)[0] - used[position.place[0]]) > 0
+                and (
+                    room := self.room(position.address[0], params.group, params.auto_ack)[0] - used[position.address[0]]
+                )
+                > 0
             ]
             if not open_positions:
                 break
             position, room = min(open_positions, key=lambda one: self._turn(one[0], answered))
-            share = int(min(len(position.ready(self.now)), room, wish.batch - used.total()))
-            share = min(share, asked.get(position.place, share))
+            share = int(min(len(position.ready(self.now)), room, params.batch - used.total()))
+            share = min(share, expected.get(position.address, share))
             plan.append((position, share))
-            used[position.place[0]] += share
+            used[position.address[0]] += share
         return plan
 
-    def _candidates(self, wish: Wish) -> list[Position]:
+    def _candidates(self, params: PopParams) -> list[Position]:
         return [
             position
-            for name in wish.queues
-            if not (self.queues[name].paused or self.groups[name, wish.group].paused)
-            for position in self.positions_of(name, wish.group)
-            if wish.partition in (None, position.partition.name) and position.ready(self.now)
+            for name in params.queues
+            if not (self.queues[name].paused or self.groups[name, params.group].paused)
+            for position in self.positions_of(name, params.group)
+            if params.partition in (None, position.partition.name) and position.ready(self.now)
         ]
 
     def _turn(self, position: Position, answered: Answered) -> tuple[int, int, int, int, int]:
         # Each of several servers has its own order of service, so then nobody can say whose turn it is.
         served = position.served if self.one_server else 0
-        known = (self.order_is_known and self.one_server) or served or position.place not in answered
-        rank = len(answered) if known else list(answered).index(position.place)
+        known = (self.order_is_known and self.one_server) or served or position.address not in answered
+        rank = len(answered) if known else list(answered).index(position.address)
         shared = isinstance(position, SharedPosition)
         highest = max(one.push.priority for one in position.ready(self.now)) if shared else 0
         return (-position.partition.queue.options.priority, -highest, served, rank, position.partition.age)
@@ -257,13 +260,13 @@ class PopModel(StoreModel):
 
     # Reasons -----------------------------------------------------------------------------------------------
 
-    def _reasons(self, wish: Wish) -> frozenset[str]:
+    def _reasons(self, params: PopParams) -> frozenset[str]:
         """Why a pop of one queue is empty; empty itself where the rules do not say."""
-        [queue], name, group = wish.queues, wish.partition, wish.group
+        [queue], name, group = params.queues, params.partition, params.group
         paused = self.queues[queue].paused or self.groups[queue, group].paused
-        limited = self.room(queue, group, wish.auto_ack)[1]
+        limited = self.room(queue, group, params.auto_ack)[1]
         if name is None:
-            return limited if self._candidates(wish) else frozenset()
+            return limited if self._candidates(params) else frozenset()
         if name not in self.queues[queue].partitions:
             return limited | ({"partition_not_found", "paused"} if paused else {"partition_not_found"})
         if paused:
@@ -282,11 +285,11 @@ def _waits_for(position: Position) -> set[str]:
     return {"waiting"} if free else {"nothing_ready"}
 
 
-def _lease_time(queue: Queue, wish: Wish) -> int:
+def _lease_time(queue: Queue, params: PopParams) -> int:
     """How long a pop holds what it gets of a queue."""
-    if wish.lease_ms is None:
+    if params.lease_ms is None:
         return queue.options.lease_time * SECOND
-    return (queue.options.lock_duration or wish.lease_ms) * MILLISECOND
+    return (queue.options.lock_duration or params.lease_ms) * MILLISECOND
 
 
 def new_position(mode: GroupMode, group: str, partition: Partition, todo: list[Message]) -> Position:

@@ -26,7 +26,7 @@ class Position:
     """What was completed, and its lease may be forgotten: not by a transaction, or before a seek."""
 
     @property
-    def place(self) -> tuple[str, str]:
+    def address(self) -> tuple[str, str]:
         """The names of queue and partition."""
         return self.partition.queue.name, self.partition.name
 
@@ -182,7 +182,7 @@ class SharedPosition(Position):
 
     def expire(self, lease: Lease) -> list[Message]:
         """Each message pays."""
-        held = [one for one, holder in self.holder.items() if holder is lease]
-        for message in held:
+        leased = [one for one, holder in self.holder.items() if holder is lease]
+        for message in leased:
             del self.holder[message]
-        return held
+        return leased

@@ -18,7 +18,7 @@ from .comparing import InHand, agree, compare_settlement, to_message
 from .driver import ALL, NEVER_GIVEN, NEW, Driver, Got, Named, Wrap, payloads, settlement
 from .engines import EngineKind, Open
 from .model import Model
-from .model_nouns import Message, Push, Verdict, Wish
+from .model_nouns import Message, PopParams, Push, SettleDecision
 
 T = TypeVar("T")
 NAMESPACE = "ns"
@@ -127,37 +127,37 @@ class Steps:
         for one, outcome in zip(new, outcomes, strict=True):
             self.pushed(one, outcome)
 
-    def pop_once(self, wish: Wish) -> Got:
+    def pop_once(self, params: PopParams) -> Got:
         """Pop of a queue, a partition or the namespace."""
-        [got] = self.pop_together(wish)
+        [got] = self.pop_together(params)
         return got
 
-    def pop_together(self, *wishes: Wish) -> list[Got]:
+    def pop_together(self, *all_params: PopParams) -> list[Got]:
         """Several pops in one call: side by side, so in whatever order their answers can be explained."""
         known = len(self.model.groups)
-        everything = self.run(self.q.pop_requests(*map(to_request, wishes)))
-        left = list(zip(wishes, everything, strict=True))
+        everything = self.run(self.q.pop_requests(*map(to_request, all_params)))
+        left = list(zip(all_params, everything, strict=True))
         while left:
-            self.popped(*left.pop(self.next_served(left)), alone=len(wishes) == 1)
+            self.popped(*left.pop(self.next_served(left)), alone=len(all_params) == 1)
         if len(self.model.groups) > known:
             self.pass_time(0.001)  # What is pushed in the moment of a first contact may get a time just after it.
         self.tidy()
         return everything
 
-    def next_served(self, left: Sequence[tuple[Wish, Got]]) -> int:
+    def next_served(self, left: Sequence[tuple[PopParams, Got]]) -> int:
         """Which of these pops got what is to be had first; 0 if none can be explained."""
-        for index, (wish, got) in enumerate(left):
-            expected = [one.push.payload for one in self.model.would_give(wish, places_of(got))]
+        for index, (params, got) in enumerate(left):
+            expected = [one.push.payload for one in self.model.would_give(params, partitions_of(got))]
             if sorted(expected) == sorted(map(int, map(str, payloads(got)))):
                 return index
         return 0
 
-    def popped(self, wish: Wish, got: Got, alone: bool) -> None:
+    def popped(self, params: PopParams, got: Got, alone: bool) -> None:
         """Pop from the model as well, and compare."""
-        places = places_of(got)
-        popped = self.model.pop(wish, places)
+        partitions = partitions_of(got)
+        popped = self.model.pop(params, partitions)
         # In a partition the order is promised; among the partitions of one batch it is not.
-        in_order = sorted(got, key=lambda one: list(places).index((one.message.queue, one.message.partition)))
+        in_order = sorted(got, key=lambda one: list(partitions).index((one.message.queue, one.message.partition)))
         delivered = [
             (one.message.queue, one.message.partition, one.message.offset, one.payload, one.message.attempt)
             for one in in_order
@@ -166,28 +166,28 @@ class Steps:
             (one.partition.queue.name, one.partition.name, one.offset, one.push.payload, attempt)
             for one, attempt in popped.messages
         ]
-        agree(f"{wish}", delivered, expected)
-        agree("number of partitions", got.partitions, len(places))
+        agree(f"{params}", delivered, expected)
+        agree("number of partitions", got.partitions, len(partitions))
         if alone and popped.reasons and got.reason not in popped.reasons:
-            agree(f"reason of empty {wish}", got.reason, popped.reasons)
-        if got and not wish.auto_ack:
+            agree(f"reason of empty {params}", got.reason, popped.reasons)
+        if got and not params.auto_ack:
             agree("leases are fresh", got.lease in self.leases, False)
             self.leases[got.lease] = popped.lease
             self.hands += [
-                InHand(held, one, popped.lease) for held, (one, _) in zip(in_order, popped.messages, strict=True)
+                InHand(leased, one, popped.lease) for leased, (one, _) in zip(in_order, popped.messages, strict=True)
             ]
 
-    def held(self) -> list[InHand]:
+    def leased(self) -> list[InHand]:
         """Deliveries whose verdict is open."""
-        return [one for one in self.hands if self.model.holds(one.message, one.held.group, one.lease)]
+        return [one for one in self.hands if self.model.holds(one.message, one.leased.group, one.lease)]
 
     def draw_hand(self, data: st.DataObject) -> InHand:
         """Draw a delivery, mostly one that is held."""
-        held = self.held()
-        fresh = bool(held) and data.draw(st.sampled_from([True, True, True, False]), "held")
-        return pick(data, held if fresh else self.hands[-12:], "in hand")
+        leased = self.leased()
+        fresh = bool(leased) and data.draw(st.sampled_from([True, True, True, False]), "held")
+        return pick(data, leased if fresh else self.hands[-12:], "in hand")
 
-    def draw_verdict(self, data: st.DataObject, hand: InHand | None = None) -> tuple[Settlement, Verdict]:
+    def draw_decision(self, data: st.DataObject, hand: InHand | None = None) -> tuple[Settlement, SettleDecision]:
         """Draw a settlement of a delivery, mostly under its lease."""
         hand = self.draw_hand(data) if hand is None else hand
         status = data.draw(st.sampled_from(STATUSES), "status")
@@ -195,31 +195,33 @@ class Steps:
         named = data.draw(st.sampled_from(NAMES), "name")
         lease = data.draw(st.sampled_from(["own"] * 6 + ["none", "never given", "another"]), "lease")
         about = self.model.named(hand.message) if named == "key" else hand.message
-        verdict = Verdict(about, hand.held.group, status, hand.lease, f"error {self.payload}", delay_ms, named != "key")
-        name: str | None = hand.held.lease
+        decision = SettleDecision(
+            about, hand.leased.group, status, hand.lease, f"error {self.payload}", delay_ms, named != "key"
+        )
+        name: str | None = hand.leased.lease
         if lease == "none":
-            name, verdict.lease = None, None
+            name, decision.lease = None, None
         elif lease == "never given":
-            name, verdict.lease = NEVER_GIVEN, 0
+            name, decision.lease = NEVER_GIVEN, 0
         elif lease == "another":
-            name, verdict.lease = pick(data, list(self.leases.items()), "other lease")
-        return settlement(hand.held, status, verdict.error, delay_ms=delay_ms, lease=name, named=named), verdict
+            name, decision.lease = pick(data, list(self.leases.items()), "other lease")
+        return settlement(hand.leased, status, decision.error, delay_ms=delay_ms, lease=name, named=named), decision
 
-    def settle_some(self, drawn: list[tuple[Settlement, Verdict]]) -> None:
+    def settle_some(self, drawn: list[tuple[Settlement, SettleDecision]]) -> None:
         """Settle in one request."""
         outcomes = self.run(self.q.settle(*(one for one, _ in drawn)))
-        answers = self.model.settle([verdict for _, verdict in drawn])
-        for (_, verdict), outcome, answer in zip(drawn, outcomes, answers, strict=True):
-            compare_settlement(verdict, outcome, answer, self.leases)
+        answers = self.model.settle([decision for _, decision in drawn])
+        for (_, decision), outcome, answer in zip(drawn, outcomes, answers, strict=True):
+            compare_settlement(decision, outcome, answer, self.leases)
         self.tidy()
 
     def transact_some(self, data: st.DataObject, settlements: int, pushes: int, name_leases: bool) -> None:
         """Settle and push, all or nothing."""
-        drawn = [self.draw_verdict(data) for _ in range(settlements if self.hands else 0)]
-        verdicts = [verdict for _, verdict in drawn]
-        if len({(one.message, one.group) for one in verdicts}) < len(verdicts):
+        drawn = [self.draw_decision(data) for _ in range(settlements if self.hands else 0)]
+        decisions = [decision for _, decision in drawn]
+        if len({(one.message, one.group) for one in decisions}) < len(decisions):
             return  # What two verdicts on one message mean inside a transaction, the rules do not say.
-        if any(self.model.judge_strictly(one, []).success is None for one in verdicts):
+        if any(self.model.authorize_strictly(one, []).success is None for one in decisions):
             return
         open_queues = [one for one in QUEUES if not self.model.queues[one].options.max_size]
         new = [
@@ -228,7 +230,7 @@ class Steps:
             )
             for _ in range(pushes if open_queues else 0)
         ]
-        settled = {(one.message.partition.name, one.message.push.key) for one in verdicts}
+        settled = {(one.message.partition.name, one.message.push.key) for one in decisions}
         if any(
             (one.partition, one.key) in settled
             for one in new
@@ -240,12 +242,12 @@ class Steps:
             name, lease = pick(data, [*self.leases.items(), (NEVER_GIVEN, 0)], "required lease")
             if self.model.is_live(lease) is not None:
                 required[name] = lease
-        if any(self.model.judge_strictly(one, list(required.values())).success is None for one in verdicts):
+        if any(self.model.authorize_strictly(one, list(required.values())).success is None for one in decisions):
             return
         operations: list[Settlement | NewMessage] = [*(one for one, _ in drawn), *map(to_message, new)]
         outcome = self.run(self.q.transact(*operations, required_leases=list(required)))
-        refused = self.model.transact(verdicts, list(required.values()))
-        agree(f"success of {verdicts} under {required}", outcome.success, refused is None)
+        refused = self.model.transact(decisions, list(required.values()))
+        agree(f"success of {decisions} under {required}", outcome.success, refused is None)
         if refused is None:
             for one, result in zip(new, outcome.results[len(drawn) :], strict=True):
                 self.pushed(one, result)
@@ -295,23 +297,23 @@ class Steps:
             self.pass_time(20)  # Whether a restart fills the buckets, the rules do not say; time does.
 
 
-def places_of(got: Got) -> Counter[tuple[str, str]]:
+def partitions_of(got: Got) -> Counter[tuple[str, str]]:
     """How many messages came from which queue and partition."""
     return Counter((one.message.queue, one.message.partition) for one in got)
 
 
-def to_request(wish: Wish) -> PopRequest:
+def to_request(params: PopParams) -> PopRequest:
     """A wish as the engine takes it."""
-    one_queue = wish.queues[0] if len(wish.queues) == 1 else None
+    one_queue = params.queues[0] if len(params.queues) == 1 else None
     return PopRequest(
         queue=one_queue,
-        partition=wish.partition,
+        partition=params.partition,
         namespace=None if one_queue else NAMESPACE,
-        group=wish.group,
-        group_mode=wish.group_mode,
-        batch=wish.batch,
-        partitions=wish.partitions,
-        auto_ack=wish.auto_ack,
-        subscription=NEW if wish.mode == "new" else ALL,
-        lease_ms=wish.lease_ms,
+        group=params.group,
+        group_mode=params.group_mode,
+        batch=params.batch,
+        partitions=params.partitions,
+        auto_ack=params.auto_ack,
+        subscription=NEW if params.mode == "new" else ALL,
+        lease_ms=params.lease_ms,
     )

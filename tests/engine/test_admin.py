@@ -49,9 +49,9 @@ async def test_purge_removes_all_messages_leased_ones_too(q: Driver, engine: Eng
     await q.push("orders", "p1", 1, 2)
     await q.push("orders", "p2", 3)
     await q.push("bills", "p1", 4)
-    [held] = await q.pop("orders", "p1")
+    [leased] = await q.pop("orders", "p1")
     assert await engine.purge("orders") == 3
-    assert (await q.ack(held)).code == "not_found"
+    assert (await q.ack(leased)).code == "not_found"
     assert await q.pop("orders", batch=10, partitions=10) == []
     assert await engine.messages(MessageFilter(queue="orders")) == []
     assert (await q.stats("orders")).counts.total == 0
@@ -71,7 +71,7 @@ async def test_after_a_purge_offsets_go_on_and_every_group_continues(q: Driver, 
 
 
 @pytest.mark.parametrize("group", ["workers", None])
-async def test_a_purge_for_one_group_or_all_concerns_what_is_held_delayed_or_waits(
+async def test_a_purge_for_one_group_or_all_concerns_what_is_leased_delayed_or_waits(
     q: Driver, either: Workers, group: str | None
 ) -> None:
     await q.configure("orders", retry_delay=60_000)
@@ -95,8 +95,8 @@ async def test_a_purge_for_one_group_or_all_concerns_what_is_held_delayed_or_wai
 
 async def test_purging_one_group_includes_what_was_requeued_for_it(q: Driver, engine: Engine) -> None:
     await q.push("orders", "p1", 1, 2)
-    [held] = await q.pop("orders", group="a")
-    await q.kill(held)
+    [leased] = await q.pop("orders", group="a")
+    await q.kill(leased)
     [letter] = await q.dead_letters()
     await q.requeue(letter)
     assert await engine.purge("orders", "a") == 2
@@ -148,10 +148,10 @@ async def test_a_leased_message_can_be_deleted(q: Driver, engine: Engine) -> Non
 async def test_deleting_the_message_that_blocks_a_partition_frees_it(q: Driver, engine: Engine, failed: bool) -> None:
     await q.configure("orders", retry_delay=60_000)
     await q.push("orders", "p1", 1, 2)
-    [held] = await q.pop("orders")
+    [leased] = await q.pop("orders")
     if failed:
-        await q.fail(held)
-    await engine.delete_messages([held.message.id])
+        await q.fail(leased)
+    await engine.delete_messages([leased.message.id])
     assert payloads(await q.pop("orders")) == [2]
 
 
@@ -162,8 +162,8 @@ async def test_a_deleted_queue_is_gone_with_everything_in_it(q: Driver, engine: 
     await q.configure("orders", retry_limit=9)
     await q.push("orders", "p1", 1, 2, 3, transaction_id=None)
     await q.push("bills", "p1", 4)
-    [held] = await q.pop("orders", group="g")
-    await q.kill(held)
+    [leased] = await q.pop("orders", group="g")
+    await q.kill(leased)
     [open_one] = await q.pop("orders", group="g")
     assert await engine.delete_queues(["orders", "nowhere", "orders"]) == [True, False, False]
     assert [one.name for one in await engine.queue_infos()] == ["bills"]
@@ -193,9 +193,9 @@ async def test_a_queue_of_the_same_name_is_a_new_queue(q: Driver, engine: Engine
     assert await engine.message(pushed.partition_id or "", "t1") is None
     assert await engine.delete_messages([pushed.message_id or ""]) == [False]
     assert [one.code for one in await q.settle(Settlement("t1", pushed.partition_id or ""))] == ["not_found"]
-    [held] = await q.pop("orders", group="g", subscription=NEW) or await q.pop("orders", group="h")
-    assert (held.payload, held.message.offset) == (2, 1)
-    assert held.message.partition_id != old[0].message.partition_id
+    [leased] = await q.pop("orders", group="g", subscription=NEW) or await q.pop("orders", group="h")
+    assert (leased.payload, leased.message.offset) == (2, 1)
+    assert leased.message.partition_id != old[0].message.partition_id
 
 
 async def test_the_groups_of_a_deleted_queue_are_forgotten(q: Driver, engine: Engine, clock: FakeClock) -> None:
@@ -299,10 +299,10 @@ async def test_configure_takes_a_batch_and_queue_infos_answers_those_that_exist(
 async def test_a_changed_lease_time_is_for_the_leases_that_follow(q: Driver, clock: FakeClock) -> None:
     await q.configure("orders", lease_time=5)
     await q.push("orders", "p1", 1)
-    [held] = await q.pop("orders")
+    [leased] = await q.pop("orders")
     await q.configure("orders", lease_time=1)
     clock.advance(4)
-    assert (await q.ack(held)).success
+    assert (await q.ack(leased)).success
 
 
 async def test_sealing_must_agree_with_the_queue_s_encryption(q: Driver) -> None:
@@ -318,8 +318,8 @@ async def test_sealing_must_agree_with_the_queue_s_encryption(q: Driver) -> None
     )
     assert [one.status for one in outcomes] == ["failed", "queued", "failed", "queued"]
     assert [one.code for one in outcomes] == ["sealing_mismatch", None, "sealing_mismatch", None]
-    [held], [plain] = await q.pop("secret"), await q.pop("plain")
-    assert held.message.sealed and not plain.message.sealed
+    [leased], [plain] = await q.pop("secret"), await q.pop("plain")
+    assert leased.message.sealed and not plain.message.sealed
 
 
 async def test_rule_26_auto_ack_leaves_what_is_sealed_on_a_lease_until_it_was_read(q: Driver, either: Workers) -> None:
@@ -332,8 +332,8 @@ async def test_rule_26_auto_ack_leaves_what_is_sealed_on_a_lease_until_it_was_re
     assert (payloads(got), bool(got.lease)) == (["ciphertext", "another", "plain"], True)
     q.clock.advance(10)
     for number in range(2):
-        [held] = await either.take(1, "p1", auto_ack=True)
-        assert (await q.ack(held)).success, number
+        [leased] = await either.take(1, "p1", auto_ack=True)
+        assert (await q.ack(leased)).success, number
     for partition, payload in (("p1", "plain"), ("p2", "alone")):
         got = await either.take(4, partition, auto_ack=True)
         assert (payloads(got), got.lease) == ([payload], "")
@@ -344,10 +344,10 @@ async def test_rule_26_auto_ack_leaves_what_is_sealed_on_a_lease_until_it_was_re
 async def test_a_dead_letter_of_a_sealed_message_stays_sealed(q: Driver) -> None:
     await q.configure("secret", encryption_enabled=True)
     await q.push("secret", "p1", "ciphertext", sealed=True)
-    [held] = await q.pop("secret")
-    await q.kill(held)
+    [leased] = await q.pop("secret")
+    await q.kill(leased)
     [letter] = await q.dead_letters("secret")
     assert letter.sealed
     await q.requeue(letter)
-    [held] = await q.pop("secret")
-    assert (held.payload, held.message.sealed) == ("ciphertext", True)
+    [leased] = await q.pop("secret")
+    assert (leased.payload, leased.message.sealed) == ("ciphertext", True)

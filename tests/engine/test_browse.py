@@ -60,10 +60,10 @@ async def everything(q: Driver) -> tuple[object, ...]:
 
 async def test_h7_browsers_see_what_was_in_flight_when_they_passed(q: Driver) -> None:
     await q.push("orders", "p1", 1, 2, 3)
-    held = await q.pop("orders", batch=2)
+    leased = await q.pop("orders", batch=2)
     browser = Browser(q.engine)
     assert await browser.see() == [1, 2, 3]
-    await q.fail(held[0])
+    await q.fail(leased[0])
     assert await browser.see() == [], "it comes again to consumers, but was seen"
     assert await q.drain("orders") == [1, 2, 3]
     await q.push("orders", "p1", 4)
@@ -87,7 +87,7 @@ async def test_a_browser_gets_what_a_consumer_gets_but_no_attempt(q: Driver, clo
     await q.push("orders", "p1", {"n": 1}, transaction_id="t", trace_id="trace", producer="me", priority=3)
     await q.push("orders", "p1", {"n": 2})
     read = (await Browser(q.engine).read()).messages
-    popped = [held.message for held in await q.pop("orders", batch=2)]
+    popped = [leased.message for leased in await q.pop("orders", batch=2)]
     assert [_fields(one) for one in read] == [_fields(one) for one in popped]
     assert [one.attempt for one in read] == [0, 0]
 
@@ -149,8 +149,8 @@ async def test_deleted_messages_are_stepped_over(q: Driver) -> None:
 
 async def test_a_requeued_dead_letter_is_for_its_group_and_not_seen_again(q: Driver) -> None:
     await q.push("orders", "p1", 1)
-    [held] = await q.pop("orders", group="g")
-    await q.kill(held)
+    [leased] = await q.pop("orders", group="g")
+    await q.kill(leased)
     browser = Browser(q.engine)
     assert await browser.see() == [1]
     [letter] = await q.dead_letters()
@@ -308,7 +308,7 @@ async def test_a_time_is_before_the_first_message_created_after_it(q: Driver, cl
     assert await q.engine.offsets("orders", times[3], "p1") == [PartitionOffset("p1", 9)]
 
 
-async def test_partitions_touched_since_a_time_are_among_the_positions(q: Driver, clock: FakeClock) -> None:
+async def test_partitions_changed_since_a_time_are_among_the_positions(q: Driver, clock: FakeClock) -> None:
     await q.push("orders", "old", 1)
     clock.advance(3600)
     await q.push("orders", "new", 2)

@@ -37,9 +37,9 @@ async def test_answers_are_by_position(q: Driver, engine: Engine, either: Worker
 async def test_what_some_group_holds_is_leased_for_all(q: Driver, workers: Workers, engine: Engine) -> None:
     first = await q.push_id("orders", "p1", 1)
     await Workers(q, group="others").take(1, "nowhere")
-    [held] = await workers.take()
+    [leased] = await workers.take()
     assert await engine.cancel([first]) == ["leased"]
-    assert (await q.ack(held)).success
+    assert (await q.ack(leased)).success
     assert await engine.cancel([first]) == ["settled"]
     assert await Workers(q, group="others").drain() == [1]
 
@@ -84,7 +84,7 @@ async def test_cancel_frees_what_waited_behind_it_in_an_ordered_group(q: Driver,
     assert await q.pop("orders") == []
     q.hints.clear()
     assert await engine.cancel([first]) == ["cancelled"]
-    assert q.told("orders") == {"p1"}
+    assert q.announced("orders") == {"p1"}
     assert payloads(await q.pop("orders")) == [2]
 
 

@@ -22,10 +22,10 @@ async def test_rule_18_a_dead_letter_is_a_copy_of_everything(q: Driver, either: 
     await q.push("orders", "p1", {"n": 1}, transaction_id="t1", trace_id="trace-1", producer="me", backoff_ms=(5000,))
     await q.fail((await either.take())[0], "first")
     q.clock.advance(5)
-    [held] = await either.take()
-    await q.fail(held, "second")
+    [leased] = await either.take()
+    await q.fail(leased, "second")
     [letter] = await q.dead_letters()
-    assert (letter.message_id, letter.partition_id) == (held.message.id, held.message.partition_id)
+    assert (letter.message_id, letter.partition_id) == (leased.message.id, leased.message.partition_id)
     assert letter.transaction_id == "t1"
     assert (letter.queue, letter.partition, letter.group) == ("orders", "p1", "workers")
     assert (bytes(letter.payload), letter.producer, letter.trace_id) == (b'{"n":1}', "me", "trace-1")
@@ -77,16 +77,16 @@ async def test_rule_18_what_is_deleted_as_it_dies_is_a_dead_letter(q: Driver, en
     """The lease ended first: whoever deletes the message is the one who notices."""
     await q.configure("orders", lease_time=10, retry_limit=0)
     await q.push("orders", "p1", 1)
-    [held] = await q.pop("orders")
+    [leased] = await q.pop("orders")
     clock.advance(10)
-    assert await engine.delete_messages([held.message.id]) == [True]
+    assert await engine.delete_messages([leased.message.id]) == [True]
     assert [bytes(one.payload) for one in await q.dead_letters("orders")] == [b"1"]
 
 
 async def test_rule_18_a_death_and_a_deletion_in_one_commit_leave_the_dead_letter(q: Driver, engine: Engine) -> None:
     await q.push("orders", "p1", 1)
-    [held] = await q.pop("orders")
-    dead, deleted = await asyncio.gather(q.kill(held), engine.delete_messages([held.message.id]))
+    [leased] = await q.pop("orders")
+    dead, deleted = await asyncio.gather(q.kill(leased), engine.delete_messages([leased.message.id]))
     assert deleted == [True]
     assert len(await q.dead_letters("orders")) == int(dead.success)
 
@@ -97,8 +97,8 @@ async def test_rule_23_dead_letters_are_removed_when_their_own_retention_is_over
     for queue, kept in (("orders", 10), ("bills", 0)):
         await q.configure(queue, retry_limit=0, dead_letter_retention_seconds=kept)
         await q.push(queue, "p", 1)
-        [held] = await q.pop(queue)
-        await q.kill(held)
+        [leased] = await q.pop(queue)
+        await q.kill(leased)
     clock.advance(9)
     assert await remove_dead_letters(engine, clock.now()) == 0
     clock.advance(1)
@@ -142,14 +142,14 @@ async def test_rule_18_an_exhausted_message_may_be_discarded_and_is_counted(
     """One that its consumer sends to the dead letters is kept where only exhausted ones are discarded."""
     await q.configure("orders", retry_limit=0, dead_letter_queue=kept, dlq_after_max_retries=not kept)
     await q.push("orders", "p1", 1, 2, 3)
-    [held] = await either.take()
-    outcome = await q.fail(held)
+    [leased] = await either.take()
+    outcome = await q.fail(leased)
     assert (outcome.success, outcome.dead_lettered) == (True, False)
     assert await q.dead_letters("orders") == []
     assert (await q.stats("orders")).discarded == 1
-    [held] = await either.take()
-    outcome = await q.kill(held)
-    assert (held.payload, outcome.success, outcome.dead_lettered) == (2, True, kept)
+    [leased] = await either.take()
+    outcome = await q.kill(leased)
+    assert (leased.payload, outcome.success, outcome.dead_lettered) == (2, True, kept)
     assert len(await q.dead_letters("orders")) == int(kept)
     assert payloads(await either.take()) == [3]
 
@@ -159,8 +159,8 @@ async def test_rule_26_a_message_whose_payload_can_not_be_read_is_kept_where_oth
 ) -> None:
     await q.configure("orders", dead_letter_queue=False, dlq_after_max_retries=False)
     await q.push("orders", "p1", 1, 2)
-    [held] = await either.take()
-    item = settlement(held, "dlq", "payload_corrupt: its bytes changed")
+    [leased] = await either.take()
+    item = settlement(leased, "dlq", "payload_corrupt: its bytes changed")
     item.damaged = True
     [outcome] = await q.settle(item)
     assert (outcome.success, outcome.dead_lettered) == (True, True)
@@ -291,14 +291,14 @@ async def test_rule_19_attempts_start_again_and_options_are_kept(q: Driver, eith
         await q.fail((await either.take())[0])
     [letter] = await q.dead_letters()
     await q.requeue(letter)
-    [held] = await either.take()
-    assert (held.payload, held.message.attempt, held.message.priority) == ({"n": 1}, 1, 7)
-    assert (held.message.trace_id, held.message.producer) == ("trace-1", "me")
-    assert not (await q.fail(held)).dead_lettered
+    [leased] = await either.take()
+    assert (leased.payload, leased.message.attempt, leased.message.priority) == ({"n": 1}, 1, 7)
+    assert (leased.message.trace_id, leased.message.producer) == ("trace-1", "me")
+    assert not (await q.fail(leased)).dead_lettered
     assert await either.take() == [], "its own backoff again"
     q.clock.advance(1)
-    [held] = await either.take()
-    assert (held.message.attempt, (await q.fail(held)).dead_lettered) == (2, True)
+    [leased] = await either.take()
+    assert (leased.message.attempt, (await q.fail(leased)).dead_lettered) == (2, True)
     assert [letter.attempts for letter in await q.dead_letters()] == [2]
 
 
@@ -307,9 +307,9 @@ async def test_rule_19_a_requeued_message_with_a_transaction_id_can_be_settled(q
     await q.push("orders", "p1", 3, transaction_id="t3")
     await q.ack_all(await either.take(2))
     new_id = await q.requeue(await either.take_and_kill())
-    [held] = await either.take()
-    assert (held.payload, held.message.id) == (3, new_id)
-    assert (await q.ack(held)).success
+    [leased] = await either.take()
+    assert (leased.payload, leased.message.id) == (3, new_id)
+    assert (await q.ack(leased)).success
     assert await either.take() == []
     assert (await either.position()).lag == 0
 
@@ -319,10 +319,10 @@ async def test_rule_19_a_requeued_message_waits_for_the_open_lease_but_for_no_re
     await q.push("orders", "p1", 1, 2, 3)
     ordered = Workers(q, mode="ordered")
     letter = await ordered.take_and_kill()
-    [held] = await ordered.take()
+    [leased] = await ordered.take()
     await q.requeue(letter)
     assert await ordered.take() == []
-    await q.fail(held)
+    await q.fail(leased)
     assert payloads(await ordered.take(10)) == [1]
 
 
@@ -374,8 +374,8 @@ async def test_rule_19_a_requeued_message_that_kills_its_consumers_dies_alone(q:
     await q.configure("orders", retry_limit=1, lease_time=10)
     await q.push("orders", "p1", 1, 2)
     for _ in range(2):
-        [held] = await q.pop("orders")
-        await q.kill(held)
+        [leased] = await q.pop("orders")
+        await q.kill(leased)
     for letter in reversed(await q.dead_letters()):
         await q.requeue(letter)
     assert payloads(await q.pop("orders", batch=2)) == [1, 2]
@@ -394,8 +394,8 @@ async def test_rule_19_a_requeued_message_goes_before_everything(q: Driver, work
     await q.push("orders", "p1", "dead")
     letter = await workers.take_and_kill()
     await q.push("orders", "p1", "retried")
-    [held] = await workers.take()
-    await q.retry(held)
+    [leased] = await workers.take()
+    await q.retry(leased)
     await q.push("orders", "p1", "high", priority=9)
     q.clock.advance(1)
     new_id = await q.requeue(letter)
@@ -442,7 +442,7 @@ async def test_rule_19_a_requeued_message_can_be_settled_like_any_other(q: Drive
 # Dead letters of other stores -------------------------------------------------------------------------------
 
 
-def foreign(number: int, partition: str = "p1", queue: str = "orders", **fields: object) -> NewDeadLetter:
+def imported(number: int, partition: str = "p1", queue: str = "orders", **fields: object) -> NewDeadLetter:
     """A dead letter of another store."""
     options = NewMessage(
         queue,
@@ -456,23 +456,23 @@ def foreign(number: int, partition: str = "p1", queue: str = "orders", **fields:
         undelivered_keys=(("lost", number),),
         trace_context="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     )
-    said = {"message": options, "id": f"0189abcd-0000-7000-8000-{number:012}", "group": "workers"} | fields
+    values = {"message": options, "id": f"0189abcd-0000-7000-8000-{number:012}", "group": "workers"} | fields
     times = {"created_at": number, "failed_at": 1000 + number}
-    return NewDeadLetter(attempts=4, error="boom", **times | said)  # type: ignore[arg-type]  # of any kind
+    return NewDeadLetter(attempts=4, error="boom", **times | values)  # type: ignore[arg-type]  # of any kind
 
 
 async def test_rule_18_an_imported_dead_letter_is_listed_with_everything_and_a_second_import_changes_nothing(
     q: Driver, engine: Engine
 ) -> None:
     await q.configure("orders")
-    assert await engine.import_dead_letters([foreign(1), foreign(2, "p2")]) == [True, True]
+    assert await engine.import_dead_letters([imported(1), imported(2, "p2")]) == [True, True]
     large = NewMessage("orders", "p1", b'"%s"' % (b"x" * 5000), "t3")
-    again = [foreign(2, "p2"), foreign(3, message=large), foreign(3)]
+    again = [imported(2, "p2"), imported(3, message=large), imported(3)]
     assert await engine.import_dead_letters(again) == [False, True, False]
     await q.reopen()
     page = await q.engine.dead_letters(DeadLetterFilter(queue="orders", oldest_first=True))
     assert (page.total, [one.transaction_id for one in page.items]) == (3, ["t1", "t2", "t3"])
-    letter, wanted = page.items[0], foreign(1)
+    letter, wanted = page.items[0], imported(1)
     for name in ("id", "group", "attempts", "error", "created_at", "failed_at"):
         assert getattr(letter, name) == getattr(wanted, name)
     for name in ("queue", "partition", "transaction_id", "trace_id", "producer", "priority", "backoff_ms"):
@@ -487,12 +487,12 @@ async def test_rule_19_an_imported_dead_letter_is_requeued_or_deleted_as_any_oth
 ) -> None:
     await q.push("orders", "p1", "before")
     assert payloads(await either.take()) == ["before"]
-    await engine.import_dead_letters([foreign(1), foreign(2), foreign(3, group="others")])
+    await engine.import_dead_letters([imported(1), imported(2), imported(3, group="others")])
     await q.push("orders", "p1", "behind")
     assert await q.drain("orders", group="third") == ["before", "behind"], "groups step over it"
     letter = (await engine.dead_letters(DeadLetterFilter(oldest_first=True))).items[0]
     await q.requeue(letter)
-    assert await engine.delete_dead_letters(DeadLetterFilter(ids=[foreign(2).id])) == 1
+    assert await engine.delete_dead_letters(DeadLetterFilter(ids=[imported(2).id])) == 1
     assert [one.group for one in await q.dead_letters()] == ["others"]
     await q.configure("orders", lease_time=1)
     q.clock.advance(1000)
@@ -507,7 +507,7 @@ async def test_rule_18_an_imported_dead_letter_belongs_to_the_stored_message_tha
     message_id = await q.push_id("orders", "p1", 1, transaction_id="t1")
     await q.drain("orders", group="workers")
     by_id = NewMessage("orders", "p1", b"1", message_id)
-    letters = [foreign(1), foreign(2, message=by_id, group="others"), foreign(3, message=by_id)]
+    letters = [imported(1), imported(2, message=by_id, group="others"), imported(3, message=by_id)]
     assert await engine.import_dead_letters(letters) == [True, True, False]
     found = {one.group: (one.message_id, one.transaction_id) for one in await q.dead_letters()}
     assert found["workers"] == (message_id, "t1")
@@ -520,9 +520,9 @@ async def test_a_dead_letter_is_not_imported_without_its_queue_or_against_its_en
     q: Driver, engine: Engine
 ) -> None:
     await q.configure("orders")
-    sealed = foreign(1)
+    sealed = imported(1)
     sealed.message.sealed = True
-    refused = await engine.import_dead_letters([foreign(1, queue="nowhere"), sealed, foreign(2)])
+    refused = await engine.import_dead_letters([imported(1, queue="nowhere"), sealed, imported(2)])
     assert [one.code if isinstance(one, HarkError) else one for one in refused] == [
         "queue_not_found",
         "sealing_mismatch",

@@ -52,8 +52,8 @@ async def test_auto_ack_dead_letters_and_transactions_settle(q: Driver, either: 
     await either.take(auto_ack=True)
     assert bytes((await either.take_and_kill()).payload) == b"2"
     assert await left(q) == [3, 4]
-    [held] = await either.take()
-    assert (await q.transact(settlement(held), message("bills", "p1", 1))).success
+    [leased] = await either.take()
+    assert (await q.transact(settlement(leased), message("bills", "p1", 1))).success
     assert await left(q) == [4]
 
 
@@ -97,9 +97,9 @@ async def test_a_seek_back_and_a_late_group_find_only_what_is_left(q: Driver, wo
 async def test_a_transaction_id_is_free_again_and_offsets_go_on(q: Driver, workers: Workers) -> None:
     for number in range(1, 4):
         assert [one.status for one in await q.push("orders", "p1", number, transaction_id="t1")] == ["queued"]
-        [held] = await workers.take()
-        assert held.message.offset == number
-        await q.ack(held)
+        [leased] = await workers.take()
+        assert leased.message.offset == number
+        await q.ack(leased)
 
 
 async def test_exhausted_by_expiry_it_is_gone_and_requeued_it_comes_and_is_gone(q: Driver, workers: Workers) -> None:
@@ -109,9 +109,9 @@ async def test_exhausted_by_expiry_it_is_gone_and_requeued_it_comes_and_is_gone(
     [letter] = await q.dead_letters("orders")
     assert await left(q) == []
     await q.requeue(letter)
-    [held] = await workers.take()
-    assert (held.payload, held.message.priority, held.message.attempt) == (1, 3, 1)
-    await q.ack(held)
+    [leased] = await workers.take()
+    assert (leased.payload, leased.message.priority, leased.message.attempt) == (1, 3, 1)
+    await q.ack(leased)
     assert await left(q) == []
     assert await workers.take() == []
 

@@ -42,8 +42,8 @@ async def test_offsets_are_not_used_again_after_everything_was_removed(q: Driver
     await q.engine.purge("orders")
     await q.reopen()
     await q.push("orders", "p1", 5)
-    [held] = await q.pop("orders")
-    assert (held.payload, held.message.offset) == (5, 5)
+    [leased] = await q.pop("orders")
+    assert (leased.payload, leased.message.offset) == (5, 5)
 
 
 async def test_transaction_ids_survive(q: Driver) -> None:
@@ -55,7 +55,9 @@ async def test_transaction_ids_survive(q: Driver) -> None:
         assert (outcome.status, outcome.message_id) == ("duplicate", wanted)
 
 
-async def test_what_was_settled_in_any_order_stays_so_and_what_was_held_is_not_lost(q: Driver, either: Workers) -> None:
+async def test_what_was_settled_in_any_order_stays_so_and_what_was_leased_is_not_lost(
+    q: Driver, either: Workers
+) -> None:
     """Leases may be lost."""
     await q.push("orders", "p1", *range(1, 10))
     got = await either.take(7)
@@ -97,8 +99,8 @@ async def test_a_lease_from_before_never_settles_what_was_delivered_again(q: Dri
 async def test_attempts_and_the_time_of_the_retry_survive(q: Driver, either: Workers) -> None:
     await q.configure("orders", retry_limit=2, retry_delay=10_000)
     await q.push("orders", "p1", 1, 2, priority=4)
-    for held in await either.take(2):
-        await q.fail(held, "first")
+    for leased in await either.take(2):
+        await q.fail(leased, "first")
     due = q.clock.now() + 10 * SECOND
     await q.reopen()
     got = await either.arrive_at(due, batch=2)
@@ -107,9 +109,9 @@ async def test_attempts_and_the_time_of_the_retry_survive(q: Driver, either: Wor
     await q.fail(got[1], "second")
     await q.reopen()
     q.clock.advance(10)
-    [held] = await either.take(2)
-    assert (held.payload, held.message.attempt) == (2, 3)
-    assert (await q.fail(held, "last")).dead_lettered
+    [leased] = await either.take(2)
+    assert (leased.payload, leased.message.attempt) == (2, 3)
+    assert (await q.fail(leased, "last")).dead_lettered
     await q.reopen()
     [letter] = await q.dead_letters()
     assert (letter.attempts, letter.error) == (3, "last")
@@ -138,10 +140,10 @@ async def test_attempts_used_by_expiry_and_the_search_for_a_poisonous_message_su
 async def test_delays_and_schedules_survive(q: Driver, either: Workers) -> None:
     await q.push("orders", "p1", 1, delay_ms=5000, backoff_ms=(1000,))
     await q.reopen()
-    [held] = await either.arrive_at(q.clock.now() + 5 * SECOND)
-    await q.fail(held)
-    [held] = await either.arrive_at(q.clock.now() + SECOND)
-    assert (held.message.attempt, (await q.fail(held)).dead_lettered) == (2, True)
+    [leased] = await either.arrive_at(q.clock.now() + 5 * SECOND)
+    await q.fail(leased)
+    [leased] = await either.arrive_at(q.clock.now() + SECOND)
+    assert (leased.message.attempt, (await q.fail(leased)).dead_lettered) == (2, True)
 
 
 async def test_dead_letters_and_requeued_messages_survive(q: Driver, either: Workers) -> None:
@@ -193,8 +195,8 @@ async def test_pauses_options_and_flags_survive(q: Driver) -> None:
 
 async def test_transactions_and_deletions_survive_whole(q: Driver) -> None:
     await q.push("orders", "p1", 1, 2)
-    [held] = await q.pop("orders")
-    assert (await q.transact(settlement(held), message("bills", "p1", 3))).success
+    [leased] = await q.pop("orders")
+    assert (await q.transact(settlement(leased), message("bills", "p1", 3))).success
     deleted = await q.push_id("orders", "p1", 4)
     await q.push("gone", "p1", 5)
     await q.engine.delete_messages([deleted])

@@ -10,7 +10,7 @@ from hark.errors import NotFound
 from hark.model import Explain, Facts, GroupMode, Limits, MessageFilter, QueueOptions, QueueSpec
 
 from .driver import NEVER_GIVEN, NEW, Driver, message, payloads
-from .explained import message_of, why, why_everybody
+from .explained import message_of, why, why_all
 
 
 def at(clock: FakeClock, seconds: float) -> str:
@@ -24,12 +24,14 @@ def at(clock: FakeClock, seconds: float) -> str:
 async def test_ready_means_that_the_next_pop_gets_it(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
     await q.pop("orders", group="g", group_mode=mode)
     one = await q.push_id("orders", "p1", 1)
-    asked_at = clock.now()
+    last_polled = clock.now()
     clock.advance(60)
-    found = await why(q, one, here=Circumstances(asked_at=asked_at))
-    assert (found.reason, found.data["askedAt"]) == ("not_asked", moment(asked_at)), "no consumer waits or asked lately"
+    found = await why(q, one, here=Circumstances(last_polled=last_polled))
+    assert (found.reason, found.data["askedAt"]) == ("not_asked", moment(last_polled)), (
+        "no consumer waits or asked lately"
+    )
     assert (await why(q, one)).reason == "ready"
-    assert [held.message.id for held in await q.pop("orders", group="g")] == [one]
+    assert [leased.message.id for leased in await q.pop("orders", group="g")] == [one]
 
 
 async def test_ready_says_how_many_are_before_it_also_in_a_long_partition(q: Driver) -> None:
@@ -39,8 +41,8 @@ async def test_ready_says_how_many_are_before_it_also_in_a_long_partition(q: Dri
     last = await q.push_id("orders", "p1", "last")
     found = await why(q, last)
     assert (found.reason, found.data["aheadMessages"]) == ("ready", 3000)
-    [held] = await q.pop("orders", group="g")
-    await q.ack(held)
+    [leased] = await q.pop("orders", group="g")
+    await q.ack(leased)
     assert (await why(q, last)).data["aheadMessages"] == 2999
 
 
@@ -70,7 +72,7 @@ async def test_behind_a_message_that_is_leased_or_waits_for_its_retry(q: Driver,
     await q.configure("orders", lease_time=30, retry_delay=4000)
     first = await q.push_id("orders", "p1", 1)
     second = await q.push_id("orders", "p1", 2)
-    [held] = await q.pop("orders", group="g", consumer="worker 7")
+    [leased] = await q.pop("orders", group="g", consumer="worker 7")
     found = await why(q, second)
     assert (found.reason, found.data["aheadMessages"]) == ("behind", 1)
     ahead: dict[str, object] = {"messageId": first, "offset": 1}
@@ -80,7 +82,7 @@ async def test_behind_a_message_that_is_leased_or_waits_for_its_retry(q: Driver,
         f"Waits for the earlier message {first} of its partition, "
         f'which is leased to "worker 7" until {at(clock, 30)} (in 30 s).'
     )
-    await q.fail(held, "no disk")
+    await q.fail(leased, "no disk")
     found = await why(q, second)
     retry = {"reason": "retry", "attempts": 1, "due": at(clock, 4), "error": "no disk"}
     assert (found.reason, found.data["ahead"]) == ("behind", ahead | retry)
@@ -92,14 +94,14 @@ async def test_behind_only_what_is_not_settled(q: Driver) -> None:
     await q.configure("orders", retry_delay=4000)
     await q.push("orders", "p1", 1, 2, 3)
     last = await q.push_id("orders", "p1", 4)
-    held = await q.pop("orders", group="g", batch=3)
-    await q.ack(held[0])
+    leased = await q.pop("orders", group="g", batch=3)
+    await q.ack(leased[0])
     found = await why(q, last)
-    assert found.data["ahead"]["messageId"] == held[1].message.id  # type: ignore[index]
+    assert found.data["ahead"]["messageId"] == leased[1].message.id  # type: ignore[index]
     assert found.data["aheadMessages"] == 2
-    await q.ack(held[2])
-    await q.fail(held[1])
-    assert [(await why(q, one.message.id)).reason for one in held] == ["done", "retry", "done"]
+    await q.ack(leased[2])
+    await q.fail(leased[1])
+    assert [(await why(q, one.message.id)).reason for one in leased] == ["done", "retry", "done"]
 
 
 async def test_behind_a_delayed_message_though_others_before_that_are_ready(q: Driver, clock: FakeClock) -> None:
@@ -123,7 +125,7 @@ async def test_a_delay_that_outlasts_what_is_ahead_is_the_reason(q: Driver) -> N
     assert (await why(q, soon)).reason == "behind"
 
 
-async def test_one_whose_time_is_over_is_in_nobodys_way(q: Driver, clock: FakeClock) -> None:
+async def test_one_whose_time_is_over_is_in_no_ones_way(q: Driver, clock: FakeClock) -> None:
     await q.pop("orders", group="g")
     await q.push("orders", "p1", 1, delay_ms=60_000, ttl_ms=1000)
     second = await q.push_id("orders", "p1", 2)
@@ -133,7 +135,7 @@ async def test_one_whose_time_is_over_is_in_nobodys_way(q: Driver, clock: FakeCl
     assert payloads(await q.pop("orders", group="g")) == [2]
 
 
-async def test_in_a_shared_group_nobody_is_behind(q: Driver) -> None:
+async def test_in_a_shared_group_no_one_is_behind(q: Driver) -> None:
     await q.pop("orders", group="g", group_mode="shared")
     await q.push("orders", "p1", 1)
     await q.push("orders", "p1", 2, delay_ms=60_000)
@@ -187,8 +189,8 @@ async def test_retry_says_which_of_how_many_and_why(q: Driver, clock: FakeClock,
     await q.configure("orders", retry_limit=4, retry_delay=2000)
     one = await q.push_id("orders", "p1", 1)
     for error in ("no disk", "no net"):
-        [held] = await q.pop("orders", group="g", group_mode=mode)
-        await q.fail(held, error)
+        [leased] = await q.pop("orders", group="g", group_mode=mode)
+        await q.fail(leased, error)
         found = await why(q, one)
         due = at(clock, 2)
         clock.advance(2)
@@ -201,13 +203,13 @@ async def test_retry_says_which_of_how_many_and_why(q: Driver, clock: FakeClock,
 
 async def test_retry_of_what_was_given_back_then_by_its_schedule(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
     one = await q.push_id("orders", "p1", 1, backoff_ms=(1000, 2000))
-    [held] = await q.pop("orders", group="g", group_mode=mode)
-    await q.retry(held, delay_ms=3000)
+    [leased] = await q.pop("orders", group="g", group_mode=mode)
+    await q.retry(leased, delay_ms=3000)
     found = await why(q, one)
     assert (found.reason, found.data["attempts"], found.data["due"]) == ("retry", 0, at(clock, 3))
     clock.advance(3)
-    [held] = await q.pop("orders", group="g")
-    await q.fail(held)
+    [leased] = await q.pop("orders", group="g")
+    await q.fail(leased)
     assert (await why(q, one)).text == f'Retry 1 of 2 is due at {at(clock, 1)} (in 1 s) after the error "boom".'
 
 
@@ -230,11 +232,11 @@ async def test_paused_queue_group_and_server(q: Driver, mode: GroupMode) -> None
 async def test_max_in_flight_of_the_queue(q: Driver, mode: GroupMode) -> None:
     await q.configure("orders", max_in_flight=2)
     await q.push("orders", "p1", 1, 2)
-    held = await q.pop("orders", group="g", group_mode=mode, batch=2)
+    leased = await q.pop("orders", group="g", group_mode=mode, batch=2)
     other = await q.push_id("orders", "p2", 3)
     found = await why(q, other)
     assert (found.reason, found.data) == ("max_in_flight", {"scope": "queue", "limit": 2, "inFlight": 2})
-    await q.ack(held[0])
+    await q.ack(leased[0])
     assert (await why(q, other)).reason == "ready"
 
 
@@ -265,9 +267,9 @@ async def test_rate_limited_until_the_next_one_may_be_delivered(q: Driver, clock
 
 async def test_done_by_a_settlement_at_delivery_or_by_a_seek(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
     one = await q.push_id("orders", "p1", 1)
-    [held] = await q.pop("orders", group="g", group_mode=mode)
+    [leased] = await q.pop("orders", group="g", group_mode=mode)
     clock.advance(3)
-    await q.ack(held)
+    await q.ack(leased)
     found = await why(q, one)
     assert (found.reason, found.data) == ("done", {"settledAtLatest": at(clock, 0), "certain": True})
     two = await q.push_id("orders", "p1", 2)
@@ -284,8 +286,8 @@ async def test_dead_lettered_with_its_error(q: Driver, clock: FakeClock, mode: G
     one = await q.push_id("orders", "p1", 1, transaction_id="key")
     before = await message_of(q, one)
     for _ in range(2):
-        [held] = await q.pop("orders", group="g", group_mode=mode)
-        await q.fail(held, "no disk")
+        [leased] = await q.pop("orders", group="g", group_mode=mode)
+        await q.fail(leased, "no disk")
     [letter] = await q.dead_letters("orders")
     expected = {"attempts": 2, "error": "no disk", "failedAt": at(clock, 0), "deadLetterId": letter.id}
     for gone in (False, True):
@@ -296,14 +298,14 @@ async def test_dead_lettered_with_its_error(q: Driver, clock: FakeClock, mode: G
         assert (after.stored, after.transaction_id, after.created_at) == (not gone, "key", before.created_at)
         await q.engine.delete_messages([one])
     await q.pop("orders", group="other")
-    assert await why_everybody(q, one) == {"g": "dead_lettered", "other": "removed"}
+    assert await why_all(q, one) == {"g": "dead_lettered", "other": "removed"}
 
 
 async def test_discarded_where_the_queue_keeps_no_dead_letters(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
     await q.configure("orders", retry_limit=0, dead_letter_queue=False)
     one = await q.push_id("orders", "p1", 1)
-    [held] = await q.pop("orders", group="g", group_mode=mode)
-    await q.fail(held, "no disk")
+    [leased] = await q.pop("orders", group="g", group_mode=mode)
+    await q.fail(leased, "no disk")
     found = await why(q, one)
     assert (found.reason, found.data) == (
         "discarded",
@@ -321,9 +323,9 @@ async def test_expired_however_late_a_consumer_stepped_over_it(q: Driver, clock:
     found = await why(q, one)
     assert (found.reason, found.data) == expected
     clock.advance(15)
-    [held] = await q.pop("orders", "p1", group="g")
-    assert held.message.id == second
-    await q.ack(held)
+    [leased] = await q.pop("orders", "p1", group="g")
+    assert leased.message.id == second
+    await q.ack(leased)
     assert not await q.pop("orders", "p2", group="g")
     for each in (one, alone):
         found = await why(q, each)
@@ -366,11 +368,11 @@ async def test_before_start_of_a_group_that_wants_new_messages(q: Driver, clock:
 async def test_other_group_for_all_but_the_one_it_was_requeued_for(q: Driver, mode: GroupMode) -> None:
     await q.push("orders", "p1", 1)
     for group in ("g", "h"):
-        [held] = await q.pop("orders", group=group, group_mode=mode)
-    await q.kill(held)
+        [leased] = await q.pop("orders", group=group, group_mode=mode)
+    await q.kill(leased)
     [letter] = await q.dead_letters("orders", "h")
     again = await q.requeue(letter)
-    assert await why_everybody(q, again) == {"g": "other_group", "h": "ready"}
+    assert await why_all(q, again) == {"g": "other_group", "h": "ready"}
     found = await why(q, again)
     assert (found.data, found.text) == (
         {"owner": "h"},
@@ -380,8 +382,8 @@ async def test_other_group_for_all_but_the_one_it_was_requeued_for(q: Driver, mo
 
 async def test_among_requeued_messages_only_the_earlier_ones_are_ahead(q: Driver) -> None:
     await q.push("orders", "p1", 1, 2)
-    for held in await q.pop("orders", group="g", batch=2):
-        await q.kill(held)
+    for leased in await q.pop("orders", group="g", batch=2):
+        await q.kill(leased)
     first, second = await q.dead_letters("orders", "g")
     one = await q.requeue(first)
     await q.push("orders", "p1", 3)
@@ -389,14 +391,14 @@ async def test_among_requeued_messages_only_the_earlier_ones_are_ahead(q: Driver
     assert [(await why(q, each)).data["aheadMessages"] for each in (one, two)] == [0, 1]
 
 
-async def test_every_group_has_a_reason_of_its_own_and_no_group_where_none_asked(q: Driver) -> None:
+async def test_every_group_has_a_reason_of_its_own_and_no_group_where_none_requested(q: Driver) -> None:
     one = await q.push_id("orders", "p1", 1)
-    assert await why_everybody(q, one) == {None: "no_group"}
+    assert await why_all(q, one) == {None: "no_group"}
     assert (await why(q, one, group="g")).reason == "no_group"
     await q.pop("orders", group="holds")
     await q.pop("orders", group="done", auto_ack=True)
     await q.pop("orders", "nowhere", group="asked")
-    assert await why_everybody(q, one) == {"asked": "ready", "done": "done", "holds": "leased"}
+    assert await why_all(q, one) == {"asked": "ready", "done": "done", "holds": "leased"}
     assert (await why(q, one, group="g")).reason == "no_group"
 
 

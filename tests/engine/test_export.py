@@ -83,18 +83,18 @@ async def test_every_message_is_exported_once_in_order_whatever_groups_did(q: Dr
     for partition in ("p1", "p2"):
         for start in range(0, 1500, 500):
             await q.push("orders", partition, *range(start, start + 500))
-    held = await q.pop("orders", "p1", batch=5)
-    await q.ack_all(held[:2])
+    leased = await q.pop("orders", "p1", batch=5)
+    await q.ack_all(leased[:2])
     assert await messages(q) == [(name, n + 1, n) for name in ("p1", "p2") for n in range(1500)]
 
 
 async def test_an_ordered_group_stands_behind_what_it_has_settled(q: Driver, clock: FakeClock) -> None:
     await q.push("orders", "p1", 1, 2, 3)
     await q.push("orders", "p2", 4)
-    held = await q.pop("orders", "p1", group="billing", batch=3)
-    await q.ack_all([held[0], held[2]])
+    leased = await q.pop("orders", "p1", group="billing", batch=3)
+    await q.ack_all([leased[0], leased[2]])
     assert await positions(q) == {("billing", "p1"): 2, ("billing", "p2"): 1}
-    await q.ack(held[1])
+    await q.ack(leased[1])
     clock.advance(1)
     assert await q.pop("orders", group="late", subscription=NEW) == []
     late = {("late", "p1"): 4, ("late", "p2"): 2}
@@ -125,11 +125,11 @@ async def test_dead_letters_are_exported_with_everything_from_the_oldest_failure
         await q.push(
             "orders", "p1", number, transaction_id=f"t{number}", priority=1, trace_context=f"{PARENT} vendor=1"
         )
-    for held in await q.pop("orders", group="billing", batch=120):
-        await q.kill(held, "boom")
+    for leased in await q.pop("orders", group="billing", batch=120):
+        await q.kill(leased, "boom")
     clock.advance(1)
-    for held in await q.pop("orders", group="billing", batch=130):
-        await q.kill(held, "bang")
+    for leased in await q.pop("orders", group="billing", batch=130):
+        await q.kill(leased, "bang")
     lines = await exported(q)
     letters = [line for line in lines if isinstance(line, DeadLetterLine)]
     assert [line.transaction_id for line in letters] == [f"t{number}" for number in range(1, 251)]

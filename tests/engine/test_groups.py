@@ -26,8 +26,8 @@ async def test_ordered_at_most_one_live_lease_per_partition_and_group(q: Driver)
 
 async def test_ordered_two_pops_of_one_call_never_share_a_partition(q: Driver) -> None:
     await q.push_messages(*(message("orders", name, name) for name in ("p1", "p2")))
-    wish = PopRequest(queue="orders", batch=10)
-    first, second, third = await q.pop_requests(wish, wish, wish)
+    params = PopRequest(queue="orders", batch=10)
+    first, second, third = await q.pop_requests(params, params, params)
     assert (payloads(first), payloads(second), payloads(third)) == (["p1"], ["p2"], [])
     assert first.lease != second.lease
 
@@ -109,9 +109,9 @@ async def test_rule_20_new_is_fixed_by_a_first_contact_that_returns_nothing(q: D
     assert await q.pop("orders", group="g", subscription=NEW) == []
     clock.advance(1)
     await q.push("orders", "p1", 3)
-    [held] = await q.pop("orders", group="g", batch=10, subscription=ALL)
-    assert held.payload == 3
-    await q.ack(held)
+    [leased] = await q.pop("orders", group="g", batch=10, subscription=ALL)
+    assert leased.payload == 3
+    await q.ack(leased)
     await q.push("orders", "p1", 4)
     clock.advance(1)
     assert payloads(await q.pop("orders", group="g", subscription=NEW)) == [4], "a later wish changes nothing"
@@ -199,9 +199,9 @@ async def test_rule_20_a_deleted_group_starts_again(q: Driver, engine: Engine, c
 async def test_rule_20_deleting_a_group_voids_its_leases(q: Driver, engine: Engine) -> None:
     await q.push("orders", "p1", 1)
     await q.push("bills", "p1", 2)
-    [held], [other] = await q.pop("orders", group="g"), await q.pop("bills", group="g")
+    [leased], [other] = await q.pop("orders", group="g"), await q.pop("bills", group="g")
     await engine.delete_group("g", "orders", True)
-    assert not (await q.ack(held)).success
+    assert not (await q.ack(leased)).success
     assert (await q.ack(other)).success
     assert payloads(await q.pop("orders", group="g")) == [1]
 
@@ -297,7 +297,7 @@ async def test_rule_21_open_leases_of_the_group_are_void(q: Driver, either: Work
     mine, second = await either.take(2, "p1"), await either.take(1, "p2")
     [theirs] = await Workers(q, group="other", mode=either.mode).take(1, "p1")
     await q.seek("orders", "p1", group="workers", offset=1)
-    assert [(await q.ack(held)).success for held in mine] == [False, False]
+    assert [(await q.ack(leased)).success for leased in mine] == [False, False]
     assert not (await q.renew(mine.lease)).success
     assert await q.engine.lease_ends([mine.lease]) == [None]
     assert (await q.ack(second[0])).success, "another partition"
@@ -330,8 +330,8 @@ async def test_rule_21_after_a_seek_batches_are_whole_again(q: Driver, clock: Fa
 async def test_rule_21_a_message_that_waits_for_its_retry_can_be_skipped(q: Driver) -> None:
     await q.configure("orders", retry_delay=60_000)
     await history(q, "p1")
-    [held] = await q.pop("orders")
-    await q.fail(held)
+    [leased] = await q.pop("orders")
+    await q.fail(leased)
     assert await q.pop("orders") == []
     await q.seek("orders", offset=2)
     assert await q.drain("orders") == [2, 3, 4]
@@ -340,12 +340,12 @@ async def test_rule_21_a_message_that_waits_for_its_retry_can_be_skipped(q: Driv
 async def test_rule_21_what_does_not_exist_is_not_found_in_place(q: Driver, engine: Engine) -> None:
     await history(q, "p1")
     await q.drain("orders", group="g")
-    wishes = [
+    seeks = [
         Seek(queue="nowhere", group="g", to_end=True),
         Seek(queue="orders", group="g", partition="p9", to_end=True),
         Seek(queue="orders", group="g", offset=3),
     ]
-    nowhere, no_partition, moved = await engine.seek(wishes)
+    nowhere, no_partition, moved = await engine.seek(seeks)
     assert isinstance(nowhere, NotFound) and isinstance(no_partition, NotFound)
     assert moved == SeekOutcome(partitions=1, next_offset=3)
     assert await q.drain("orders", group="g") == [3, 4]

@@ -22,7 +22,7 @@ from tests.replaying import Recordings, replay
 
 from .engines import ENGINES, MEMORY, EngineKind
 from .machine import FIRST_OPTIONS, QueueMachine
-from .model_nouns import Wish
+from .model_nouns import PopParams
 from .searching import search
 from .steps import MODES, PARTITIONS, QUEUES, pick
 from .waiting import Waiting
@@ -59,13 +59,13 @@ class WaitingMachine(QueueMachine):
 
     @precondition(lambda self: hasattr(self, "waiting"))
     @invariant()
-    def hear(self) -> None:
+    def on_hints(self) -> None:
         """What was told since the last step reaches those who wait."""
-        heard: list[Hint] = [hint for hint in self.q.hints if hint.news != self.unheard]
+        received: list[Hint] = [hint for hint in self.q.hints if hint.kind != self.unheard]
         if self.uncounted:
-            heard = [msgspec.structs.replace(hint, counts=()) for hint in heard]
+            received = [msgspec.structs.replace(hint, counts=()) for hint in received]
         for one in self.waiting:
-            one.hear(heard)
+            one.on_hints(received)
             one.note_time(self.clock.now())
         self.q.hints.clear()
 
@@ -81,7 +81,7 @@ class WaitingMachine(QueueMachine):
         for one in self.waiting:
             while not one.is_idle:
                 self.look_for(one, 1, 1, auto_ack)
-                self.hear()
+                self.on_hints()
             self.check(one)
         self.check_idle()
 
@@ -94,16 +94,18 @@ class WaitingMachine(QueueMachine):
 
     def look_for(self, one: Waiting, batch: int, partitions: int, auto_ack: bool) -> None:
         """One look; what is told during it is not answered by it."""
-        anywhere, before = one.anywhere, one.places
-        one.anywhere, one.places = False, Counter()
-        wish = Wish(list(one.queues), one.partition, one.group, "all", batch, partitions, auto_ack, one.mode)
-        got = self.pop_once(wish)
-        one.looked(before, Counter((held.message.queue, held.message.partition) for held in got), got.look_again_at)
+        anywhere, before = one.anywhere, one.partitions
+        one.anywhere, one.partitions = False, Counter()
+        params = PopParams(list(one.queues), one.partition, one.group, "all", batch, partitions, auto_ack, one.mode)
+        got = self.pop_once(params)
+        one.looked(
+            before, Counter((leased.message.queue, leased.message.partition) for leased in got), got.look_again_at
+        )
         one.anywhere = anywhere and bool(got)
 
     def check(self, one: Waiting) -> None:
         """Insist that there is nothing to take."""
-        got = self.pop_once(Wish(list(one.queues), one.partition, one.group, "all", 1, 1, False, one.mode))
+        got = self.pop_once(PopParams(list(one.queues), one.partition, one.group, "all", 1, 1, False, one.mode))
         if got:
             raise LostWakeUp(f"{one!r} was not told of {got[0].message.queue} {got[0].message.partition}")
         one.look_again_at = got.look_again_at
@@ -132,7 +134,7 @@ def machine_of(kind: EngineKind, request: pytest.FixtureRequest) -> type[Waiting
 
 
 @pytest.mark.parametrize("kind", [*ENGINES, MEMORY], ids=lambda kind: kind.name)
-def test_who_waits_is_told_of_all_that_it_could_take(kind: EngineKind, request: pytest.FixtureRequest) -> None:
+def test_who_waits_is_notified_of_all_that_it_could_take(kind: EngineKind, request: pytest.FixtureRequest) -> None:
     run_state_machine_as_test(
         machine_of(kind, request),
         settings=search(kind, examples=EXAMPLES, few=FEW_EXAMPLES, steps=STEPS),

@@ -10,7 +10,7 @@ from hark.engine.api import Engine
 from hark.model import Key, KeyCheck, KeyEntry, KeyMutation, KeyRange, KeyWrite
 
 from .driver import Driver, given
-from .key_words import change, delete, delete_tree, entry, listed, put, set_to, text, told, value, write
+from .key_words import change, changed_keys, delete, delete_tree, entry, listed, put, set_to, text, value, write
 
 MIXED: list[Key] = [
     ("user",),
@@ -178,27 +178,29 @@ async def test_statistics_count_entries_and_their_bytes(engine: Engine) -> None:
 # HintKind ------------------------------------------------------------------------------------------------------
 
 
-async def test_the_listener_is_told_of_keys_that_were_written_or_removed(q: Driver, engine: Engine) -> None:
+async def test_the_listener_is_notified_of_keys_that_were_written_or_removed(q: Driver, engine: Engine) -> None:
     await put(engine, ("a",), ("b", 1), ("b", 2))
-    assert told(q.key_news) == {("a",), ("b", 1), ("b", 2)}
-    q.key_news.clear()
+    assert changed_keys(q.key_notifications) == {("a",), ("b", 1), ("b", 2)}
+    q.key_notifications.clear()
     await write(engine, delete(("a",)), delete_tree(("b",)))
-    assert {("a",), ("b", 1), ("b", 2)} <= (told(q.key_news) or set())
-    q.key_news.clear()
+    assert {("a",), ("b", 1), ("b", 2)} <= (changed_keys(q.key_notifications) or set())
+    q.key_notifications.clear()
     await write(engine)
-    assert q.key_news == []
+    assert q.key_notifications == []
 
 
-async def test_of_a_large_tree_that_is_gone_the_listener_is_told_that_any_key_may_be(q: Driver, engine: Engine) -> None:
+async def test_of_a_large_tree_that_is_gone_the_listener_is_notified_that_any_key_may_be(
+    q: Driver, engine: Engine
+) -> None:
     await put(engine, *(("a", number) for number in range(1001)))
-    q.key_news.clear()
+    q.key_notifications.clear()
     assert (await write(engine, delete_tree(("a",)))).deleted == 1001
-    assert told(q.key_news) is None
+    assert changed_keys(q.key_notifications) is None
 
 
-async def test_news_of_keys_that_python_takes_for_the_same_name_them_all(q: Driver, engine: Engine) -> None:
+async def test_changes_of_keys_that_python_takes_for_the_same_name_them_all(q: Driver, engine: Engine) -> None:
     await put(engine, (1,), (True,), (1, "x"), (True, "x"))
-    assert sorted(repr(key) for news in q.key_news for key in news.keys or ()) == sorted(
+    assert sorted(repr(key) for notification in q.key_notifications for key in notification.keys or ()) == sorted(
         map(repr, [(1,), (True,), (1, "x"), (True, "x")])
     )
 
@@ -222,7 +224,7 @@ async def test_an_entry_is_there_until_its_time_is_over_to_the_millisecond(engin
     assert await entry(engine, A) is None
 
 
-async def test_nobody_sees_what_has_expired(engine: Engine, clock: FakeClock) -> None:
+async def test_no_one_sees_what_has_expired(engine: Engine, clock: FakeClock) -> None:
     await put(engine, ("live",), ("live", 2))
     await expired(engine, clock, A, ("b", 1), *((number,) for number in range(10)))
     assert await listed(engine, KeyRange(limit=2)) == [("live",), ("live", 2)]
@@ -255,13 +257,13 @@ async def test_a_write_without_expiry_clears_an_older_one(engine: Engine, clock:
     assert await listed(engine, KeyRange()) == [(0,), (1,)]
 
 
-async def test_a_sweep_removes_what_is_over_and_tells(q: Driver, engine: Engine, clock: FakeClock) -> None:
+async def test_a_sweep_removes_what_is_over_and_reports(q: Driver, engine: Engine, clock: FakeClock) -> None:
     await put(engine, ("live",))
     await write(engine, set_to(("later",), 1, ttl_ms=60_000))
     await expired(engine, clock, *((number,) for number in range(5)))
-    q.key_news.clear()
+    q.key_notifications.clear()
     assert [await engine.sweep_keys(3) for _ in range(3)] == [3, 2, 0]
-    assert told(q.key_news) == {(number,) for number in range(5)}
+    assert changed_keys(q.key_notifications) == {(number,) for number in range(5)}
     assert await listed(engine, KeyRange()) == [("later",), ("live",)]
 
 

@@ -24,7 +24,7 @@ from hark.model import (
 )
 
 from .driver import NEVER_GIVEN, Driver, given, message, payloads, settlement
-from .key_words import change, delete, entry, listed, put, set_to, text, told, value, write
+from .key_words import change, changed_keys, delete, entry, listed, put, set_to, text, value, write
 
 A: Key = ("a",)
 B: Key = ("b",)
@@ -46,7 +46,7 @@ async def test_a_write_happens_if_its_checks_hold(engine: Engine) -> None:
 
 async def test_of_a_write_whose_check_fails_nothing_happens(q: Driver, engine: Engine) -> None:
     version = await put(engine, A)
-    q.key_news.clear()
+    q.key_notifications.clear()
     for checks, failed in (
         ((KeyCheck(A, version + 1000),), 0),
         ((KeyCheck(A, version), KeyCheck(B, version)), 1),
@@ -56,7 +56,7 @@ async def test_of_a_write_whose_check_fails_nothing_happens(q: Driver, engine: E
         assert written == KeyWritten(False, failed_check=failed)
     assert await listed(engine, KeyRange()) == [A]
     assert await value(engine, A) == ["a"]
-    assert q.key_news == []
+    assert q.key_notifications == []
 
 
 async def test_a_check_sees_the_requests_before_it(engine: Engine) -> None:
@@ -208,12 +208,12 @@ async def test_a_full_queue_refuses_the_write(q: Driver, engine: Engine) -> None
 
 
 async def test_an_array_does_not_grow_without_end(engine: Engine) -> None:
-    piece = b'["' + b"x" * (6 << 20) + b'"]'
+    chunk = b'["' + b"x" * (6 << 20) + b'"]'
     for _ in range(2):
-        assert (await write(engine, KeyMutation(kind="append", key=A, value=piece))).success
+        assert (await write(engine, KeyMutation(kind="append", key=A, value=chunk))).success
     before = await entry(engine, A)
     for kind in ("append", "prepend"):
-        [refusal] = await engine.write_keys([KeyWrite(mutations=[KeyMutation(kind=kind, key=A, value=piece)])])
+        [refusal] = await engine.write_keys([KeyWrite(mutations=[KeyMutation(kind=kind, key=A, value=chunk)])])
         assert isinstance(refusal, Conflict)
         assert (refusal.code, str(refusal)) == (
             "value_mismatch",
@@ -250,29 +250,29 @@ async def transact(
 
 async def test_rule_22_keys_messages_and_settlements_happen_together(q: Driver, engine: Engine) -> None:
     await q.push("orders", "p1", 1)
-    [held] = await q.pop("orders")
-    q.key_news.clear()
+    [leased] = await q.pop("orders")
+    q.key_notifications.clear()
     keys = KeyWrite([KeyCheck(A, None)], [set_to(A, "done")], [message("audit", "p1", 3)])
-    outcome = await transact(engine, keys, settlement(held), message("bills", "p1", 2))
+    outcome = await transact(engine, keys, settlement(leased), message("bills", "p1", 2))
     assert outcome.success and len(outcome.results) == 2
     assert outcome.keys is not None and outcome.keys.version is not None
     assert [one.status for one in outcome.keys.messages] == ["queued"]
     assert (await q.drain("bills"), await q.drain("audit"), await q.cursor("orders", "p1")) == ([2], [3], 1)
     assert await value(engine, A) == "done"
-    assert told(q.key_news) == {A}
+    assert changed_keys(q.key_notifications) == {A}
 
 
 async def test_rule_22_a_failed_check_aborts_everything(q: Driver, engine: Engine) -> None:
     await q.push("orders", "p1", 1)
-    [held] = await q.pop("orders")
+    [leased] = await q.pop("orders")
     await put(engine, A)
     keys = KeyWrite([KeyCheck(A, None)], [set_to(("b",), 1)], [message("audit", "p1", 3)])
-    outcome = await transact(engine, keys, settlement(held), message("bills", "p1", 2))
+    outcome = await transact(engine, keys, settlement(leased), message("bills", "p1", 2))
     assert (outcome.success, outcome.code) == (False, "check_failed")
     assert outcome.keys is not None and (outcome.keys.success, outcome.keys.failed_check) == (False, 0)
     assert (await q.pop("bills"), await q.pop("audit"), await q.cursor("orders", "p1")) == ([], [], 0)
     assert await listed(engine, KeyRange()) == [A]
-    assert (await q.ack(held)).success
+    assert (await q.ack(leased)).success
 
 
 async def test_rule_22_a_mutation_that_does_not_fit_aborts_everything(q: Driver, engine: Engine) -> None:
@@ -286,15 +286,15 @@ async def test_rule_22_a_mutation_that_does_not_fit_aborts_everything(q: Driver,
 
 async def test_rule_22_a_refused_settlement_or_lease_keeps_the_keys_as_they_were(q: Driver, engine: Engine) -> None:
     await q.push("orders", "p1", 1)
-    [held] = await q.pop("orders")
+    [leased] = await q.pop("orders")
     keys = KeyWrite((), [set_to(A, 1)])
-    q.key_news.clear()
-    assert not (await transact(engine, keys, settlement(held, lease=NEVER_GIVEN))).success
+    q.key_notifications.clear()
+    assert not (await transact(engine, keys, settlement(leased, lease=NEVER_GIVEN))).success
     assert not (await transact(engine, keys, required_leases=[NEVER_GIVEN])).success
     q.clock.advance(300)
-    assert not (await transact(engine, keys, settlement(held))).success
+    assert not (await transact(engine, keys, settlement(leased))).success
     assert await entry(engine, A) is None
-    assert told(q.key_news) == set()
+    assert changed_keys(q.key_notifications) == set()
 
 
 async def test_rule_22_a_refused_message_keeps_the_keys_as_they_were(q: Driver, engine: Engine) -> None:
@@ -311,12 +311,12 @@ async def test_rule_22_what_is_refused_first_does_not_depend_on_the_engine(q: Dr
     await q.configure("full", max_size=1)
     await q.push("full", "p1", 0)
     await q.push("orders", "p1", 1)
-    [held] = await q.pop("orders")
+    [leased] = await q.pop("orders")
     keys = KeyWrite([KeyCheck(A, 7)], [set_to(A, 1)])
-    foreign, full = settlement(held, lease=NEVER_GIVEN), message("full", "p1", 1)
+    unowned, full = settlement(leased, lease=NEVER_GIVEN), message("full", "p1", 1)
     codes = [
-        (await transact(engine, keys, full, foreign, required_leases=[NEVER_GIVEN])).failed_index,
-        (await transact(engine, keys, full, foreign)).code,
+        (await transact(engine, keys, full, unowned, required_leases=[NEVER_GIVEN])).failed_index,
+        (await transact(engine, keys, full, unowned)).code,
         (await transact(engine, keys, full)).code,
         (await transact(engine, keys)).code,
     ]
@@ -325,8 +325,8 @@ async def test_rule_22_what_is_refused_first_does_not_depend_on_the_engine(q: Dr
 
 async def test_rule_22_a_dead_letter_has_the_last_word_over_its_keys(q: Driver, engine: Engine) -> None:
     await q.push("orders", "p1", "payload", undelivered_keys=(A,))
-    [held] = await q.pop("orders")
-    outcome = await transact(engine, KeyWrite([KeyCheck(A, None)], [set_to(A, "set")]), settlement(held, "dlq"))
+    [leased] = await q.pop("orders")
+    outcome = await transact(engine, KeyWrite([KeyCheck(A, None)], [set_to(A, "set")]), settlement(leased, "dlq"))
     assert outcome.success
     assert await value(engine, A) == "payload"
 

@@ -74,7 +74,7 @@ class KeyMachine(RuleBasedStateMachine):
         known = self.model.entries(self.clock.now())
         draws = st.builds(KeyWrite, st.lists(checks(known), max_size=2), st.lists(MUTATIONS, max_size=3))
         requests = [data.draw(draws) for _ in range(number)]
-        self.q.key_news.clear()
+        self.q.key_notifications.clear()
         sent = [KeyWrite((), one.mutations) if self.forgets_checks else one for one in requests]
         answers = self.run(self.q.engine.write_keys(sent))
         changed: set[Ranked] = set()
@@ -93,8 +93,8 @@ class KeyMachine(RuleBasedStateMachine):
                 deleted, keys = self.model.write(request, written.version, self.clock.now())
                 assert written.deleted == deleted
                 changed |= keys
-        told = {ranked(key) for news in self.q.key_news for key in news.keys or ()}
-        assert changed <= told
+        changed_keys = {ranked(key) for notification in self.q.key_notifications for key in notification.keys or ()}
+        assert changed <= changed_keys
 
     @rule(wanted=RANGES, prefix=PREFIXES, keys=st.lists(KEYS, max_size=3))
     def look(self, wanted: KeyRange, prefix: Key, keys: list[Key]) -> None:

@@ -8,31 +8,31 @@ import pytest
 from hark.engine.api import Engine
 from hark.model import Key, KeyRange, QueueOptions, QueueSpec
 
-from .driver import Driver, Held, settlement
-from .key_words import entry, listed, set_to, text, told, value, write
+from .driver import Driver, LeasedMessage, settlement
+from .key_words import changed_keys, entry, listed, set_to, text, value, write
 from .workers import Workers
 
 KEYS: tuple[Key, ...] = (("failed", "orders", 1), ("audit", True, 0.5), ("with\0nul",))
 
 
-async def pushed(group: Workers, payload: object = "hello", keys: tuple[Key, ...] = KEYS) -> Held:
+async def pushed(group: Workers, payload: object = "hello", keys: tuple[Key, ...] = KEYS) -> LeasedMessage:
     """A message with keys, in the hands of a consumer."""
     await group.q.push("orders", "p1", payload, undelivered_keys=keys)
-    [held] = await group.take()
-    return held
+    [leased] = await group.take()
+    return leased
 
 
 async def test_rule_18_the_payload_is_under_every_key_when_a_message_is_dead(
     q: Driver, either: Workers, engine: Engine
 ) -> None:
-    held = await pushed(either, {"b": 1, "a": "é"})
-    q.key_news.clear()
-    assert (await q.kill(held)).dead_lettered
+    leased = await pushed(either, {"b": 1, "a": "é"})
+    q.key_notifications.clear()
+    assert (await q.kill(leased)).dead_lettered
     for key in KEYS:
         found = await entry(engine, key)
         assert found is not None and (found.expires_at, found.sealed_by) == (None, None)
         assert await text(engine, key) == '{"b":1,"a":"é"}'.encode()
-    assert told(q.key_news) == set(KEYS)
+    assert changed_keys(q.key_notifications) == set(KEYS)
     assert len(await q.dead_letters("orders")) == 1
 
 
@@ -43,8 +43,8 @@ async def test_nothing_is_written_while_attempts_are_left_or_when_it_is_complete
     await q.ack(await pushed(either))
     await q.fail(await pushed(either))
     assert await listed(engine, KeyRange()) == []
-    [held] = await either.take()
-    assert (await q.fail(held)).dead_lettered
+    [leased] = await either.take()
+    assert (await q.fail(leased)).dead_lettered
     assert await listed(engine, KeyRange(prefix=("failed",))) == [KEYS[0]]
 
 
@@ -54,8 +54,8 @@ async def test_rule_18_a_discarded_message_leaves_its_payload_too(
 ) -> None:
     options = msgspec.structs.replace(QueueOptions(retry_limit=0), **{option: False})
     await q.configure_spec(QueueSpec(name="orders", options=options))
-    held = await pushed(either)
-    assert not (await q.fail(held)).dead_lettered
+    leased = await pushed(either)
+    assert not (await q.fail(leased)).dead_lettered
     assert await q.dead_letters("orders") == []
     assert await value(engine, KEYS[0]) == "hello"
 
@@ -65,17 +65,17 @@ async def test_rule_16_the_expiry_of_the_last_attempt_writes_the_keys(
     q: Driver, either: Workers, applied_by: str
 ) -> None:
     await q.configure("orders", retry_limit=0, lease_time=10)
-    held = await pushed(either)
-    q.key_news.clear()
+    leased = await pushed(either)
+    q.key_notifications.clear()
     q.clock.advance(10)
     if applied_by == "expire":
         await q.engine.expire()
     elif applied_by == "pop":
         assert await either.take() == []
     else:
-        assert not (await q.ack(held)).success
+        assert not (await q.ack(leased)).success
     assert await value(q.engine, KEYS[1]) == "hello"
-    assert told(q.key_news) == set(KEYS)
+    assert changed_keys(q.key_notifications) == set(KEYS)
     assert len(await q.dead_letters("orders")) == 1
 
 
@@ -92,8 +92,8 @@ async def test_an_entry_that_was_there_is_replaced_and_lives_for_ever(
 async def test_rule_18_with_encryption_the_entry_says_whose_key_opens_it(q: Driver, engine: Engine) -> None:
     await q.configure("orders", encryption_enabled=True)
     await q.push("orders", "p1", "ciphertext", sealed=True, undelivered_keys=KEYS)
-    [held] = await q.pop("orders")
-    await q.kill(held)
+    [leased] = await q.pop("orders")
+    await q.kill(leased)
     found = await entry(engine, KEYS[0])
     assert found is not None and (bytes(found.value), found.sealed_by) == (b'"ciphertext"', "orders")
     await write(engine, set_to(KEYS[0], "plain"))
@@ -106,27 +106,27 @@ async def test_rule_19_a_requeued_message_keeps_its_keys(q: Driver, either: Work
     await write(engine, *(set_to(key, "seen") for key in KEYS))
     [letter] = await q.dead_letters("orders")
     await q.requeue(letter)
-    [held] = await either.take()
+    [leased] = await either.take()
     assert await value(engine, KEYS[0]) == "seen"
-    await q.kill(held)
+    await q.kill(leased)
     assert await value(engine, KEYS[0]) == "hello"
 
 
 async def test_keys_survive_a_restart_with_their_message(q: Driver) -> None:
     await q.push("orders", "p1", "hello", undelivered_keys=KEYS)
     await q.reopen()
-    [held] = await q.pop("orders")
-    await q.kill(held)
+    [leased] = await q.pop("orders")
+    await q.kill(leased)
     assert await value(q.engine, KEYS[2]) == "hello"
 
 
-async def test_messages_that_die_together_are_told_of_together(q: Driver, either: Workers, engine: Engine) -> None:
+async def test_messages_that_die_together_are_notified_of_together(q: Driver, either: Workers, engine: Engine) -> None:
     for number in range(3):
         await q.push("orders", "p1", number, undelivered_keys=(("failed", number), ("last",)))
     got = await either.take(3)
-    q.key_news.clear()
-    await q.settle(*(settlement(held, "dlq") for held in got))
-    assert told(q.key_news) == {("last",), *(("failed", number) for number in range(3))}
+    q.key_notifications.clear()
+    await q.settle(*(settlement(leased, "dlq") for leased in got))
+    assert changed_keys(q.key_notifications) == {("last",), *(("failed", number) for number in range(3))}
     assert await value(engine, ("last",)) == 2
     assert len(await q.dead_letters("orders", "workers")) == 3
 
@@ -134,12 +134,12 @@ async def test_messages_that_die_together_are_told_of_together(q: Driver, either
 async def test_in_a_transaction_a_dead_letter_writes_its_keys_or_nothing_happens(
     q: Driver, either: Workers, engine: Engine
 ) -> None:
-    held = await pushed(either)
+    leased = await pushed(either)
     await q.push("other", "p1", 1)
     [other] = await q.pop("other")
-    assert not (await q.transact(settlement(held, "dlq"), settlement(other, lease=held.lease))).success
+    assert not (await q.transact(settlement(leased, "dlq"), settlement(other, lease=leased.lease))).success
     assert await listed(engine, KeyRange()) == []
-    assert (await q.transact(settlement(held, "dlq"), settlement(other))).success
+    assert (await q.transact(settlement(leased, "dlq"), settlement(other))).success
     assert await value(engine, KEYS[0]) == "hello"
 
 
@@ -150,9 +150,9 @@ async def test_a_shared_lease_that_expires_writes_the_keys_of_each_message_that_
     for number in range(3):
         await q.push("orders", "p1", number, undelivered_keys=(("failed", number),))
     await workers.take(2)
-    q.key_news.clear()
+    q.key_notifications.clear()
     q.clock.advance(10)
     await q.engine.expire()
-    assert told(q.key_news) == {("failed", 0), ("failed", 1)}
+    assert changed_keys(q.key_notifications) == {("failed", 0), ("failed", 1)}
     assert await listed(q.engine, KeyRange()) == [("failed", 0), ("failed", 1)]
     assert len(await q.dead_letters("orders", "workers")) == 2

@@ -39,7 +39,7 @@ async def test_rule_16_a_message_that_kills_its_consumers_ends_in_the_dead_lette
     assert letter.failed_at == start + 20 * SECOND, "stamped with the time of expiry"
 
 
-async def test_rule_16_each_partition_of_a_lease_is_judged_alone(q: Driver, clock: FakeClock) -> None:
+async def test_rule_16_each_partition_of_a_lease_is_checked_alone(q: Driver, clock: FakeClock) -> None:
     await q.push("orders", "p1", 1)
     await q.push("orders", "p2", 2, 3)
     assert len(await q.pop("orders", batch=10, partitions=2)) == 3
@@ -128,7 +128,7 @@ async def test_rule_16_each_call_first_applies_what_is_due(q: Driver, either: Wo
     """Seen by all at the moment of expiry; nothing called `expire`."""
     await q.configure("orders", lease_time=10, retry_limit=0)
     await q.push("orders", "p1", 1)
-    [held] = await either.take()
+    [leased] = await either.take()
     assert ((await either.stats()).in_flight, (await either.position()).lag) == (1, 1)
     ordered = either.mode == "ordered"
     assert (await either.position()).lease_expires_at == (q.clock.now() + 10 * SECOND if ordered else None)
@@ -145,7 +145,7 @@ async def test_rule_16_each_call_first_applies_what_is_due(q: Driver, either: Wo
             counts = (await q.stats("orders")).counts
             assert (counts.processing, counts.pending, counts.dead_letter) == (0, 0, 1)
         case "settlement":
-            assert not (await q.fail(held, "too late")).success
+            assert not (await q.fail(leased, "too late")).success
     [letter] = await q.dead_letters("orders")
     assert (letter.failed_at, letter.error == "too late") == (q.clock.now(), False)
 
@@ -316,7 +316,7 @@ async def test_a_lease_lasts_while_something_can_be_settled_under_it(q: Driver, 
     ("lock_duration", "lease_ms", "wanted_ms"),
     [(0, None, 20_000), (0, 1500, 1500), (0, 90_000, 90_000), (700, 1500, 700), (700, None, 20_000)],
 )
-async def test_the_queue_s_lock_duration_then_the_pop_s_wish_then_the_lease_time(
+async def test_the_queue_s_lock_duration_then_the_pop_s_request_then_the_lease_time(
     q: Driver, either: Workers, lock_duration: int, lease_ms: int | None, wanted_ms: int
 ) -> None:
     await q.configure("orders", lease_time=20, lock_duration=lock_duration)
@@ -378,7 +378,7 @@ async def test_rule_16_exhausted_by_expiry_it_is_a_dead_letter_once(q: Driver, w
     assert (await workers.stats()).lag == 0
 
 
-async def test_a_deleted_message_is_stepped_over_and_a_lease_is_over_when_all_it_held_was_deleted(
+async def test_a_deleted_message_is_stepped_over_and_a_lease_is_over_when_all_it_leased_was_deleted(
     q: Driver, workers: Workers, engine: Engine
 ) -> None:
     ids = [one.message_id or "" for one in await q.push("orders", "p1", 1, 2, 3, 4)]

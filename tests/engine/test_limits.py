@@ -69,14 +69,14 @@ async def test_auto_ack_holds_nothing_and_is_not_bounded_by_what_others_hold(q: 
 async def test_pops_of_one_call_share_what_is_left(q: Driver, mode: GroupMode) -> None:
     await q.configure("orders", max_in_flight=3)
     await spread(q, 8)
-    wish = PopRequest(queue="orders", group="g", group_mode=mode, batch=2, partitions=2)
-    everything = await q.pop_requests(wish, wish, wish, wish)
+    params = PopRequest(queue="orders", group="g", group_mode=mode, batch=2, partitions=2)
+    everything = await q.pop_requests(params, params, params, params)
     assert sorted(len(got) for got in everything) == [0, 0, 1, 2]
     assert {got.reason for got in everything if not got} == {"max_in_flight"}
 
 
 @pytest.mark.parametrize("how", ["ack", "fail", "retry", "kill", "release", "expiry", "delete", "purge", "seek"])
-async def test_whatever_ends_a_hold_makes_room_and_tells(
+async def test_whatever_ends_a_hold_makes_room_and_reports(
     q: Driver, engine: Engine, clock: FakeClock, either: Workers, how: str
 ) -> None:
     await q.configure("orders", max_in_flight=1, lease_time=10)
@@ -99,30 +99,30 @@ async def test_whatever_ends_a_hold_makes_room_and_tells(
             await q.push("orders", "p9", 9)
         case "seek":
             await q.seek("orders", got[0].message.partition, group="workers", to_end=True)
-    assert q.told("orders", "workers"), "whoever waits must hear that there is room"
+    assert q.announced("orders", "workers"), "whoever waits must hear that there is room"
     assert len(await either.take()) == 1
 
 
-async def test_room_made_by_one_group_is_told_to_the_others(q: Driver, workers: Workers) -> None:
+async def test_room_made_by_one_group_is_notified_to_the_others(q: Driver, workers: Workers) -> None:
     await q.configure("orders", max_in_flight=1)
     await q.push("orders", "p1", 1, 2)
     assert await q.pop("orders", "nowhere", group="ordered") == []
-    [held] = await workers.take()
+    [leased] = await workers.take()
     assert (await q.pop("orders", group="ordered")).reason == "max_in_flight"
     q.hints.clear()
-    await q.ack(held)
-    assert q.told("orders", "ordered") & {"p1", ANYWHERE}
+    await q.ack(leased)
+    assert q.announced("orders", "ordered") & {"p1", ANYWHERE}
     assert payloads(await q.pop("orders", group="ordered")) == [1]
 
 
-async def test_a_changed_limit_counts_at_once_and_is_told(q: Driver, either: Workers) -> None:
+async def test_a_changed_limit_counts_at_once_and_is_notified(q: Driver, either: Workers) -> None:
     await q.configure("orders", max_in_flight=1)
     await spread(q, 5)
     first = await either.take()
     assert await either.take() == []
     q.hints.clear()
     await q.configure("orders", max_in_flight=3)
-    assert q.told("orders", "workers") == {ANYWHERE}
+    assert q.announced("orders", "workers") == {ANYWHERE}
     second = await either.take(9, partitions=9)
     assert len(second) == 2
     await q.configure("orders", max_in_flight=2)
@@ -219,7 +219,7 @@ async def test_a_rate_of_a_group(q: Driver, workers: Workers, engine: Engine, cl
     assert len(await Workers(q, group="others").take(10)) == 10
 
 
-async def test_a_limit_that_is_lifted_is_told(q: Driver, workers: Workers, engine: Engine) -> None:
+async def test_a_limit_that_is_lifted_is_notified(q: Driver, workers: Workers, engine: Engine) -> None:
     await q.push("orders", "p1", 1, 2)
     await workers.take()
     for queue, group, known in (("orders", "workers", True), ("orders", "none", False), ("nowhere", "none", False)):
@@ -227,7 +227,7 @@ async def test_a_limit_that_is_lifted_is_told(q: Driver, workers: Workers, engin
     assert await workers.take() == []
     q.hints.clear()
     await engine.limit_group("orders", "workers", Limits())
-    assert q.told("orders", "workers")
+    assert q.announced("orders", "workers")
     assert payloads(await workers.take()) == [2]
 
 

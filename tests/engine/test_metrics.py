@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from hark.broker.observer import Counting, Fold
+from hark.broker.observer import Counting, SurveyTotals
 from hark.clock import SECOND, FakeClock
 from hark.engine.api import Engine
 from hark.engine.s3 import S3Engine
@@ -27,10 +27,10 @@ async def test_a_store_has_numbers_whose_names_stay_and_which_have_a_metric_each
 
 
 @pytest.mark.parametrize(
-    ("mode", "batch", "buried"), [("ordered", 1, 1), ("ordered", 2, 0), ("shared", 1, 1), ("shared", 2, 2)]
+    ("mode", "batch", "dead_lettered"), [("ordered", 1, 1), ("ordered", 2, 0), ("shared", 1, 1), ("shared", 2, 2)]
 )
 async def test_leases_that_run_out_and_what_dies_of_them_are_counted(
-    q: Driver, mode: GroupMode, batch: int, buried: int
+    q: Driver, mode: GroupMode, batch: int, dead_lettered: int
 ) -> None:
     await q.configure("orders", lease_time=10, retry_limit=0)
     await q.push("orders", "p", 1, 2)
@@ -39,11 +39,11 @@ async def test_leases_that_run_out_and_what_dies_of_them_are_counted(
     q.clock.advance(11)
     await q.engine.expire()
     after = await q.engine.store_metrics()
-    assert len(await q.dead_letters("orders", "g")) == buried
-    assert [after[name] - before[name] for name in ("leases_expired", "expiries_buried")] == [1, buried]
+    assert len(await q.dead_letters("orders", "g")) == dead_lettered
+    assert [after[name] - before[name] for name in ("leases_expired", "expiries_dead_lettered")] == [1, dead_lettered]
 
 
-async def test_a_durable_store_tells_how_large_it_is(q: Driver) -> None:
+async def test_a_durable_store_reports_how_large_it_is(q: Driver) -> None:
     async def size() -> float:
         numbers = await q.engine.store_metrics()
         return sum(number for name, number in numbers.items() if name.endswith("_bytes"))
@@ -59,11 +59,11 @@ async def test_a_durable_store_tells_how_large_it_is(q: Driver) -> None:
 async def surveyed(engine: Engine, limit: int) -> list[Depth]:
     """All steps of a survey."""
     depths: list[Depth] = []
-    place: tuple[int, str] | None = (0, "")
-    while place is not None:
-        step = await engine.survey(place, limit)
+    after: tuple[int, str] | None = (0, "")
+    while after is not None:
+        step = await engine.survey(after, limit)
         depths += step.depths
-        place = step.next
+        after = step.next
     return depths
 
 
@@ -98,7 +98,7 @@ async def test_a_survey_says_what_waits_in_every_queue_whatever_its_steps(
     assert sorted(queues, key=queues.index) == queues, "entries of a queue follow each other"
 
 
-async def test_a_survey_does_not_mention_what_is_deleted_and_places_that_a_group_started_after(
+async def test_a_survey_does_not_mention_what_is_deleted_and_positions_that_a_group_started_after(
     q: Driver, engine: Engine
 ) -> None:
     assert await surveyed(engine, 10) == []
@@ -112,9 +112,9 @@ async def test_a_survey_does_not_mention_what_is_deleted_and_places_that_a_group
 
 async def counting(engine: Engine, clock: FakeClock) -> Counting:
     """Counts after a survey in which every queue was a large one."""
-    fold = Fold(await engine.totals(), clock.now(), large=0)
-    fold.add(await surveyed(engine, 2))
-    depths = fold.finish(clock.now())
+    survey_totals = SurveyTotals(await engine.totals(), clock.now(), large=0)
+    survey_totals.add(await surveyed(engine, 2))
+    depths = survey_totals.finish(clock.now())
     return Counting(engine, lambda: depths, lambda: None)
 
 
@@ -197,13 +197,13 @@ async def test_the_partitions_of_uncounted_queues_are_not_looked_at(busy: Driver
             continue
         assert (stats.partitions, stats.counts.total, stats.counts.pending, stats.counts.scheduled) == (0, 0, 0, 0)
         assert (stats.info, stats.counts.dead_letter) == (exact["orders"].info, 2)
-    counted = await engine.group_stats(queue="orders")
-    for group, one in zip(await engine.group_stats(queue="orders", uncounted=["orders"]), counted, strict=True):
+    with_counts = await engine.group_stats(queue="orders")
+    for group, one in zip(await engine.group_stats(queue="orders", uncounted=["orders"]), with_counts, strict=True):
         assert (group.lag, group.scheduled, group.partitions_with_lag, group.oldest_waiting) == (0, 0, 0, None)
         assert (group.group, group.leases, group.in_flight) == (one.group, one.leases, one.in_flight)
 
 
-async def test_a_census_counts_queues_dead_letters_and_what_is_held(q: Driver, engine: Engine) -> None:
+async def test_a_survey_counts_queues_dead_letters_and_what_is_leased(q: Driver, engine: Engine) -> None:
     for queue in ("a", "b"):
         await q.push(queue, "p1", 1, 2, 3)
         await q.push(queue, "p2", 4)
@@ -220,11 +220,11 @@ async def test_a_census_counts_queues_dead_letters_and_what_is_held(q: Driver, e
 # Peers -----------------------------------------------------------------------------------------------------
 
 
-async def test_who_shares_no_store_has_nobody_to_hear(q: Driver) -> None:
+async def test_who_shares_no_store_has_no_one_to_receive(q: Driver) -> None:
     await q.push("orders", "p1", 1)
     hints = [Hint("orders", None, ("p1",), "message"), Hint("orders", "g", None)]
     # A store in a bucket has its news in the log: what others say makes it look there.
-    assert bool(q.engine.hear(hints)) == (q.engine.shared and not isinstance(q.engine, S3Engine))
+    assert bool(q.engine.on_hints(hints)) == (q.engine.shared and not isinstance(q.engine, S3Engine))
 
 
 async def test_the_secret_of_peers_has_32_bytes_and_stays(q: Driver) -> None:

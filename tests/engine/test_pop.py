@@ -26,7 +26,7 @@ async def test_rule_8_a_pop_takes_one_message_by_default(q: Driver) -> None:
     assert got.lease
 
 
-async def test_rule_8_batch_is_the_total_over_at_most_as_many_partitions_as_asked_for(q: Driver) -> None:
+async def test_rule_8_batch_is_the_total_over_at_most_as_many_partitions_as_requested(q: Driver) -> None:
     await spread(q, "orders", 3, each=2)
     first, second, third = ["p1.1", "p1.2"], ["p2.1", "p2.2"], ["p3.1", "p3.2"]
     for partition, batch, partitions, wanted, rest in (
@@ -86,10 +86,10 @@ async def test_rule_8_a_pop_over_a_namespace_a_task_or_both(q: Driver) -> None:
     assert await q.pop(namespace="b", task="y", group="g4", batch=9, partitions=9) == []
     await q.configure("b.x.3", namespace="other", task="z")
     assert await q.pop(namespace="b", group="g") == [], "labels follow the configuration"
-    [held] = await q.pop(namespace="other", task="z", group="g")
-    assert held.message.queue == "b.x.3"
+    [leased] = await q.pop(namespace="other", task="z", group="g")
+    assert leased.message.queue == "b.x.3"
     assert await q.pop("b.x.3", group="g") == [], "leased for a pop of the queue too"
-    assert (await q.ack(held)).success
+    assert (await q.ack(leased)).success
 
 
 async def test_rule_8_an_unknown_queue_namespace_or_partition_is_empty_not_an_error(q: Driver) -> None:
@@ -105,9 +105,9 @@ async def test_rule_9_every_ready_partition_is_served_once_before_any_twice(q: D
     await spread(q, "orders", 5, each=4)
     served = []
     for _ in range(20):
-        [held] = await q.pop("orders")
-        served.append(held.message.partition)
-        await q.ack(held)
+        [leased] = await q.pop("orders")
+        served.append(leased.message.partition)
+        await q.ack(leased)
     for start in range(0, 20, 5):
         assert sorted(served[start : start + 5]) == ["p1", "p2", "p3", "p4", "p5"]
     assert await q.pop("orders") == []
@@ -115,8 +115,8 @@ async def test_rule_9_every_ready_partition_is_served_once_before_any_twice(q: D
 
 async def test_rule_9_a_busy_partition_does_not_starve_a_quiet_one(q: Driver) -> None:
     await q.push("orders", "busy", *range(100))
-    [held] = await q.pop("orders")
-    await q.ack(held)
+    [leased] = await q.pop("orders")
+    await q.ack(leased)
     await q.push("orders", "quiet", "me")
     assert payloads(await q.pop("orders")) == ["me"]
 
@@ -127,8 +127,8 @@ async def test_rule_9_the_one_served_longest_ago_comes_first(q: Driver) -> None:
         await q.ack_all(await q.pop("orders", name))
     order = []
     for _ in range(3):
-        [held] = await q.pop("orders")
-        order.append(held.message.partition)
+        [leased] = await q.pop("orders")
+        order.append(leased.message.partition)
     assert order == ["p2", "p3", "p1"]
 
 
@@ -167,9 +167,9 @@ async def test_rule_9_queue_priority_comes_first_over_several_queues(q: Driver) 
         await q.push(name, "p1", [name, 1], [name, 2], [name, 3])
     order = []
     for _ in range(8):
-        [held] = await q.pop(namespace="ns")
-        order.append(held.payload)
-        await q.ack(held)
+        [leased] = await q.pop(namespace="ns")
+        order.append(leased.payload)
+        await q.ack(leased)
         if len(order) == 2:  # A changed priority has effect at once.
             await q.configure("high", namespace="ns", priority=0)
     wanted = [("high", 1), ("high", 2), ("middle", 1), ("middle", 2), ("middle", 3), ("low", 1), ("low", 2), ("low", 3)]
@@ -184,9 +184,9 @@ async def test_rule_27_priorities_of_queues_compete_only_within_a_namespace(q: D
         await q.push(name, "p1", *([name] * 4))
     got: list[object] = []
     for _ in range(6):
-        held = await q.pop(task="jobs", group="g", group_mode=group_mode)
-        got += payloads(held)
-        await q.ack_all(held)
+        leased = await q.pop(task="jobs", group="g", group_mode=group_mode)
+        got += payloads(leased)
+        await q.ack_all(leased)
     assert sorted(map(str, got)) == ["a2"] * 3 + ["b1"] * 3, "the namespaces take turns"
 
 
@@ -228,9 +228,9 @@ async def test_rule_9_queues_of_equal_priority_take_turns(q: Driver) -> None:
         await q.push(name, "p1", *range(3))
     served = []
     for _ in range(6):
-        [held] = await q.pop(namespace="ns")
-        served.append(held.message.queue)
-        await q.ack(held)
+        [leased] = await q.pop(namespace="ns")
+        served.append(leased.message.queue)
+        await q.ack(leased)
     assert sorted(served[:3]) == sorted(served[3:]) == ["ns.a", "ns.b", "ns.c"]
 
 
@@ -238,18 +238,18 @@ async def test_rule_9_never_empty_while_something_is_ready(q: Driver, clock: Fak
     """However a partition became ready again, the next pop finds it."""
     await q.configure("orders", lease_time=10)
     await q.push("orders", "p1", 1, 2, 3, 4, 5, 6)
-    [held] = await q.pop("orders")
-    await q.ack(held)
-    [held] = await q.pop("orders")
-    await q.fail(held)
-    [held] = await q.pop("orders")
-    await q.retry(held)
+    [leased] = await q.pop("orders")
+    await q.ack(leased)
+    [leased] = await q.pop("orders")
+    await q.fail(leased)
+    [leased] = await q.pop("orders")
+    await q.retry(leased)
     got = await q.pop("orders")
     await q.engine.release([got.lease])
     assert payloads(await q.pop("orders")) == [2]
     clock.advance(10)
-    [held] = await q.pop("orders")
-    await q.kill(held)
+    [leased] = await q.pop("orders")
+    await q.kill(leased)
     assert payloads(await q.pop("orders", auto_ack=True)) == [3]
     assert payloads(await q.pop("orders")) == [4]
 
@@ -290,9 +290,9 @@ async def test_rule_11_leased_delayed_or_waiting_for_a_retry(
     await q.configure("orders", lease_time=4, retry_delay=4000)
     await q.push("orders", "p1", 1, delay_ms=4000 if state == "delayed" else 0)
     if state != "delayed":
-        [held] = await either.take()
+        [leased] = await either.take()
         if state == "retry not due":
-            await q.fail(held)
+            await q.fail(leased)
     empty, due = await either.take(1, "p1"), q.clock.now() + 4 * SECOND
     assert (empty.reason, empty.look_again_at) == (reason, due)
     await either.arrive_at(due)
@@ -357,8 +357,8 @@ async def test_rule_11_the_longest_window_is_after_the_oldest_unsettled_message(
     for number in range(13):
         await q.push("orders", "p1", number)
         q.clock.advance(4)
-    [held] = await either.take(1, "p1")
-    assert (await q.ack(held)).success
+    [leased] = await either.take(1, "p1")
+    assert (await q.ack(leased)).success
     await q.push("orders", "p1", 13)
     # The oldest unsettled message was pushed at start + 4.
     assert q.clock.now() == start + 52 * SECOND
@@ -374,9 +374,9 @@ async def test_rule_11_the_longest_window_begins_when_a_message_becomes_availabl
     start = q.clock.now()
     await q.push("orders", "p1", 1, delay_ms=100_000 if how == "a delay" else 0)
     if how == "a retry":
-        [held] = await either.arrive_at(start + 5 * SECOND)
+        [leased] = await either.arrive_at(start + 5 * SECOND)
         q.clock.advance(5)
-        assert (await q.fail(held, delay_ms=90_000)).success
+        assert (await q.fail(leased, delay_ms=90_000)).success
     empty = await either.take(1, "p1")
     if how != "delayedProcessing":
         assert (empty.reason, empty.look_again_at) == ("waiting", start + 100 * SECOND), "there is nothing to hold back"
@@ -395,7 +395,7 @@ async def test_rule_11_a_message_in_flight_does_not_end_the_window_of_the_others
     await q.configure("orders", window_buffer=5)
     start = q.clock.now()
     await q.push("orders", "p1", 0)
-    [held] = await workers.arrive_at(start + 5 * SECOND)
+    [leased] = await workers.arrive_at(start + 5 * SECOND)
     q.clock.advance(45)
     for number in range(1, 13):
         await q.push("orders", "p1", number)
@@ -403,7 +403,7 @@ async def test_rule_11_a_message_in_flight_does_not_end_the_window_of_the_others
         q.clock.advance(4)
     await q.push("orders", "p1", 13)
     assert payloads(await workers.arrive_at(start + 100 * SECOND)) == [1]
-    assert (await q.ack(held)).success
+    assert (await q.ack(leased)).success
 
 
 async def test_rule_11_what_has_outlived_its_time_does_not_end_a_window(q: Driver, either: Workers) -> None:
@@ -431,7 +431,7 @@ async def test_rule_11_a_window_buffer_is_per_partition(q: Driver, clock: FakeCl
 async def test_rule_11_paused(q: Driver, either: Workers, group: str | None) -> None:
     """What is paused delivers nothing; it takes pushes, and what is held can be settled."""
     await q.push("orders", "p1", 1, 2)
-    [held] = await either.take()
+    [leased] = await either.take()
     assert await q.engine.pause("orders", group, True)
     assert [one.paused for one in await q.engine.queue_infos(["orders"])] == [group is None]
     assert [one.status for one in await q.push("orders", "p2", 3)] == ["queued"]
@@ -439,7 +439,7 @@ async def test_rule_11_paused(q: Driver, either: Workers, group: str | None) -> 
         for partition in ("p1", None):
             empty = await either.take(10, partition, partitions=10)
             assert (list(empty), empty.reason) == ([], "paused")
-        assert (await q.ack(held)).success
+        assert (await q.ack(leased)).success
     assert await q.engine.pause("orders", group, False)
     assert sorted(map(str, await either.drain())) == ["2", "3"]
 
@@ -477,14 +477,14 @@ async def test_rule_24_a_changed_option_has_effect_on_messages_that_wait(q: Driv
 async def test_rule_24_a_lease_is_exact_to_the_microsecond(q: Driver, either: Workers) -> None:
     await q.configure("orders", lease_time=7)
     await q.push("orders", "p1", 1)
-    [held] = await either.take()
+    [leased] = await either.take()
     q.clock.advance(7 - TICK)
-    assert (await q.ack(held)).success
+    assert (await q.ack(leased)).success
 
     await q.push("orders", "p1", 2)
-    [held] = await either.take()
+    [leased] = await either.take()
     q.clock.advance(7)
-    assert not (await q.ack(held)).success
+    assert not (await q.ack(leased)).success
 
     renewed = await either.take()
     assert (await q.renew(renewed.lease, 20)).expires_at == q.clock.now() + 20 * SECOND

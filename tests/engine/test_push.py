@@ -102,8 +102,10 @@ async def test_rule_4_a_second_push_of_a_transaction_id_is_a_duplicate_of_the_fi
 
 
 async def test_rule_4_duplicates_within_one_request_and_partition(q: Driver) -> None:
-    places = [("orders", "p1"), ("orders", "p1"), ("orders", "p2"), ("bills", "p1"), ("orders", "p1")]
-    outcomes = await q.push_messages(*(message(*place, n, transaction_id="t1") for n, place in enumerate(places)))
+    partitions = [("orders", "p1"), ("orders", "p1"), ("orders", "p2"), ("bills", "p1"), ("orders", "p1")]
+    outcomes = await q.push_messages(
+        *(message(*partition, n, transaction_id="t1") for n, partition in enumerate(partitions))
+    )
     assert statuses(outcomes) == ["queued", "duplicate", "queued", "queued", "duplicate"]
     assert outcomes[0].message_id == outcomes[1].message_id == outcomes[4].message_id
     assert len({one.message_id for one in outcomes}) == 3
@@ -218,9 +220,9 @@ async def test_rule_5_an_id_alone_finds_its_message(q: Driver, engine: Engine) -
     by_transaction = await engine.message(outcome.partition_id, "t1")
     assert by_id is not None and by_id == by_transaction
     assert (by_id.id, by_id.transaction_id, by_id.offset) == (outcome.message_id, "t1", 1)
-    [held] = await q.pop("orders")
-    assert (held.message.id, held.message.partition_id) == (outcome.message_id, outcome.partition_id)
-    assert (held.message.queue, held.message.partition) == ("orders", "p1")
+    [leased] = await q.pop("orders")
+    assert (leased.message.id, leased.message.partition_id) == (outcome.message_id, outcome.partition_id)
+    assert (leased.message.queue, leased.message.partition) == ("orders", "p1")
     assert await engine.delete_messages([outcome.message_id]) == [True]
 
 
@@ -229,10 +231,10 @@ async def test_rule_6_payload_and_labels_come_back_byte_for_byte(q: Driver) -> N
     new = message("orders", "p1", None, trace_id="trace-7", producer="me", priority=9)
     new.payload = raw
     await q.push_messages(new)
-    [held] = await q.pop("orders")
-    assert bytes(held.message.payload) == raw
-    assert (held.message.trace_id, held.message.producer, held.message.priority) == ("trace-7", "me", 9)
-    assert held.message.attempt == 1
+    [leased] = await q.pop("orders")
+    assert bytes(leased.message.payload) == raw
+    assert (leased.message.trace_id, leased.message.producer, leased.message.priority) == ("trace-7", "me", 9)
+    assert leased.message.attempt == 1
 
 
 async def test_rule_6_a_delayed_message_comes_at_its_time(q: Driver, either: Workers) -> None:
@@ -262,8 +264,8 @@ async def test_rule_6_a_delivery_time_that_is_not_later_is_no_delay(q: Driver, e
 async def test_rule_6_unusual_names_are_just_names(q: Driver) -> None:
     for name in ("ä ö/ü", "%", "'; drop table x --", "x" * 255):
         await q.push(name, name, name)
-        [held] = await q.pop(name, name, group=name)
-        assert (held.payload, held.message.queue, held.message.partition) == (name, name, name)
+        [leased] = await q.pop(name, name, group=name)
+        assert (leased.payload, leased.message.queue, leased.message.partition) == (name, name, name)
 
 
 async def test_rule_7_max_size_refuses_what_is_beyond_it_item_by_item(q: Driver) -> None:
@@ -286,8 +288,8 @@ async def test_rule_7_the_slowest_group_decides(q: Driver) -> None:
     assert len(await q.drain("orders", group="fast")) == 2
     assert [one.code for one in await q.push("orders", "p1", 3)] == ["queue_full"]
     q.clock.advance(300)
-    [held] = await q.pop("orders", group="slow")
-    await q.ack(held)
+    [leased] = await q.pop("orders", group="slow")
+    await q.ack(leased)
     assert statuses(await q.push("orders", "p1", 3, 4)) == ["queued", "failed"]
 
 
@@ -356,4 +358,4 @@ async def test_a_delivery_says_who_pushed_the_message_with_options_or_without(q:
         message("orders", "p1", 4, producer="ada", transaction_id="t"),
     )
     got = await q.pop("orders", "p1", batch=10)
-    assert [held.message.producer for held in got] == ["ada", None, "bob", "ada"]
+    assert [leased.message.producer for leased in got] == ["ada", None, "bob", "ada"]

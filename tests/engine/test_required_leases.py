@@ -15,8 +15,8 @@ async def test_rule_22_a_lease_that_an_earlier_transaction_of_the_call_ended_abo
     q: Driver, engine: Engine, mode: GroupMode
 ) -> None:
     await q.push("orders", "p1", 1)
-    [held] = await q.pop("orders", group="workers", group_mode=mode)
-    last = Transaction([settlement(held)], [held.lease])
-    answers = await engine.transact([last, Transaction([message("bills", "p1", 2)], [held.lease])])
+    [leased] = await q.pop("orders", group="workers", group_mode=mode)
+    last = Transaction([settlement(leased)], [leased.lease])
+    answers = await engine.transact([last, Transaction([message("bills", "p1", 2)], [leased.lease])])
     assert [given(one).success for one in answers] == [True, False]
     assert await q.pop("bills") == []

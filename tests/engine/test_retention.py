@@ -69,18 +69,18 @@ async def test_rule_23_an_expired_head_does_not_block_its_partition(q: Driver, c
 async def test_rule_23_a_leased_message_does_not_expire(q: Driver, either: Workers) -> None:
     await q.configure("orders", ttl=10, lease_time=60)
     await q.push("orders", "p1", 1)
-    [held] = await either.take()
+    [leased] = await either.take()
     q.clock.advance(11)
     await q.collect()
-    assert (await q.ack(held)).success
+    assert (await q.ack(leased)).success
     assert (await either.stats()).lag == 0
 
 
 async def test_rule_23_a_retry_whose_time_to_live_is_over_does_not_come(q: Driver, either: Workers) -> None:
     await q.push("orders", "p1", 1, ttl_ms=2000)
     await q.push("orders", "p1", 2)
-    [held] = await either.take()
-    await q.fail(held, delay_ms=3000)
+    [leased] = await either.take()
+    await q.fail(leased, delay_ms=3000)
     q.clock.advance(3)
     assert await either.drain() == [2]
     assert await either.take() == []
@@ -156,7 +156,7 @@ async def test_rule_23_a_message_is_kept_until_every_group_has_settled_it(q: Dri
     assert (await either.stats()).lag == 0
 
 
-async def test_rule_23_a_group_holds_partitions_that_it_has_not_touched_yet(q: Driver, either: Workers) -> None:
+async def test_rule_23_a_group_holds_partitions_that_it_has_not_changed_yet(q: Driver, either: Workers) -> None:
     await q.push("orders", "p1", 1)
     await q.push("orders", "p2", 2)
     await either.take(1, "p1", auto_ack=True)
@@ -198,8 +198,8 @@ async def test_rule_23_max_wait_time_removes_what_some_group_has_not_settled(q: 
     await q.push("orders", "p1", 1, 2, 3)
     await Workers(q, group="faster", mode=either.mode).take(2, auto_ack=True)
     await either.take(auto_ack=True)
-    [held] = await either.take()
-    await q.retry(held, delay_ms=1000 * DAY)
+    [leased] = await either.take()
+    await q.retry(leased, delay_ms=1000 * DAY)
     q.clock.advance(HOUR - 1)
     assert await q.collect() == 0
     q.clock.advance(2)
@@ -213,9 +213,9 @@ async def test_rule_23_max_wait_time_removes_what_some_group_has_not_settled(q: 
 async def test_rule_23_max_wait_time_removes_what_waits_before_later_settled_messages(q: Driver) -> None:
     await q.configure("orders", max_wait_time_seconds=60)
     await q.push("orders", "p1", 1)
-    held = await q.pop("orders", "p1", group_mode="shared")
+    leased = await q.pop("orders", "p1", group_mode="shared")
     await q.push("orders", "p1", 2, priority=5)
-    await q.ack_all(held)
+    await q.ack_all(leased)
     q.clock.advance(60)
     assert await q.collect() == 1
     assert await q.pop("orders", "p1", batch=10) == []
@@ -243,11 +243,11 @@ async def test_rule_23_never_a_leased_message_except_by_purge(q: Driver, either:
     )
     await q.push("orders", "p1", 1, 2)
     await q.push("orders", "p1", 3, delay_ms=1000 * DAY)
-    [held] = await either.take()
+    [leased] = await either.take()
     q.clock.advance(2 * DAY)
     await q.collect()
     assert (await stored(q), await either.take(10)) == (1, [])
-    assert (await q.fail(held)).success
+    assert (await q.fail(leased)).success
     [again] = await either.take(10)
     assert again.payload == 1
     assert await q.engine.purge("orders") >= 1
@@ -262,8 +262,8 @@ async def test_rule_23_after_everything_was_removed_offsets_go_on_and_transactio
     assert await q.collect() == 2
     assert [one.status for one in await q.push("orders", "p1", 3, transaction_id="t1")] == ["queued"]
     for group in ("late", QUEUE_MODE):
-        [held] = await q.pop("orders", group=group)
-        assert (held.payload, held.message.offset) == (3, 3)
+        [leased] = await q.pop("orders", group=group)
+        assert (leased.payload, leased.message.offset) == (3, 3)
 
 
 async def test_rule_23_collect_takes_bounded_steps(q: Driver, engine: Engine, clock: FakeClock) -> None:

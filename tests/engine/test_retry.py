@@ -15,15 +15,15 @@ from .workers import TICK, Workers, attempts
 async def delays_until_dead(either: Workers) -> list[float]:
     """Fail a message again and again; how many milliseconds each retry waited, until it was dead."""
     q, waited = either.q, list[float]()
-    [held] = await either.take()
-    while not (outcome := await q.fail(held, f"error {len(waited)}")).dead_lettered:
-        assert (outcome.success, held.message.attempt) == (True, len(waited) + 1)
+    [leased] = await either.take()
+    while not (outcome := await q.fail(leased, f"error {len(waited)}")).dead_lettered:
+        assert (outcome.success, leased.message.attempt) == (True, len(waited) + 1)
         failed_at = q.clock.now()
-        got = await either.take(1, held.message.partition)
+        got = await either.take(1, leased.message.partition)
         if not got:
             assert got.look_again_at is not None
             got = await either.arrive_at(got.look_again_at)
-        [held] = got
+        [leased] = got
         waited.append((q.clock.now() - failed_at) / MILLISECOND)
     assert outcome.success
     return waited
@@ -75,8 +75,8 @@ async def test_rule_14_attempts_are_counted_per_message_and_group(q: Driver) -> 
     await q.push("orders", "p1", 1, 2, 3, 4)
     for group in ("a", "b"):
         for number in (1, 2, 3):
-            [held] = await q.pop("orders", group=group)
-            assert not (await q.fail(held)).dead_lettered
+            [leased] = await q.pop("orders", group=group)
+            assert not (await q.fail(leased)).dead_lettered
             got = await q.pop("orders", group=group, batch=2)
             assert attempts(got) == [(number, 2), (number + 1, 1)]
             await q.ack(got[0])
@@ -86,16 +86,16 @@ async def test_rule_14_attempts_are_counted_per_message_and_group(q: Driver) -> 
 
 async def test_rule_14_failed_with_a_delay_waits_that_long_instead(q: Driver, either: Workers) -> None:
     await q.push("orders", "p1", 1, backoff_ms=(60_000, 60_000))
-    [held] = await either.take()
-    await q.fail(held, delay_ms=1500)
+    [leased] = await either.take()
+    await q.fail(leased, delay_ms=1500)
     due = q.clock.now() + 1500 * MILLISECOND
     assert (await either.take()).look_again_at == due
-    [held] = await either.arrive_at(due)
-    assert (held.payload, held.message.attempt) == (1, 2)
-    await q.fail(held, delay_ms=0)
-    [held] = await either.take()
-    assert (held.payload, held.message.attempt) == (1, 3)
-    assert (await q.fail(held, delay_ms=1500)).dead_lettered, "a delay buys no attempt"
+    [leased] = await either.arrive_at(due)
+    assert (leased.payload, leased.message.attempt) == (1, 2)
+    await q.fail(leased, delay_ms=0)
+    [leased] = await either.take()
+    assert (leased.payload, leased.message.attempt) == (1, 3)
+    assert (await q.fail(leased, delay_ms=1500)).dead_lettered, "a delay buys no attempt"
 
 
 # Rule 14: what follows -------------------------------------------------------------------------------------
@@ -198,14 +198,14 @@ async def test_rule_14_the_last_of_a_batch_that_dies_ends_the_lease(q: Driver, e
 async def test_rule_14_the_same_inside_a_transaction(q: Driver, either: Workers) -> None:
     await q.configure("orders", retry_limit=1, retry_delay=1000)
     await q.push("orders", "p1", 1)
-    [held] = await either.take()
-    assert (await q.transact(settlement(held, "failed", "boom"))).success
+    [leased] = await either.take()
+    assert (await q.transact(settlement(leased, "failed", "boom"))).success
     assert await either.take() == []
     assert await q.dead_letters() == []
     q.clock.advance(1)
-    [held] = await either.take()
-    assert held.message.attempt == 2
-    assert (await q.transact(settlement(held, "failed", "again"))).success
+    [leased] = await either.take()
+    assert leased.message.attempt == 2
+    assert (await q.transact(settlement(leased, "failed", "again"))).success
     [letter] = await q.dead_letters()
     assert (letter.attempts, letter.error) == (2, "again")
 
@@ -213,11 +213,11 @@ async def test_rule_14_the_same_inside_a_transaction(q: Driver, either: Workers)
 async def test_rule_14_a_changed_retry_limit_has_effect_at_once(q: Driver) -> None:
     await q.configure("orders", retry_limit=5)
     await q.push("orders", "p1", 1)
-    [held] = await q.pop("orders")
-    await q.fail(held)
+    [leased] = await q.pop("orders")
+    await q.fail(leased)
     await q.configure("orders", retry_limit=1)
-    [held] = await q.pop("orders")
-    assert (await q.fail(held)).dead_lettered
+    [leased] = await q.pop("orders")
+    assert (await q.fail(leased)).dead_lettered
 
 
 async def test_rule_15_retry_uses_no_attempt_and_waits_only_as_it_says(q: Driver, either: Workers) -> None:
@@ -226,40 +226,40 @@ async def test_rule_15_retry_uses_no_attempt_and_waits_only_as_it_says(q: Driver
     await q.push("orders", "p1", 1, *([2] if either.mode == "ordered" else []), backoff_ms=(60_000,))
     for attempt in (1, 2):
         for _ in range(4):
-            [held] = await either.take()
-            assert (held.payload, held.message.attempt) == (1, attempt)
-            outcome = await q.retry(held)
+            [leased] = await either.take()
+            assert (leased.payload, leased.message.attempt) == (1, attempt)
+            outcome = await q.retry(leased)
             assert (outcome.success, outcome.lease_released, outcome.dead_lettered) == (True, True, False)
-        [held] = await either.take()
-        await q.retry(held, delay_ms=3000)
-        [held] = await either.arrive_at(q.clock.now() + 3 * SECOND)
-        assert (held.payload, held.message.attempt) == (1, attempt)
-        assert (await q.fail(held, delay_ms=0)).dead_lettered == (attempt == 2)
+        [leased] = await either.take()
+        await q.retry(leased, delay_ms=3000)
+        [leased] = await either.arrive_at(q.clock.now() + 3 * SECOND)
+        assert (leased.payload, leased.message.attempt) == (1, attempt)
+        assert (await q.fail(leased, delay_ms=0)).dead_lettered == (attempt == 2)
 
 
 @pytest.mark.parametrize("how", ["one request", "a transaction"])
 async def test_rule_15_dlq_is_a_dead_letter_at_once(q: Driver, either: Workers, how: str) -> None:
     await q.push("orders", "p1", 1, 2)
-    [held] = await either.take()
-    verdict = settlement(held, "dlq", "hopeless")
+    [leased] = await either.take()
+    decision = settlement(leased, "dlq", "hopeless")
     if how == "one request":
-        [outcome] = await q.settle(verdict)
+        [outcome] = await q.settle(decision)
         assert (outcome.success, outcome.dead_lettered, outcome.lease_released) == (True, True, True)
     else:
-        assert (await q.transact(verdict)).success
+        assert (await q.transact(decision)).success
     [letter] = await q.dead_letters("orders")
-    assert (letter.error, letter.message_id, letter.attempts) == ("hopeless", held.message.id, 1)
+    assert (letter.error, letter.message_id, letter.attempts) == ("hopeless", leased.message.id, 1)
     assert payloads(await either.take()) == [2]
 
 
-async def test_rule_15_verdicts_of_one_batch_may_differ(q: Driver, either: Workers) -> None:
+async def test_rule_15_decisions_of_one_batch_may_differ(q: Driver, either: Workers) -> None:
     """In a shared group a failure holds up no other message."""
     await q.configure("orders", retry_delay=1000)
     await q.push_messages(*(message("orders", "p1", n) for n in range(1, 6)))
     got = await either.take(5)
 
-    verdicts: list[Status] = ["completed", "dlq", "failed", "retry", "completed"]
-    outcomes = await q.settle(*(settlement(one, verdict) for one, verdict in zip(got, verdicts, strict=True)))
+    decisions: list[Status] = ["completed", "dlq", "failed", "retry", "completed"]
+    outcomes = await q.settle(*(settlement(one, decision) for one, decision in zip(got, decisions, strict=True)))
     assert all(one.success for one in outcomes)
     assert [one.dead_lettered for one in outcomes] == [False, True, False, False, False]
     assert [bytes(one.payload) for one in await q.dead_letters("orders", "workers")] == [b"2"]
@@ -279,8 +279,8 @@ async def test_rule_15_verdicts_of_one_batch_may_differ(q: Driver, either: Worke
 async def requeue_first(q: Driver, number: int) -> None:
     """Let the first messages of the queue "orders" die, and put them back in front in their order."""
     for _ in range(number):
-        [held] = await q.pop("orders")
-        await q.kill(held)
+        [leased] = await q.pop("orders")
+        await q.kill(leased)
     for letter in sorted(await q.dead_letters("orders"), key=lambda one: one.message_id):
         await q.requeue(letter)
 
@@ -293,13 +293,13 @@ async def test_rule_14_a_requeued_one_comes_with_what_follows(
     await q.configure("orders", lease_time=10)
     await q.push("orders", "p1", 1, 2, 3)
     await requeue_first(q, 1)
-    [held] = await q.pop("orders", batch=1)
-    assert held.payload == 1
+    [leased] = await q.pop("orders", batch=1)
+    assert leased.payload == 1
     match how:
         case "failed":
-            await q.fail(held)
+            await q.fail(leased)
         case "given back":
-            await q.retry(held)
+            await q.retry(leased)
         case "ran out":
             clock.advance(10)
     assert attempts(await q.pop("orders", batch=10)) == [(1, attempt), (2, 1), (3, 1)]
@@ -324,8 +324,8 @@ async def test_rule_16_what_is_requeued_in_front_of_such_a_batch_comes_alone_too
     await q.configure("orders", lease_time=10)
     await q.push("orders", "p1", 1, 2, 3, 4, 5)
     for _ in range(2):
-        [held] = await q.pop("orders")
-        await q.kill(held)
+        [leased] = await q.pop("orders")
+        await q.kill(leased)
     assert payloads(await q.pop("orders", batch=2)) == [3, 4]
     clock.advance(10)
     await requeue_first(q, 0)
@@ -365,6 +365,6 @@ async def test_many_retries_come_by_priority_then_in_the_order_they_fall_due(q: 
     await q.push_messages(*(message("orders", "p1", n, priority=n % 3) for n in range(50)))
     due = [1000 + n * 37 % 25 for n in range(50)]
     got = await workers.take(50)
-    await q.settle(*(settlement(held, "retry", delay_ms=due[held.message.offset - 1]) for held in got))
+    await q.settle(*(settlement(leased, "retry", delay_ms=due[leased.message.offset - 1]) for leased in got))
     q.clock.advance(2)
     assert payloads(await workers.take(100)) == sorted(range(50), key=lambda n: (-(n % 3), due[n], n))

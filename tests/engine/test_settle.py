@@ -21,8 +21,8 @@ NAMES: list[Named] = ["key", "id", "id alone"]
 
 async def test_rule_12_a_settlement_under_the_lease_counts(q: Driver, either: Workers) -> None:
     await q.push("orders", "p1", 1, transaction_id="t1")
-    [held] = await either.take()
-    outcome = await q.ack(held)
+    [leased] = await either.take()
+    outcome = await q.ack(leased)
     assert (outcome.success, outcome.code, outcome.error) == (True, None, None)
     assert (outcome.transaction_id, outcome.queue, outcome.partition) == ("t1", "orders", "p1")
     assert (outcome.lease_released, outcome.dead_lettered) == (True, False)
@@ -48,7 +48,7 @@ async def test_rule_12_an_expired_or_superseded_lease_settles_nothing(q: Driver,
 
 
 @pytest.mark.parametrize("status", STATUSES)
-async def test_rule_12_a_foreign_lease_settles_nothing(q: Driver, either: Workers, status: Status) -> None:
+async def test_rule_12_a_unrelated_lease_settles_nothing(q: Driver, either: Workers, status: Status) -> None:
     _, second = await q.push("orders", "p1", 1, 2)
     [delayed] = await q.push("orders", "p1", 3, delay_ms=60_000)
     await q.push("orders", "p2", 4)
@@ -82,11 +82,11 @@ async def test_rule_12_in_a_shared_group_no_lease_beside_it_and_none_that_gave_i
 async def test_rule_12_what_does_not_exist_is_not_found(q: Driver, either: Workers) -> None:
     """A transaction id finds its message in the partition that is named; only the id of a message needs none."""
     await q.push("orders", "p1", 1, transaction_id="t1")
-    [held] = await either.take()
-    names = [("no such message", held.message.partition_id), ("t1", NEVER_GIVEN), ("t1", "no id"), ("t1", "")]
+    [leased] = await either.take()
+    names = [("no such message", leased.message.partition_id), ("t1", NEVER_GIVEN), ("t1", "no id"), ("t1", "")]
     names += [("nonsense", ""), (NEVER_GIVEN, ""), ("", "")]
-    items = [Settlement(*name, lease_id=held.lease, group="workers") for name in names]
-    outcomes = await q.settle(*items, settlement(held))
+    items = [Settlement(*name, lease_id=leased.lease, group="workers") for name in names]
+    outcomes = await q.settle(*items, settlement(leased))
     assert [(one.success, one.code) for one in outcomes] == [(False, "not_found")] * 7 + [(True, None)]
 
 
@@ -109,16 +109,16 @@ async def test_rule_12_a_refused_item_does_not_disturb_its_neighbours_and_the_fi
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "again"),
+    ("decisions", "again"),
     [(["completed", "failed", "completed"], [(2, 2)]), (["failed", "failed", "failed"], [(1, 2), (2, 2), (3, 2)])],
 )
-async def test_rule_12_all_items_are_judged_by_the_leases_before_the_request(
-    q: Driver, either: Workers, verdicts: list[Status], again: list[tuple[object, int]]
+async def test_rule_12_all_items_are_checked_by_the_leases_before_the_request(
+    q: Driver, either: Workers, decisions: list[Status], again: list[tuple[object, int]]
 ) -> None:
     """The first failure ends the lease of an ordered group, and still the items behind it count."""
     await q.push("orders", "p1", 1, 2, 3)
     got = await either.take(3)
-    outcomes = await q.settle(*map(settlement, got, verdicts))
+    outcomes = await q.settle(*map(settlement, got, decisions))
     assert [one.success for one in outcomes] == [True, True, True]
     assert attempts(await either.take(10)) == again
 
@@ -128,10 +128,10 @@ async def test_rule_12_completed_of_what_is_completed_is_a_success(q: Driver, ei
     await q.push("orders", "p1", 1, transaction_id="t1")
     await q.push("orders", "p1", 2, 3)
     got = await either.take(2)
-    for held in (got[1], got[0]):  # Beyond the cursor of an ordered group, then before it and after the lease's end.
-        await q.ack_all([held, held])
+    for leased in (got[1], got[0]):  # Beyond the cursor of an ordered group, then before it and after the lease's end.
+        await q.ack_all([leased, leased])
         for lease in (got.lease, None, NEVER_GIVEN):
-            [outcome] = await q.settle(settlement(held, lease=lease, named=named))
+            [outcome] = await q.settle(settlement(leased, lease=lease, named=named))
             assert (outcome.success, outcome.lease_id, outcome.lease_released) == (True, None, False)
     assert (await either.stats()).lag == 1
     assert await either.drain() == [3]
@@ -172,10 +172,10 @@ async def test_rule_12_a_repeated_failure_uses_one_attempt_not_two_and_none_of_a
 ) -> None:
     """A client that lost the reply sends it again: one delivery never costs two attempts."""
     await q.push("orders", "p1", 1)
-    [held] = await either.take()
-    await q.settle(settlement(held, "failed"), settlement(held, "failed"))
-    await q.fail(held)
-    await q.fail(held)
+    [leased] = await either.take()
+    await q.settle(settlement(leased, "failed"), settlement(leased, "failed"))
+    await q.fail(leased)
+    await q.fail(leased)
     assert attempts(await Workers(q, group="others", mode=either.mode).take()) == [(1, 1)]
     assert attempts(await either.take()) == [(1, 2)]
     assert await q.dead_letters() == []
@@ -198,8 +198,8 @@ async def test_rule_12_another_group_s_lease_does_not_help(q: Driver, either: Wo
     await q.push("orders", "p1", 1)
     [mine] = await either.take()
     [theirs] = await Workers(q, group="others", mode=either.mode).take()
-    foreign = [settlement(mine, lease=lease, group="never seen") for lease in (mine.lease, None)]
-    for item in (*foreign, settlement(mine, group="others")):
+    unowned = [settlement(mine, lease=lease, group="never seen") for lease in (mine.lease, None)]
+    for item in (*unowned, settlement(mine, group="others")):
         [outcome] = await q.settle(item)
         assert not outcome.success
     assert {one.group for one in await q.engine.group_stats(queue="orders")} == {"workers", "others"}
@@ -214,7 +214,7 @@ async def test_rule_12_a_settlement_names_its_message_in_three_ways_and_its_answ
     for key in ("t1", "t2", "t3", "t4"):
         await q.push("orders", "p1", 1, transaction_id=key)
     first, *named = got = await either.take(4)
-    items = [settlement(held, status, named=name) for held, name in zip(named, NAMES, strict=True)]
+    items = [settlement(leased, status, named=name) for leased, name in zip(named, NAMES, strict=True)]
     for item in (settlement(first, status, lease=None), *items):
         [outcome] = await q.settle(item)
         assert (outcome.success, outcome.queue, outcome.partition) == (True, "orders", "p1")
@@ -224,11 +224,11 @@ async def test_rule_12_a_settlement_names_its_message_in_three_ways_and_its_answ
 # What is completed -----------------------------------------------------------------------------------------
 
 
-async def test_rule_13_settled_in_any_order_by_anybody(q: Driver, workers: Workers) -> None:
+async def test_rule_13_settled_in_any_order_by_anyone(q: Driver, workers: Workers) -> None:
     await q.push("orders", "p1", *range(20))
-    held = [one for got in await workers.take_together(*[4] * 5) for one in got]
-    random.Random(7).shuffle(held)
-    for count, one in enumerate(held, start=1):
+    leased = [one for got in await workers.take_together(*[4] * 5) for one in got]
+    random.Random(7).shuffle(leased)
+    for count, one in enumerate(leased, start=1):
         assert (await q.ack(one)).success
         assert (await workers.stats()).lag == 20 - count
     assert await workers.take() == []
@@ -279,9 +279,9 @@ async def test_rule_13_the_cursor_never_moves_back(q: Driver, clock: FakeClock) 
     first = await q.pop("orders", batch=3)
     clock.advance(10)
     assert await q.drain("orders") == [1, 2, 3]
-    for held in first:
-        await q.ack(held)
-        await q.fail(held)
+    for leased in first:
+        await q.ack(leased)
+        await q.fail(leased)
         assert await q.cursor("orders", "p1") == 3
     assert await q.pop("orders") == []
 

@@ -18,7 +18,7 @@ from .driver import Driver, message, offsets, payloads, settlement
 from .workers import Workers, attempts
 
 
-async def test_a_message_that_is_held_is_given_to_nobody_else(q: Driver, workers: Workers) -> None:
+async def test_a_message_that_is_leased_is_given_to_no_one_else(q: Driver, workers: Workers) -> None:
     await q.push("orders", "p1", 1, 2)
     first, second = await workers.take(), await workers.take(10)
     assert (payloads(first), payloads(second)) == ([1], [2]), "two consumers hold messages of one partition"
@@ -56,7 +56,7 @@ async def test_sixty_four_consumers_share_a_partition_without_a_message_lost_or_
     assert (await workers.stats()).lag == 0
 
 
-async def test_a_batch_is_of_one_partition_unless_more_are_asked_for(q: Driver, workers: Workers) -> None:
+async def test_a_batch_is_of_one_partition_unless_more_are_requested(q: Driver, workers: Workers) -> None:
     await q.push_messages(*(message("orders", name, f"{name}{n}") for name in ("p1", "p2") for n in (1, 2)))
     for named, wanted in ((None, ["p11", "p12"]), ("p1", ["p11", "p12"]), ("p2", ["p21", "p22"])):
         got = await workers.take(10, named)
@@ -162,20 +162,20 @@ async def test_another_mode_is_a_conflict_in_place_and_neighbours_are_served(
 async def test_every_group_sees_every_message_whatever_its_mode(q: Driver, workers: Workers) -> None:
     await q.push("orders", "p1", 1, 2, 3)
     await q.ack_all(await workers.take())
-    [held] = await workers.take()
+    [leased] = await workers.take()
     assert await Workers(q, group="others").drain() == [1, 2, 3], "also what another group holds or has settled"
     assert await q.drain("orders", group="ordered") == [1, 2, 3]
     assert await q.drain("orders") == [1, 2, 3]
     assert await workers.drain() == [3]
-    assert (await q.ack(held)).success
+    assert (await q.ack(leased)).success
 
 
 async def test_an_ordered_group_beside_a_shared_one_keeps_its_order(q: Driver, workers: Workers) -> None:
     await q.push("orders", "p1", 1)
     await q.push("orders", "p1", 2, priority=9)
     await q.push("orders", "p1", 3)
-    held = [await workers.take() for _ in range(3)]
-    assert [payloads(one) for one in held] == [[2], [1], [3]]
+    leased = [await workers.take() for _ in range(3)]
+    assert [payloads(one) for one in leased] == [[2], [1], [3]]
     assert payloads(await q.pop("orders", group="ordered", batch=10)) == [1, 2, 3]
 
 
@@ -211,8 +211,8 @@ async def test_the_mode_and_the_place_survive_a_restart(q: Driver, workers: Work
 
 async def test_rule_21_attempts_and_waits_are_forgotten(q: Driver, workers: Workers) -> None:
     await q.push("orders", "p1", 1, 2, 3)
-    for held in await workers.take(2):
-        await q.fail(held, delay_ms=60_000)
+    for leased in await workers.take(2):
+        await q.fail(leased, delay_ms=60_000)
     await q.seek("orders", group="workers", offset=1)
     got = await workers.take(10)
     assert attempts(got) == [(1, 1), (2, 1), (3, 1)]
@@ -258,7 +258,7 @@ async def test_rule_21_every_priority_begins_again(q: Driver, workers: Workers) 
 # Hints -----------------------------------------------------------------------------------------------------
 
 
-def counted(q: Driver, group: str = "workers") -> dict[str, int]:
+def counts(q: Driver, group: str = "workers") -> dict[str, int]:
     """How many messages the hints of a group name, by partition; a hint without counts is one look."""
     found: dict[str, int] = {}
     for hint in q.hints_for("orders", group):
@@ -275,90 +275,92 @@ async def known(q: Driver, workers: Workers) -> None:
     q.hints.clear()
 
 
-async def test_a_push_tells_how_many_also_beside_what_is_held(q: Driver, workers: Workers) -> None:
+async def test_a_push_reports_how_many_also_beside_what_is_leased(q: Driver, workers: Workers) -> None:
     await known(q, workers)
     await q.push_messages(*(message("orders", name, 1) for name in ("p1", "p2", "p1", "p1")))
-    assert counted(q) == {"p1": 3, "p2": 1}
+    assert counts(q) == {"p1": 3, "p2": 1}
     assert len(await workers.take(10, "p1")) == 3
     q.hints.clear()
     await q.push("orders", "p1", 2)
-    assert counted(q) == {"p1": 1}
+    assert counts(q) == {"p1": 1}
 
 
-async def test_a_delayed_push_is_news_if_it_is_the_earliest(q: Driver, workers: Workers, clock: FakeClock) -> None:
+async def test_a_delayed_push_is_changes_if_it_is_the_earliest(q: Driver, workers: Workers, clock: FakeClock) -> None:
     await known(q, workers)
     await q.push("orders", "p1", *range(5), delay_ms=5000)
-    assert counted(q) == {"p1": 1}, "one look, to learn the time"
+    assert counts(q) == {"p1": 1}, "one look, to learn the time"
     assert (await workers.take()).look_again_at == clock.now() + 5 * SECOND
     q.hints.clear()
     await q.push("orders", "p1", 6, delay_ms=9000)
-    assert counted(q) == {}, "there is an earlier one"
+    assert counts(q) == {}, "there is an earlier one"
     await q.push("orders", "p1", 7, delay_ms=2000)
-    assert counted(q) == {"p1": 1}
+    assert counts(q) == {"p1": 1}
 
 
-async def test_what_is_given_back_is_news_and_what_is_completed_ends_the_lease_only(
+async def test_what_is_given_back_is_changes_and_what_is_completed_ends_the_lease_only(
     q: Driver, workers: Workers
 ) -> None:
     await q.push("orders", "p1", 1, 2, 3, 4, 5)
     got = await workers.take(4)
     q.hints.clear()
     await q.ack(got[0])
-    assert (counted(q), q.ended) == ({}, set())
+    assert (counts(q), q.ended) == ({}, set())
     await q.settle(settlement(got[1], "failed"), settlement(got[2], "retry"))
-    assert (counted(q), q.ended) == ({"p1": 2}, set())
+    assert (counts(q), q.ended) == ({"p1": 2}, set())
     q.hints.clear()
     await q.ack(got[3])
-    assert (counted(q), q.ended) == ({}, {got.lease})
+    assert (counts(q), q.ended) == ({}, {got.lease})
 
 
-async def test_a_retry_that_waits_is_news_if_it_is_the_earliest(q: Driver, workers: Workers, clock: FakeClock) -> None:
+async def test_a_retry_that_waits_is_changes_if_it_is_the_earliest(
+    q: Driver, workers: Workers, clock: FakeClock
+) -> None:
     await q.push("orders", "p1", 1, 2, 3)
     got = await workers.take(3)
     q.hints.clear()
     await q.retry(got[0], delay_ms=5000)
-    assert counted(q) == {"p1": 1}
+    assert counts(q) == {"p1": 1}
     assert (await workers.take()).look_again_at == clock.now() + 5 * SECOND
     q.hints.clear()
     await q.retry(got[1], delay_ms=9000)
-    assert counted(q) == {}
+    assert counts(q) == {}
     await q.retry(got[2], delay_ms=1000)
-    assert counted(q) == {"p1": 1}
+    assert counts(q) == {"p1": 1}
 
 
-async def test_a_release_and_an_expiry_tell_how_many_come_again(q: Driver, workers: Workers, engine: Engine) -> None:
+async def test_a_release_and_an_expiry_report_how_many_come_again(q: Driver, workers: Workers, engine: Engine) -> None:
     await q.configure("orders", retry_limit=1)
     await q.push("orders", "p1", 1, 2, 3)
     got = await workers.take(2)
     q.hints.clear()
     await engine.release([got.lease])
-    assert (counted(q), q.ended) == ({"p1": 2}, {got.lease})
+    assert (counts(q), q.ended) == ({"p1": 2}, {got.lease})
     for again in ({"p1": 3}, {}):
         got = await workers.take(3)
         q.clock.advance(300)
         q.hints.clear()
         await engine.expire()
-        assert (counted(q), q.ended) == (again, {got.lease}), "after the last attempt none comes again"
+        assert (counts(q), q.ended) == (again, {got.lease}), "after the last attempt none comes again"
 
 
-async def test_the_first_pop_tells_of_what_it_left(q: Driver, workers: Workers) -> None:
+async def test_the_first_pop_reports_of_what_it_left(q: Driver, workers: Workers) -> None:
     await q.push("orders", "p1", 1, 2, 3)
     q.hints.clear()
     await workers.take()
-    told = q.hints_for("orders", "workers")
-    assert told, "nobody of the group had been told"
+    hints = q.hints_for("orders", "workers")
+    assert hints, "nobody of the group had been told"
 
 
-async def test_a_pop_tells_of_what_fell_due_and_was_left(q: Driver, workers: Workers, clock: FakeClock) -> None:
+async def test_a_pop_reports_of_what_fell_due_and_was_left(q: Driver, workers: Workers, clock: FakeClock) -> None:
     await q.push("orders", "p1", 1, 2, 3, delay_ms=1000)
     assert await workers.take() == []
     clock.advance(1)
     q.hints.clear()
     await workers.take()
-    assert counted(q) == {"p1": 2}
+    assert counts(q) == {"p1": 2}
 
 
-async def test_a_pop_that_took_what_was_told_tells_nothing(q: Driver, workers: Workers) -> None:
+async def test_a_pop_that_took_what_was_notified_reports_nothing(q: Driver, workers: Workers) -> None:
     await known(q, workers)
     await q.push("orders", "p1", 1, 2, 3)
     q.hints.clear()
@@ -367,26 +369,26 @@ async def test_a_pop_that_took_what_was_told_tells_nothing(q: Driver, workers: W
     assert q.hints == []
 
 
-async def test_a_cancelled_or_deleted_message_is_no_news_for_a_shared_group(q: Driver, workers: Workers) -> None:
+async def test_a_cancelled_or_deleted_message_is_no_changes_for_a_shared_group(q: Driver, workers: Workers) -> None:
     ids = [one.message_id or "" for one in await q.push("orders", "p1", 1, 2, delay_ms=1000)]
     await workers.take()
     q.hints.clear()
     assert await q.engine.cancel(ids[:1]) == ["cancelled"]
     assert await q.engine.delete_messages(ids[1:]) == [True]
-    assert counted(q) == {}
+    assert counts(q) == {}
 
 
 async def test_an_ordered_group_beside_it_has_a_hint_of_its_own(q: Driver, workers: Workers) -> None:
     await known(q, workers)
     await q.pop("orders", group="ordered")
     await q.push("orders", "p1", 1, 2)
-    assert q.told("orders", "ordered") == {"p1"}
-    assert counted(q) == {"p1": 2}
+    assert q.announced("orders", "ordered") == {"p1"}
+    assert counts(q) == {"p1": 2}
     got = await q.pop("orders", group="ordered")
     q.hints.clear()
     await q.push("orders", "p1", 3)
-    assert q.told("orders", "ordered") == set(), "it holds the partition"
-    assert counted(q) == {"p1": 1}
+    assert q.announced("orders", "ordered") == set(), "it holds the partition"
+    assert counts(q) == {"p1": 1}
     q.hints.clear()
     await q.ack_all(got)
-    assert (q.told("orders", "ordered"), counted(q)) == ({"p1"}, {})
+    assert (q.announced("orders", "ordered"), counts(q)) == ({"p1"}, {})

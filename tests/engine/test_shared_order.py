@@ -42,10 +42,10 @@ async def test_the_partition_with_the_highest_priority_ready_comes_first(q: Driv
 
 
 @pytest.mark.parametrize("how", ["delayed", "retried"])
-async def test_what_waits_or_is_held_lends_its_priority_to_no_other(q: Driver, workers: Workers, how: str) -> None:
+async def test_what_waits_or_is_leased_lends_its_priority_to_no_other(q: Driver, workers: Workers, how: str) -> None:
     await q.push("orders", "p1", "later", priority=9, delay_ms=1000 if how == "delayed" else 0)
-    for held in await workers.take():
-        await q.retry(held, delay_ms=1000)
+    for leased in await workers.take():
+        await q.retry(leased, delay_ms=1000)
     await q.push("orders", "p1", "low")
     await q.push("orders", "p2", "middle", priority=5)
     assert payloads(await workers.take()) == ["middle"]
@@ -54,7 +54,7 @@ async def test_what_waits_or_is_held_lends_its_priority_to_no_other(q: Driver, w
     assert [payloads(await workers.take())[0] for _ in range(3)] == ["later", "middle 2", "low"]
 
 
-async def test_what_was_cancelled_or_deleted_lends_its_priority_to_nobody(q: Driver, workers: Workers) -> None:
+async def test_what_was_cancelled_or_deleted_lends_its_priority_to_no_one(q: Driver, workers: Workers) -> None:
     await workers.take(1, "nowhere")
     await q.push("orders", "p1", "low")
     await q.push("orders", "p2", "middle", priority=5)
@@ -83,9 +83,9 @@ async def test_what_waited_goes_behind_what_was_available_before_its_time_and_be
     """Available since the time at which it fell due or its lease expired, also after a release."""
     await q.configure("orders", lease_time=2)
     await q.push("orders", "p1", "waited", delay_ms=2000 if how == "delayed" else 0)
-    for held in await workers.take():
+    for leased in await workers.take():
         if how != "expired":
-            await q.settle(settlement(held, "failed" if how == "failed" else "retry", delay_ms=2000))
+            await q.settle(settlement(leased, "failed" if how == "failed" else "retry", delay_ms=2000))
     q.clock.advance(1)
     await q.push("orders", "p1", "before")
     q.clock.advance(2)
@@ -101,8 +101,8 @@ async def test_what_failed_goes_behind_what_its_priority_has_had_available_longe
     await q.push("orders", "p1", "high", priority=9)
     await q.push("orders", "p1", 1, 2, 3)
     q.clock.advance(1)
-    for held in await workers.take(2):
-        await q.fail(held)
+    for leased in await workers.take(2):
+        await q.fail(leased)
     assert payloads(await workers.take(10)) == ["high", 2, 3, 1]
 
 
@@ -110,8 +110,8 @@ async def test_ties_are_broken_by_offset(q: Driver, workers: Workers, clock: Fak
     """A delayed, a retried and a plain message that became available in the same microsecond."""
     await q.push("orders", "p1", "delayed", delay_ms=2000)
     await q.push("orders", "p1", "retried")
-    [held] = await workers.take()
-    await q.retry(held, delay_ms=2000)
+    [leased] = await workers.take()
+    await q.retry(leased, delay_ms=2000)
     clock.advance(2)
     await q.push("orders", "p1", "plain")
     assert payloads(await workers.take(10)) == ["delayed", "retried", "plain"]
@@ -147,7 +147,7 @@ async def test_an_empty_pop_knows_the_earliest_time(q: Driver, workers: Workers)
         await q.ack_all(got)
 
 
-async def test_a_delayed_message_holds_nobody_up(q: Driver, workers: Workers, clock: FakeClock) -> None:
+async def test_a_delayed_message_holds_no_one_up(q: Driver, workers: Workers, clock: FakeClock) -> None:
     await q.push_messages(
         message("orders", "p1", "later", delay_ms=1000), message("orders", "p1", 1), message("orders", "p1", 2)
     )
@@ -157,7 +157,7 @@ async def test_a_delayed_message_holds_nobody_up(q: Driver, workers: Workers, cl
     assert payloads(await workers.arrive_at(clock.now() + SECOND)) == ["later"]
 
 
-async def test_what_everybody_went_past_still_comes(q: Driver, workers: Workers, clock: FakeClock) -> None:
+async def test_what_everyone_went_past_still_comes(q: Driver, workers: Workers, clock: FakeClock) -> None:
     for number in range(5):
         await q.push("orders", "p1", f"later {number}", delay_ms=1000 + number)
         await q.push("orders", "p1", number)

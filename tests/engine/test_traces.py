@@ -11,7 +11,7 @@ from .driver import NEVER_GIVEN, Driver, given, message
 from .workers import Workers
 
 
-async def place(q: Driver, payload: object, transaction_id: str) -> str:
+async def push_one(q: Driver, payload: object, transaction_id: str) -> str:
     """Push a message; the id of its partition."""
     [outcome] = await q.push("orders", "p1", payload, transaction_id=transaction_id)
     assert outcome.partition_id is not None
@@ -19,7 +19,7 @@ async def place(q: Driver, payload: object, transaction_id: str) -> str:
 
 
 async def test_events_of_a_message_oldest_first_and_in_pages(q: Driver, engine: Engine, clock: FakeClock) -> None:
-    partition = await place(q, {"n": 1}, "t1")
+    partition = await push_one(q, {"n": 1}, "t1")
     start = clock.now()
     for number in range(3):
         new = NewTrace(partition_id=partition, transaction_id="t1", data=b'{"step":%d}' % number, event="step")
@@ -40,8 +40,8 @@ async def test_events_of_a_message_oldest_first_and_in_pages(q: Driver, engine: 
 
 
 async def test_events_of_a_name_newest_first_with_the_payload_and_names_with_counts(q: Driver, engine: Engine) -> None:
-    partition = await place(q, {"n": 1}, "t1")
-    await place(q, {"n": 2}, "t2")
+    partition = await push_one(q, {"n": 1}, "t1")
+    await push_one(q, {"n": 2}, "t2")
     for key, names in (("t1", ("a",)), ("t1", ("a", "b")), ("t2", ("a",)), ("t1", ())):
         new = NewTrace(partition_id=partition, transaction_id=key, data=b"{}", names=names, group="g", event="seen")
         await engine.trace([new])
@@ -64,7 +64,7 @@ async def test_events_of_a_name_newest_first_with_the_payload_and_names_with_cou
 
 
 async def test_an_unknown_message_is_not_found_in_place(q: Driver, engine: Engine) -> None:
-    partition = await place(q, 1, "t1")
+    partition = await push_one(q, 1, "t1")
     answers = await engine.trace(
         [
             NewTrace(partition_id=partition, transaction_id="unknown", data=b"{}"),
@@ -85,7 +85,7 @@ async def test_a_message_may_be_named_by_its_id(q: Driver, engine: Engine) -> No
 
 
 async def test_traces_leave_with_their_message(q: Driver, engine: Engine) -> None:
-    partition = await place(q, 1, "t1")
+    partition = await push_one(q, 1, "t1")
     await engine.trace([NewTrace(partition_id=partition, transaction_id="t1", data=b"{}", names=("a",))])
     view = await engine.message(partition, "t1")
     assert view is not None
@@ -112,18 +112,18 @@ async def test_pops_and_readers_see_the_context_of_each_message(q: Driver, engin
 async def test_retries_and_a_requeued_dead_letter_keep_it(q: Driver, either: Workers) -> None:
     await q.push("orders", "p1", 1, trace_context=CONTEXT, backoff_ms=(1000,))
     for _ in range(2):
-        [held] = await either.take()
-        assert held.message.trace_context == CONTEXT
-        await q.fail(held)
+        [leased] = await either.take()
+        assert leased.message.trace_context == CONTEXT
+        await q.fail(leased)
         q.clock.advance(1)
     [letter] = await q.dead_letters()
     await q.requeue(letter)
-    [held] = await either.take()
-    assert held.message.trace_context == CONTEXT
+    [leased] = await either.take()
+    assert leased.message.trace_context == CONTEXT
 
 
 async def test_it_outlives_a_restart(q: Driver) -> None:
     await q.push("orders", "p1", 1, trace_context=CONTEXT)
     await q.reopen()
-    [held] = await q.pop("orders")
-    assert held.message.trace_context == CONTEXT
+    [leased] = await q.pop("orders")
+    assert leased.message.trace_context == CONTEXT

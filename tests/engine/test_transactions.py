@@ -142,13 +142,15 @@ async def test_rule_12_after_a_seek_no_lease_of_before_has_completed_anything(q:
 async def test_rule_22_completed_of_completed_does_not_abort(q: Driver, either: Workers) -> None:
     """The retry of a transaction whose reply was lost succeeds and changes nothing."""
     await q.push("orders", "p1", 1)
-    [held] = await either.take()
+    [leased] = await either.take()
     for _ in range(2):
-        assert (await q.transact(settlement(held), message("bills", "p1", 2, transaction_id="t2"))).success
+        assert (await q.transact(settlement(leased), message("bills", "p1", 2, transaction_id="t2"))).success
     assert await q.drain("bills") == [2]
 
 
-async def test_rule_22_every_verdict_is_judged_by_the_leases_before_the_transaction(q: Driver, either: Workers) -> None:
+async def test_rule_22_every_decision_is_checked_by_the_leases_before_the_transaction(
+    q: Driver, either: Workers
+) -> None:
     await q.configure("orders", retry_limit=1)
     await q.push("orders", "p1", 1, 2, 3, 4)
     got = await either.take(4)
@@ -184,11 +186,11 @@ async def test_rule_22_a_required_lease_that_is_over_or_superseded_aborts(q: Dri
     await q.push("orders", "p1", 1)
     await q.push("other", "p1", 2)
     await q.push("third", "p1", 3, 4)
-    [held], [other], superseded = await q.pop("orders"), await q.pop("other"), await q.pop("third", batch=2)
+    [leased], [other], superseded = await q.pop("orders"), await q.pop("other"), await q.pop("third", batch=2)
     clock.advance(10)
     await q.retry(superseded[1])
     await q.pop("third", batch=2)
-    assert not (await q.transact(settlement(other), required_leases=[held.lease, other.lease])).success
+    assert not (await q.transact(settlement(other), required_leases=[leased.lease, other.lease])).success
     for lease in (NEVER_GIVEN, superseded[0].lease):
         assert not (await q.transact(message("bills", "p1", 3), required_leases=[lease])).success
     assert await q.cursor("other", "p1") == 0
@@ -197,12 +199,12 @@ async def test_rule_22_a_required_lease_that_is_over_or_superseded_aborts(q: Dri
 
 async def test_rule_22_without_lease_id_and_required_leases_a_live_lease_is_enough(q: Driver, clock: FakeClock) -> None:
     await q.push("orders", "p1", 1)
-    [held] = await q.pop("orders")
-    assert (await q.transact(settlement(held, lease=None))).success
+    [leased] = await q.pop("orders")
+    assert (await q.transact(settlement(leased, lease=None))).success
     await q.push("orders", "p1", 2)
-    [held] = await q.pop("orders")
+    [leased] = await q.pop("orders")
     clock.advance(300)
-    assert not (await q.transact(settlement(held, lease=None))).success
+    assert not (await q.transact(settlement(leased, lease=None))).success
 
 
 async def test_rule_22_transactions_of_one_call_do_not_disturb_each_other(q: Driver, engine: Engine) -> None:
@@ -223,8 +225,8 @@ async def test_rule_22_transactions_of_one_call_do_not_disturb_each_other(q: Dri
 async def test_rule_22_of_racing_transactions_on_one_message_all_succeed_but_only_one_pushes(q: Driver) -> None:
     """Completed of completed is a success; the pushed transaction id makes the effect happen once."""
     await q.push("orders", "p1", 1)
-    [held] = await q.pop("orders")
-    racing = [q.transact(settlement(held), message("bills", "p1", n, transaction_id="t")) for n in range(10)]
+    [leased] = await q.pop("orders")
+    racing = [q.transact(settlement(leased), message("bills", "p1", n, transaction_id="t")) for n in range(10)]
     assert all(one.success for one in await asyncio.gather(*racing))
     assert len(await q.drain("bills")) == 1
 
@@ -249,8 +251,8 @@ async def test_rule_22_a_full_queue_refuses_all(q: Driver, either: Workers, engi
 async def test_rule_22_a_message_may_go_back_to_the_queue_it_came_from(q: Driver, either: Workers) -> None:
     await q.push("orders", "p1", 1)
     for number in range(2, 6):
-        [held] = await either.take()
-        assert (await q.transact(settlement(held), message("orders", "p1", number))).success
+        [leased] = await either.take()
+        assert (await q.transact(settlement(leased), message("orders", "p1", number))).success
     assert await either.drain() == [5]
 
 

@@ -90,11 +90,11 @@ async def test_messages_by_state(q: Driver, engine: Engine, mode: GroupMode) -> 
 
 async def test_a_message_with_its_payload_and_what_each_group_did(q: Driver, engine: Engine, mode: GroupMode) -> None:
     [outcome] = await q.push("orders", "p1", {"n": 1}, transaction_id="t1", priority=5)
-    said: dict[str, Status] = {"done": "completed", "failed": "failed", "dead": "dlq"}
+    statuses: dict[str, Status] = {"done": "completed", "failed": "failed", "dead": "dlq"}
     for name in ("done", "failed", "dead", "working"):
-        [held] = await Workers(q, group=name, mode=mode).take()
-        if name in said:
-            await q.settle(settlement(held, said[name], "boom"))
+        [leased] = await Workers(q, group=name, mode=mode).take()
+        if name in statuses:
+            await q.settle(settlement(leased, statuses[name], "boom"))
     await Workers(q, group="fresh", mode=mode).take(1, "nowhere")
     view = await engine.message(outcome.partition_id or "", "t1")
     assert view is not None and view.payload is not None
@@ -118,8 +118,8 @@ async def test_a_message_shows_when_it_is_due_until_it_is_deleted(q: Driver, eng
     view = await engine.message(outcome.partition_id, "t1")
     assert view is not None
     assert (view.deliver_at, view.state, view.reason) == (q.clock.now() + 5 * SECOND, "scheduled", "delayed")
-    for place, key in ((outcome.partition_id, "t2"), (NEVER_GIVEN, "t1"), ("no id", "t1")):
-        assert await engine.message(place, key) is None
+    for partition_id, key in ((outcome.partition_id, "t2"), (NEVER_GIVEN, "t1"), ("no id", "t1")):
+        assert await engine.message(partition_id, key) is None
     await engine.delete_messages([outcome.message_id])
     assert await engine.message(outcome.partition_id, "t1") is None
 
@@ -256,8 +256,8 @@ async def test_position_stats_of_named_partitions(q: Driver, engine: Engine) -> 
         await q.push("bills", name, 1)
     for group in ("g", "h"):
         await q.pop("orders", group=group)
-    places = await engine.position_stats(queue="orders", partitions=["p3", "p1", "no such", "\0"])
-    assert [(one.partition, one.group) for one in places] == [("p1", "g"), ("p1", "h"), ("p3", "g"), ("p3", "h")]
+    positions = await engine.position_stats(queue="orders", partitions=["p3", "p1", "no such", "\0"])
+    assert [(one.partition, one.group) for one in positions] == [("p1", "g"), ("p1", "h"), ("p3", "g"), ("p3", "h")]
     assert await engine.position_stats(queue="orders", partitions=[]) == []
 
 
@@ -276,8 +276,8 @@ async def test_rule_28_scheduled_is_not_late(q: Driver, engine: Engine, clock: F
     [depth] = (await engine.survey()).depths
     assert (depth.messages, depth.scheduled, depth.oldest) == (2, 1, clock.now())
     workers = Workers(q, mode=mode)
-    [held] = await workers.take()
-    await q.fail(held)
+    [leased] = await workers.take()
+    await q.fail(leased)
     failed_at = clock.now()
     clock.advance(10)
     counts = (await q.stats("orders")).counts
@@ -361,7 +361,7 @@ async def test_a_lease_is_shown_with_who_holds_what_since_when_and_until_when(
     assert await leases(q) == [], "an expired one is gone"
 
 
-async def test_settled_messages_are_not_held_any_more(q: Driver, mode: GroupMode) -> None:
+async def test_settled_messages_are_not_leased_any_more(q: Driver, mode: GroupMode) -> None:
     await q.push("orders", "p1", 1, 2, 3, 4)
     await q.pop("orders", group="g", group_mode=mode, auto_ack=True)
     assert await leases(q) == []

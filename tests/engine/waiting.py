@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from hark.model import GroupMode, Hint
 
-Place = tuple[str, str]
+PartitionKey = tuple[str, str]
 """A queue and a partition."""
 
 
@@ -20,7 +20,7 @@ class Waiting:
     group: str
     mode: GroupMode
     partition: str | None
-    places: Counter[Place] = field(default_factory=Counter)
+    partitions: Counter[PartitionKey] = field(default_factory=Counter)
     """How many messages of a shared group; of an ordered one a look takes the partition, so any number is one."""
     anywhere: bool = False
     """Nobody knows: it has to look until it finds nothing."""
@@ -30,10 +30,10 @@ class Waiting:
         """Short: whose work it waits for."""
         return f"waiting of {self.group} for {self.partition or 'any partition'} of {'+'.join(self.queues)}"
 
-    def hear(self, hints: Iterable[Hint]) -> None:
+    def on_hints(self, hints: Iterable[Hint]) -> None:
         """Believe hints."""
         for hint in hints:
-            concerns = hint.group == self.group or (hint.group is None and self.group not in hint.told)
+            concerns = hint.group == self.group or (hint.group is None and self.group not in hint.excluded)
             if hint.queue not in self.queues or not concerns:
                 continue
             if hint.partitions is None:
@@ -41,7 +41,7 @@ class Waiting:
                 continue
             for name, number in zip(hint.partitions, hint.counts or [1] * len(hint.partitions), strict=True):
                 if self.partition in (None, name):
-                    self.places[hint.queue, name] += number
+                    self.partitions[hint.queue, name] += number
 
     def note_time(self, now: int) -> None:
         """Look when the time has come that the last empty look named."""
@@ -51,13 +51,13 @@ class Waiting:
     @property
     def is_idle(self) -> bool:
         """Whether it believes that there is nothing to take."""
-        return not self.anywhere and not self.places.total()
+        return not self.anywhere and not self.partitions.total()
 
-    def looked(self, before: Counter[Place], taken: Counter[Place], look_again_at: int | None) -> None:
+    def looked(self, before: Counter[PartitionKey], taken: Counter[PartitionKey], look_again_at: int | None) -> None:
         """A look has ended that began with these beliefs: hints that came during it are not answered by it."""
         if not taken:
             self.look_again_at = look_again_at
         elif self.mode == "shared":
-            self.places += before - taken
+            self.partitions += before - taken
         else:
-            self.places += Counter({place: number for place, number in before.items() if place not in taken})
+            self.partitions += Counter({key: number for key, number in before.items() if key not in taken})

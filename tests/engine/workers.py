@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from hark.model import DeadLetter, GroupMode, GroupStats, PopRequest, PositionStats, Subscription
 
-from .driver import ALL, Driver, Got, Held, payloads
+from .driver import ALL, Driver, Got, LeasedMessage, payloads
 
 TICK = 0.000_001
 """A microsecond, in seconds: the grain of the engine's clock."""
@@ -63,10 +63,10 @@ class Workers:
 
     async def take_and_kill(self, error: str = "hopeless") -> DeadLetter:
         """One of them sends the next message to the dead letters; the letter."""
-        [held] = await self.take()
-        assert (await self.q.kill(held, error)).dead_lettered
+        [leased] = await self.take()
+        assert (await self.q.kill(leased, error)).dead_lettered
         letters = await self.q.dead_letters(self.queue, self.group)
-        return next(one for one in letters if one.message_id == held.message.id)
+        return next(one for one in letters if one.message_id == leased.message.id)
 
     async def arrive_at(self, moment: int, batch: int = 1) -> Got:
         """Nothing is to be had one microsecond before the moment, of any partition or of p1; then something is."""
@@ -88,6 +88,6 @@ class Workers:
         return await self.q.position(self.queue, partition, self.group)
 
 
-def attempts(held: Iterable[Held]) -> list[tuple[object, int]]:
+def attempts(leased: Iterable[LeasedMessage]) -> list[tuple[object, int]]:
     """Payloads with the number of the attempt, in order."""
-    return [(one.payload, one.message.attempt) for one in held]
+    return [(one.payload, one.message.attempt) for one in leased]

@@ -23,7 +23,7 @@ from hark.testing.server import ServerThread
 from tests.http.api import Api, Json, texts
 
 T = TypeVar("T")
-PATIENCE = 20.0
+WAIT_SECONDS = 20.0
 """Seconds after which a test gives up on what should come at once."""
 
 
@@ -55,7 +55,7 @@ class Socket:
 
     def receive(self) -> Json:
         """The next frame that is not a ping."""
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + WAIT_SECONDS
         while (frame := json.loads(self.connection.recv(timeout=until - time.monotonic())))["type"] == "ping":
             pass
         return frame
@@ -150,7 +150,7 @@ class Events:
 def listening(url: str, path: str, **query: Any) -> Iterator[Events]:
     """An event stream, whose first event has come."""
     with (
-        httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as client,
+        httpx.Client(base_url=url, timeout=WAIT_SECONDS, trust_env=False) as client,
         client.stream("GET", f"/api/v1/listen{path}", params=texts(query)) as response,
     ):
         assert response.status_code == 200, response.read()
@@ -167,7 +167,7 @@ def deaf(url: str, request: str) -> Iterator[socket.socket]:
     with socket.socket() as client:
         # As little as the kernel allows: what is not read should stay with the server.
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.settimeout(PATIENCE)
+        client.settimeout(WAIT_SECONDS)
         client.connect((where.hostname, where.port))
         client.sendall(request.replace("\n", "\r\n").encode())
         assert client.recv(12).startswith(b"HTTP/1.1 ")

@@ -9,7 +9,7 @@ import pytest
 
 from tests.http.api import Api, Json, acknowledgment, read
 
-FOREIGN = "0199aaaa-bbbb-7ccc-8ddd-eeeeffff0000"
+UNKNOWN_LEASE = "0199aaaa-bbbb-7ccc-8ddd-eeeeffff0000"
 
 
 def ack_batch(api: Api, *items: Json, **fields: Any) -> list[Json]:
@@ -68,10 +68,10 @@ def test_the_status_says_what_becomes_of_the_message(
     assert [letter["errorMessage"] for letter in api.dead_letters(queue)] == (["boom"] if dlq else [])
 
 
-def test_a_foreign_lease_or_an_unknown_message_is_refused_in_the_answer(api: Api, queue: str) -> None:
+def test_a_unrelated_lease_or_an_unknown_message_is_refused_in_the_answer(api: Api, queue: str) -> None:
     api.push(queue, 1)
     message = api.pop_one(queue)
-    result = api.ack(message, leaseId=FOREIGN)
+    result = api.ack(message, leaseId=UNKNOWN_LEASE)
     assert (result["success"], result["leaseReleased"]) == (False, False)
     assert result["error"]
     for unknown in ({"transactionId": "unknown"}, {"partitionId": "unknown"}):
@@ -166,8 +166,8 @@ def test_many_leases_are_answered_by_position(api: Api, queue: str) -> None:
     answer = read(api.post("/lease/extend", {"leaseIds": [second, "gone", first, first], "seconds": 1000}))
     assert set(answer) == {"results"}
     results = answer["results"]
-    asked = [(second, True), ("gone", False), (first, True), (first, True)]
-    assert [(result["leaseId"], result["success"]) for result in results] == asked
+    expected = [(second, True), ("gone", False), (first, True), (first, True)]
+    assert [(result["leaseId"], result["success"]) for result in results] == expected
     assert set(results[0]) == {"leaseId", "success", "expiresAt"}
     assert (results[1]["expiresAt"], results[1]["code"]) == (None, "lease_not_found")
     assert results[1]["error"]

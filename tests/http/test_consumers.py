@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.http.api import Api, Json, data, read
-from tests.http.streaming import PATIENCE, listening, websocket
+from tests.http.streaming import WAIT_SECONDS, listening, websocket
 
 
 def consumers(api: Api, **query: Any) -> list[Json]:
@@ -20,16 +20,16 @@ def consumers(api: Api, **query: Any) -> list[Json]:
 
 def until_interested(api: Api, queue: str, number: int) -> list[Json]:
     """The consumers of a queue, as soon as there are that many and all of them wait."""
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + WAIT_SECONDS
     while len(found := consumers(api, queue=queue)) != number or {one["state"] for one in found} - {"interested"}:
         assert time.monotonic() < until
     return found
 
 
 def test_a_waiting_pop_is_listed(api: Api, queue: str) -> None:
-    wish = {"consumerGroup": "g", "batch": 3, "consumerPriority": 7, "consumer": "worker 7", "wait": True}
+    params = {"consumerGroup": "g", "batch": 3, "consumerPriority": 7, "consumer": "worker 7", "wait": True}
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(api.pop, queue, "p", timeout=20_000, **wish)
+        waiting = pool.submit(api.pop, queue, "p", timeout=20_000, **params)
         [shown] = until_interested(api, queue, 1)
         assert shown.pop("id").startswith("pop-")
         assert shown.pop("waitingSince") < shown.pop("deadline")
@@ -87,7 +87,7 @@ def test_the_list_has_pages(api: Api, server_url: str, queue: str) -> None:
         assert (answer["total"], answer["pagination"]) == (2, {"limit": 1, "offset": 1})
 
 
-def test_metrics_tell_of_those_who_wait(fresh_api: Api, fresh_server_url: str, queue: str) -> None:
+def test_metrics_report_those_who_wait(fresh_api: Api, fresh_server_url: str, queue: str) -> None:
     with listening(fresh_server_url, f"/queue/{queue}") as events:
         fresh_api.push(queue, 1)
         events.message()
@@ -117,16 +117,16 @@ def test_a_browser_from_the_head_sees_what_is_there_and_what_comes(api: Api, ser
     assert data(api.pop(queue, batch=10)) == [2, 3]
 
 
-@pytest.mark.parametrize("place", ["", "/partition/p"])
+@pytest.mark.parametrize("partition", ["", "/partition/p"])
 def test_a_browser_starts_at_the_tail_or_behind_a_time_and_may_name_a_partition(
-    api: Api, server_url: str, queue: str, place: str
+    api: Api, server_url: str, queue: str, partition: str
 ) -> None:
     api.push(queue, 1, partition="p")
     api.let_pass(queue, 2)
     api.push(queue, 2, partition="p")
     api.push(queue, "elsewhere", partition="q")
     first = api.pop_one(queue, "p")
-    path = f"/queue/{queue}{place}"
+    path = f"/queue/{queue}{partition}"
     with (
         listening(server_url, path, browse=True) as untold,
         listening(server_url, path, browse=True, from_="tail") as tail,
@@ -134,8 +134,8 @@ def test_a_browser_starts_at_the_tail_or_behind_a_time_and_may_name_a_partition(
     ):
         api.push(queue, 3, partition="p")
         assert [events.message()["data"] for events in (untold, tail)] == [3, 3]
-        seen = data([behind.message() for _ in range(2 if place else 3)])
-        assert sorted(seen, key=str) == ([2, 3] if place else [2, 3, "elsewhere"])
+        seen = data([behind.message() for _ in range(2 if partition else 3)])
+        assert sorted(seen, key=str) == ([2, 3] if partition else [2, 3, "elsewhere"])
 
 
 def test_every_browser_and_one_consumer_see_a_message(api: Api, server_url: str, queue: str) -> None:

@@ -74,8 +74,8 @@ def test_the_dashboard_is_small() -> None:
     folder = resources.files("hark") / "dashboard"
     files = [
         path.read_bytes()
-        for place in ("", "lib", "pages", "pages/parts")
-        for path in (folder / place).iterdir()
+        for subfolder in ("", "lib", "pages", "pages/parts")
+        for path in (folder / subfolder).iterdir()
         if path.is_file()
     ]
     assert len(files) > 20

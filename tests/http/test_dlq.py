@@ -180,7 +180,7 @@ def test_ids_are_requeued_in_their_order_or_deleted_and_each_is_answered_once(ap
     assert api.dead_letters(queue) == [kept]
 
 
-def test_a_bounded_requeue_begins_with_the_oldest_and_tells_what_is_left(api: Api, queue: str) -> None:
+def test_a_bounded_requeue_begins_with_the_oldest_and_shows_what_is_left(api: Api, queue: str) -> None:
     for number in range(6):
         kill_with(api, queue, number, "other" if number == 5 else "timeout")
     taken = []
@@ -235,7 +235,7 @@ def test_imported_dead_letters_are_listed_and_duplicates_are_counted(api: Api, q
 def test_dead_letters_that_can_not_be_imported_are_refused_by_item_and_field(api: Api, queue: str) -> None:
     api.configure(queue)
     [message] = api.push(queue, 1)
-    for wrong, told in (
+    for wrong, shown in (
         ({"id": "x"}, "items[1].id"),
         ({"id": message["message_id"]}, "items[1].id"),
         ({"attempts": -1}, "items[1].attempts"),
@@ -245,7 +245,7 @@ def test_dead_letters_that_can_not_be_imported_are_refused_by_item_and_field(api
         ({"delay": 5}, "delay"),
     ):
         response = api.post("/dlq/import", {"items": [imported(), imported(2, **wrong)]}, queue=queue)
-        assert told in refusal(response, 400, "invalid_input")
+        assert shown in refusal(response, 400, "invalid_input")
     assert "queue is required" in refusal(api.post("/dlq/import", {"items": []}), 400, "invalid_input")
     refusal(api.post("/dlq/import", {"items": [imported()]}, queue=f"{queue}-unknown"), 404, "queue_not_found")
     assert api.dead_letters(queue) == []

@@ -232,12 +232,12 @@ def wrong(type: inspect.Type) -> Iterator[tuple[str, Json]]:
             yield from wrong(type.type)
         case inspect.StructType():
             for field in type.fields:
-                for place, value in wrong(field.type):
-                    yield f".{field.encode_name}{place}", right(type) | {field.encode_name: value}
+                for path, value in wrong(field.type):
+                    yield f".{field.encode_name}{path}", right(type) | {field.encode_name: value}
         case inspect.ListType():
             yield "", {}
-            for place, value in wrong(type.item_type):
-                yield f"[0]{place}", [value]
+            for path, value in wrong(type.item_type):
+                yield f"[0]{path}", [value]
         case inspect.UnionType():
             parts = [one for one in type.types if not isinstance(one, inspect.NoneType)]
             if len(parts) == 1 or all(isinstance(one, inspect.StructType) for one in parts):
@@ -262,9 +262,9 @@ def wrong(type: inspect.Type) -> Iterator[tuple[str, Json]]:
 def test_a_field_of_the_wrong_type_is_refused_by_its_place(http: httpx.Client, target: Target) -> None:
     cases = list(wrong(inspect.type_info(target.operation.body)))
     assert cases
-    for place, body in cases:
+    for path, body in cases:
         text = refusal(target.ask(http, json=body), 400, "invalid_input")
-        assert place.removeprefix(".") in text, (body, text)
+        assert path.removeprefix(".") in text, (body, text)
 
 
 @pytest.fixture(scope="module")
@@ -324,7 +324,7 @@ def test_another_method_is_405_and_says_which_are_allowed(http: httpx.Client, pa
 # The server serves on --------------------------------------------------------------------------------------
 
 
-def test_a_client_that_vanishes_in_the_middle_of_a_body_disturbs_nobody(api: Api, server_url: str, queue: str) -> None:
+def test_a_client_that_vanishes_in_the_middle_of_a_body_disturbs_no_one(api: Api, server_url: str, queue: str) -> None:
     address = urlsplit(server_url)
     assert address.hostname is not None
     for path in ("/api/v1/push", "/api/v1/transaction"):

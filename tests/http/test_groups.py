@@ -46,24 +46,24 @@ def test_one_group_is_shown_by_queue_and_partition(api: Api, queue: str) -> None
     api.ack(first)
     shown = read(api.get(f"/consumer-groups/{group}"))
     assert list(shown) == [queue]
-    [place] = shown[queue]["partitions"]
-    assert place["partition"] == "p"
-    assert (place["totalConsumed"], place["offsetLag"], place["leaseActive"]) == (1, 1, True)
-    assert place["workerId"] == first["leaseId"]
-    assert place["timeLagSeconds"] >= 0
+    [position] = shown[queue]["partitions"]
+    assert position["partition"] == "p"
+    assert (position["totalConsumed"], position["offsetLag"], position["leaseActive"]) == (1, 1, True)
+    assert position["workerId"] == first["leaseId"]
+    assert position["timeLagSeconds"] >= 0
     assert read(api.get(f"/consumer-groups/{queue}-unknown")) == {}
 
 
-def test_lagging_lists_places_whose_oldest_message_waits_that_long(fresh_api: Api, queue: str) -> None:
+def test_lagging_lists_positions_whose_oldest_message_waits_that_long(fresh_api: Api, queue: str) -> None:
     api = fresh_api
     api.push(queue, 1, partition="p")
     api.ack(api.pop_one(queue, consumerGroup="g"), "retry")
     api.push(queue, 2, partition="scheduled", delay=3_600_000)
-    [place] = read(api.get("/consumer-groups/lagging", minLagSeconds=0))
-    assert (place["queue_name"], place["consumer_group"]) == (queue, "g")
-    assert (place["partition_name"], place["offset_lag"]) == ("p", 1)
-    assert {"partition_id", "worker_id", "time_lag_seconds", "lag_hours", "last_consumed_at"} <= set(place)
-    assert place["oldest_unconsumed_at"].endswith("Z")
+    [position] = read(api.get("/consumer-groups/lagging", minLagSeconds=0))
+    assert (position["queue_name"], position["consumer_group"]) == (queue, "g")
+    assert (position["partition_name"], position["offset_lag"]) == ("p", 1)
+    assert {"partition_id", "worker_id", "time_lag_seconds", "lag_hours", "last_consumed_at"} <= set(position)
+    assert position["oldest_unconsumed_at"].endswith("Z")
     assert read(api.get("/consumer-groups/lagging")) == []
 
 
@@ -115,8 +115,8 @@ class TestSeek:
 
     def path(self, queue: str, partition: str | None = None) -> str:
         """The route of a seek of group g."""
-        place = "" if partition is None else f"/partitions/{partition}"
-        return f"/consumer-groups/g/queues/{queue}{place}/seek"
+        position = "" if partition is None else f"/partitions/{partition}"
+        return f"/consumer-groups/g/queues/{queue}{position}/seek"
 
     def consume(self, api: Api, queue: str, count: int) -> list[Any]:
         """Push and settle some messages."""
@@ -239,8 +239,8 @@ def test_a_group_is_listed_with_its_mode_lag_messages_in_flight_and_limits(api: 
     listed = group_of(api, queue)
     assert (listed["groupMode"], listed["totalLag"], listed["inFlight"], listed["members"]) == ("shared", 4, 2, 1)
     assert listed["limits"] == {"maxInFlight": 0, "rateLimit": 0, "rateBurst": 0}
-    [place] = read(api.get(f"/consumer-groups/{group}"))[queue]["partitions"]
-    assert place["offsetLag"] == 4
+    [position] = read(api.get(f"/consumer-groups/{group}"))[queue]["partitions"]
+    assert position["offsetLag"] == 4
 
 
 def test_a_message_is_shown_with_its_time_its_priority_and_its_state_in_each_group(api: Api, queue: str) -> None:

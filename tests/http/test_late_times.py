@@ -8,7 +8,7 @@ import pytest
 from hark.clock import LATEST, SECOND
 from hark.model import NewMessage, PopRequest, Subscription
 from tests.http.api import Api
-from tests.http.streaming import PATIENCE, Socket, inside
+from tests.http.streaming import WAIT_SECONDS, Socket, inside
 
 LATE = "9999-12-31T23:59:59-12:00"
 TOO_LATE = LATEST + 86_400 * SECOND
@@ -43,7 +43,7 @@ def test_a_time_after_the_year_9999_is_refused_wherever_it_is_given(api: Api, qu
 
 @pytest.mark.parametrize("path", ["/messages", "/consumer-groups", "/consumer-groups/g", "/resources/queues/q"])
 def test_a_row_with_a_later_time_is_listed(path: str) -> None:
-    with inside() as server, httpx.Client(base_url=server.url, timeout=PATIENCE, trust_env=False) as client:
+    with inside() as server, httpx.Client(base_url=server.url, timeout=WAIT_SECONDS, trust_env=False) as client:
         engine = server.broker.engine
 
         async def store() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.delivery.leaks import SETTINGS, Leaks, Plan, growth, misbehave
 from bench.servers import running
-from bench.stores import Place
+from bench.stores import StoreLocation
 
 ROUNDS = 100
 WAVE = 25
@@ -16,8 +16,8 @@ MUCH_MB = 8
 """Caches fill during so short a run; it would take 4 KB of each client to get there."""
 
 
-async def leaks_at(place: Place) -> Leaks:
-    with running("hark", place, SETTINGS) as server:
+async def leaks_at(store: StoreLocation) -> Leaks:
+    with running("hark", store, SETTINGS) as server:
         return await misbehave(Plan(port=server.port, pid=server.pid, rounds=ROUNDS, wave=WAVE))
 
 
@@ -31,10 +31,10 @@ def check(leaks: Leaks) -> None:
 
 
 async def test_clients_that_leave_or_stall_in_any_state_leave_nothing_behind_on_sqlite(tmp_path: Path) -> None:
-    check(await leaks_at(Place(tmp_path / "store")))
+    check(await leaks_at(StoreLocation(tmp_path / "store")))
 
 
 async def test_clients_that_leave_or_stall_in_any_state_leave_nothing_behind_on_postgres(
     tmp_path: Path, postgres_url: str
 ) -> None:
-    check(await leaks_at(Place(tmp_path / "store", postgres_url)))
+    check(await leaks_at(StoreLocation(tmp_path / "store", postgres_url)))

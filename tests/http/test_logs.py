@@ -59,8 +59,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
             _use(client)
     finally:
         server.terminate()
-        _, said = server.communicate(timeout=STOP_SECONDS)
-    return Run(said.splitlines(), text)
+        _, output = server.communicate(timeout=STOP_SECONDS)
+    return Run(output.splitlines(), text)
 
 
 def _use(client: httpx.Client) -> None:
@@ -90,8 +90,8 @@ def test_each_request_has_a_line_in_the_access_log(run: Run) -> None:
     assert (push["method"], push["route"], push["status"]) == ("POST", "/api/v1/push", 201)
     assert (push["subject"], push["client"]) == ("tester", "127.0.0.1")
     assert push["bytes"] > 0 and push["ms"] > 0
-    said = [line["event"] for line in run.of("access")]
-    assert said == [
+    output = [line["event"] for line in run.of("access")]
+    assert output == [
         "POST /api/v1/configure: 200",
         "POST /api/v1/push: 201",
         "GET /api/v1/pop/queue/{queue}: 200",

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from hark.http.checks import MAX_WITH_PAYLOADS, separators
-from tests.http.streaming import PATIENCE, Inside, inside, websocket
+from tests.http.streaming import WAIT_SECONDS, Inside, inside, websocket
 
 MIB = 2**20
 MOST = 10 * MIB - 1000
@@ -149,7 +149,7 @@ SHAPES = {
 def server() -> Iterator[Inside]:
     """A server whose event loop can be asked for its processor time."""
     with inside() as server:
-        with httpx.Client(base_url=server.url, timeout=PATIENCE, trust_env=False) as client:
+        with httpx.Client(base_url=server.url, timeout=WAIT_SECONDS, trust_env=False) as client:
             client.post(PUSH, content=b'{"items":[{"queue":"q","payload":[' + b"1," * 300_000 + b"1]}]}")  # Warms up.
         yield server
 
@@ -184,7 +184,7 @@ def watched(server: Inside) -> Iterator[list[float]]:
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_no_request_holds_the_event_loop(server: Inside, shape: Shape) -> None:
-    with httpx.Client(base_url=server.url, timeout=PATIENCE, trust_env=False) as client, watched(server) as holds:
+    with httpx.Client(base_url=server.url, timeout=WAIT_SECONDS, trust_env=False) as client, watched(server) as holds:
         assert client.request(shape.method, shape.path, content=shape.body).status_code == shape.status
     assert max(holds) < LONGEST
 
@@ -211,7 +211,7 @@ def test_no_frame_holds_the_event_loop(server: Inside, start: str, part: str, en
 
 
 def test_a_body_is_as_large_as_its_operation_needs(server: Inside) -> None:
-    with httpx.Client(base_url=server.url, timeout=PATIENCE, trust_env=False) as client:
+    with httpx.Client(base_url=server.url, timeout=WAIT_SECONDS, trust_env=False) as client:
         refused = client.post("/api/v1/configure", content=b" " * (MIB + 1))
         assert (refused.status_code, refused.json()["code"]) == (413, "body_too_large")
         assert refused.json()["error"] == f"the request body is over {MIB} bytes, the limit of this operation"
@@ -220,7 +220,7 @@ def test_a_body_is_as_large_as_its_operation_needs(server: Inside) -> None:
 
 
 def test_many_unknown_options_are_refused_and_few_are_logged(server: Inside, caplog: pytest.LogCaptureFixture) -> None:
-    with httpx.Client(base_url=server.url, timeout=PATIENCE, trust_env=False) as client:
+    with httpx.Client(base_url=server.url, timeout=WAIT_SECONDS, trust_env=False) as client:
         options = {f"wrong-{number}": 1 for number in range(1001)}
         refused = client.post("/api/v1/configure", json={"queue": "q", "options": options})
         assert (refused.status_code, refused.json()["error"]) == (400, "options: at most 1000, got 1001")
@@ -232,7 +232,7 @@ def test_many_unknown_options_are_refused_and_few_are_logged(server: Inside, cap
 
 @pytest.mark.parametrize("number", [1000, 1001])
 def test_a_query_has_a_limited_number_of_parameters(server: Inside, number: int) -> None:
-    with httpx.Client(base_url=server.url, timeout=PATIENCE, trust_env=False) as client:
+    with httpx.Client(base_url=server.url, timeout=WAIT_SECONDS, trust_env=False) as client:
         answer = client.get(f"/api/v1/resources/queues?{'&'.join(['a=b'] * number)}")
     assert answer.status_code == (200 if number <= 1000 else 400)
 
@@ -240,6 +240,6 @@ def test_a_query_has_a_limited_number_of_parameters(server: Inside, number: int)
 @pytest.mark.parametrize("text", ["a/b", "[1,2]"], ids=["paths", "parts"])
 def test_many_keys_in_a_query_are_refused(server: Inside, text: str) -> None:
     keys = ",".join([text] * 1001) if text == "a/b" else f"[{','.join([text] * 1001)}]"
-    with httpx.Client(base_url=server.url, timeout=PATIENCE, trust_env=False) as client:
+    with httpx.Client(base_url=server.url, timeout=WAIT_SECONDS, trust_env=False) as client:
         answer = client.get("/keyval/api/watch", params={"keys": keys})
     assert (answer.status_code, answer.json()["error"]) == (400, "Too many keys: 1001 (max 1000).")

@@ -77,11 +77,11 @@ def test_what_pushes_nothing_and_what_takes_nothing_goes_on(api: Api, fresh_serv
         message = api.pop_one(queue)
         assert api.transact({"type": "ack"} | acknowledgment(message))["success"]
     api.push(queue, 2)
-    held = api.pop_one(queue)
+    leased = api.pop_one(queue)
     with stopped(api, POP), listening(fresh_server_url, f"/queue/{queue}", browse=True) as events:
         api.push(queue, 3)
         assert events.message()["data"] == 3
-        assert api.ack(held)["success"]
+        assert api.ack(leased)["success"]
 
 
 # Pops ------------------------------------------------------------------------------------------------------

@@ -131,11 +131,11 @@ def test_a_message_is_cancelled_once(api: Api, queue: str, fields: Json) -> None
 
 
 @pytest.mark.parametrize("mode", ["ordered", "shared"])
-def test_what_somebody_holds_or_tried_is_not_cancelled(api: Api, queue: str, mode: str) -> None:
+def test_what_someone_holds_or_tried_is_not_cancelled(api: Api, queue: str, mode: str) -> None:
     message = pushed(api, queue)
-    held = api.pop_one(queue, consumerGroup="g", groupMode=mode)
+    leased = api.pop_one(queue, consumerGroup="g", groupMode=mode)
     assert refusal(api.post(cancel(message)), 409, "message_leased").startswith("the message cannot be cancelled")
-    api.ack(held, "failed", delay=100)
+    api.ack(leased, "failed", delay=100)
     refusal(api.post(cancel(message)), 409, "message_leased")
     again = api.pop_one(queue, consumerGroup="g", **WAIT)
     api.ack(again)
@@ -158,17 +158,17 @@ def explained(api: Api, message_id: str, **query: Any) -> Json:
 
 def reason(api: Api, message_id: str, group: str = "g") -> Json:
     """What is said of a message for one group."""
-    [told] = explained(api, message_id, consumerGroup=group)["explanations"]
-    assert told["consumerGroup"] == group
-    return told
+    [shown] = explained(api, message_id, consumerGroup=group)["explanations"]
+    assert shown["consumerGroup"] == group
+    return shown
 
 
 def test_a_message_is_explained_for_each_group(api: Api, queue: str) -> None:
     for unknown in ("nothing", "01890000-0000-7000-8000-000000000000"):
         refusal(api.get(f"/explain/{unknown}"), 404, "message_not_found")
     [stored] = api.push(queue, 1, partition="p", transactionId="key")
-    [told] = explained(api, stored["message_id"])["explanations"]
-    assert (told["consumerGroup"], told["reason"]) == (None, "no_group")
+    [shown] = explained(api, stored["message_id"])["explanations"]
+    assert (shown["consumerGroup"], shown["reason"]) == (None, "no_group")
     assert reason(api, stored["message_id"], "g")["reason"] == "no_group"
     message = api.pop_one(queue, "p", consumerGroup="holds", consumer="worker 7")
     api.pop_one(queue, "p", consumerGroup="done", autoAck=True)
@@ -190,21 +190,21 @@ def test_a_message_is_explained_for_each_group(api: Api, queue: str) -> None:
 
 def test_a_reason_is_a_sentence_and_data(api: Api, queue: str) -> None:
     api.pop(queue, consumerGroup="g")
-    told = reason(api, pushed(api, queue, delay=3_600_000))
-    assert set(told) == {"consumerGroup", "reason", "text", "deliverAt"}
-    assert told["reason"] == "delayed"
-    assert TIME.fullmatch(told["deliverAt"])
-    assert told["text"].startswith(f"Delayed until {told['deliverAt']} (in 59 min")
-    told = reason(api, pushed(api, queue, partition="p"))
-    assert (told["reason"], told["waiting"]) == ("ready", 0)
+    shown = reason(api, pushed(api, queue, delay=3_600_000))
+    assert set(shown) == {"consumerGroup", "reason", "text", "deliverAt"}
+    assert shown["reason"] == "delayed"
+    assert TIME.fullmatch(shown["deliverAt"])
+    assert shown["text"].startswith(f"Delayed until {shown['deliverAt']} (in 59 min")
+    shown = reason(api, pushed(api, queue, partition="p"))
+    assert (shown["reason"], shown["waiting"]) == ("ready", 0)
 
 
 def test_what_is_behind_says_what_it_waits_for(api: Api, queue: str) -> None:
     first, second = (pushed(api, queue, number) for number in (1, 2))
     api.pop_one(queue, consumerGroup="g", consumer="worker 7")
-    told = reason(api, second)
-    assert (told["reason"], told["aheadMessages"]) == ("behind", 1)
-    ahead = told["ahead"]
+    shown = reason(api, second)
+    assert (shown["reason"], shown["aheadMessages"]) == ("behind", 1)
+    ahead = shown["ahead"]
     assert (ahead["messageId"], ahead["reason"], ahead["consumer"]) == (first, "leased", "worker 7")
     assert "leaseId" not in ahead
 

@@ -17,7 +17,7 @@ from tests.http.api import WAIT, Api, acknowledgment, read
 from tests.http.keyval.keys import BASE, Keys, watching
 from tests.http.keyval.work import Work
 from tests.http.scraping import Scrape, scrape, shown_name
-from tests.http.streaming import PATIENCE, listening, websocket
+from tests.http.streaming import WAIT_SECONDS, listening, websocket
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def test_leases_that_run_out_are_counted_and_what_dies_of_it(api: Api, grown: Gr
 
 def until(client: httpx.Client, name: str, value: float) -> Scrape:
     """Scrape until a number is what it should become."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + WAIT_SECONDS
     while (found := scrape(client))(name) != value:
         assert time.monotonic() < end, f"{name} is {found(name)}"
     return found
@@ -239,7 +239,7 @@ def test_requests_without_a_route_and_invented_methods_share_one(
 # The key-value API -----------------------------------------------------------------------------------------
 
 
-def test_operations_on_keys_and_work_queues_are_counted_and_the_store_is_measured(api: Api, queue: str) -> None:
+def test_operations_on_keys_and_work_queues_are_counted_and_the_store_is_timed(api: Api, queue: str) -> None:
     keys, work = Keys(api.client, queue), Work(api.client, queue)
     keys.put("a", value="x" * 100)
     assert keys.get("a") is not None

@@ -71,7 +71,7 @@ class _Peers:
         reasons = ("size", "magic", "version", "signature", "own", "time", "replay", "content")
         return dict.fromkeys((*names, "datagrams_refused", *(f"refused_{reason}" for reason in reasons)), 1.0)
 
-    def tell(self, _hints: object) -> None:
+    def notify(self, _hints: object) -> None:
         """Tell nobody."""
 
     async def close(self) -> None:
@@ -127,7 +127,7 @@ async def test_a_store_that_goes_away_leaves_the_other_numbers_and_its_counters_
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def numbers() -> dict[str, float]:
-        return {"leases_expired": 7, "expiries_buried": 2, "pool_connects": 3, "pool_idle": 4}
+        return {"leases_expired": 7, "expiries_dead_lettered": 2, "pool_connects": 3, "pool_idle": 4}
 
     async def away() -> dict[str, float]:
         raise EngineFailure("away")

@@ -14,20 +14,20 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from hark.access.identity import ANYBODY
+from hark.access.identity import UNRESTRICTED
 from hark.broker import Broker
 from hark.http.exchange import Exchange, Header, Lost
 from hark.http.hot import HotRoutes
 from hark.model import PopResult, SettleOutcome
 from hark.settings import Limits, Settings
 from tests.http.api import Api, Json, acknowledgment, data, refusal, texts
-from tests.http.streaming import PATIENCE, inside
+from tests.http.streaming import WAIT_SECONDS, inside
 
 
 def connected(url: str) -> socket.socket:
     """A connection that nothing was sent over."""
     where = urlsplit(url)
-    return socket.create_connection((where.hostname, where.port), PATIENCE)
+    return socket.create_connection((where.hostname, where.port), WAIT_SECONDS)
 
 
 def next_of(api: Api, queue: str, *done: Json, group: str = "", **query: Any) -> tuple[list[Json], Json]:
@@ -112,7 +112,7 @@ def test_the_settlements_are_answered_before_the_wait(api: Api, queue: str) -> N
 
 def test_a_client_that_leaves_during_the_wait_undoes_nothing_and_takes_nothing() -> None:
     with inside(Settings(limits=Limits(max_waiting=1))) as server:
-        api = Api(httpx.Client(base_url=server.url, timeout=PATIENCE))
+        api = Api(httpx.Client(base_url=server.url, timeout=WAIT_SECONDS))
         api.push("q", 1)
         [message] = api.pop("q")
         body = json.dumps({"acknowledgments": [acknowledgment(message, "completed")]}).encode()
@@ -182,7 +182,7 @@ async def test_messages_that_arrive_with_the_settlements_are_sent_once_and_stay_
     broker = Mock(Broker)
     broker.settle.return_value, broker.begin_pop.return_value = settling, popping
     exchange = Exchange("POST", b"/api/v1/next", b"queue=q&wait=true", {}, None, secure=False)
-    exchange.identity, exchange.params = ANYBODY, {}
+    exchange.identity, exchange.params = UNRESTRICTED, {}
     exchange.body = json.dumps({"acknowledgments": [{"transactionId": "t", "partitionId": "p"}]}).encode()
     carrier = exchange.carrier = OneAnswer()
     HotRoutes(broker, Settings()).next(exchange)

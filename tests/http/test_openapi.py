@@ -96,7 +96,7 @@ def test_every_operation_says_what_it_does_takes_and_answers(operations: dict[st
 def test_every_field_has_a_description(document: Json) -> None:
     schemas = document["components"]["schemas"]
     fields = {(name, field): text for name, schema in schemas.items() for field, text in schema["properties"].items()}
-    assert [place for place, field in fields.items() if not field["description"].endswith(".")] == []
+    assert [name for name, field in fields.items() if not field["description"].endswith(".")] == []
     options = schemas["ConfigureBody"]["properties"]["options"]["anyOf"][0]["properties"]
     assert all(
         options[name]["description"] == schemas["QueueOptions"]["properties"][name]["description"] for name in options
@@ -111,7 +111,7 @@ def test_every_description_of_a_field_is_used(document: Json) -> None:
     assert set(FIELDS) == shared
 
 
-def test_only_what_is_for_everybody_needs_no_token(operations: dict[str, Json]) -> None:
+def test_only_what_is_for_everyone_needs_no_token(operations: dict[str, Json]) -> None:
     public = {name for name, operation in operations.items() if not operation["security"]}
     assert public == {name for name, operation in TABLE.items() if operation.role is None}
     assert "GET /health" in public
@@ -147,8 +147,8 @@ def seed(api: Api) -> Known:
     dead = api.kill("seeded", {"dead": True}, group="g", partition="other")
     message = api.pop_one("seeded", "p", consumerGroup="g")
     trace = {"data": {"step": 1}, "eventType": "info", "traceNames": ["named"], "consumerGroup": "g"}
-    place = {"transactionId": message["transactionId"], "partitionId": message["partitionId"]}
-    api.post("/traces", place | trace).raise_for_status()
+    name = {"transactionId": message["transactionId"], "partitionId": message["partitionId"]}
+    api.post("/traces", name | trace).raise_for_status()
     letters = api.get("/dlq", queue="seeded").json()["messages"]
     api.client.put("/keyval/api/keys/seeded/1", json={"a": 1}).raise_for_status()
     api.client.post("/keyval/api/queue/enqueue", json={"value": 1}).raise_for_status()

@@ -168,12 +168,12 @@ def test_a_lease_lasts_as_the_queue_or_its_consumer_says_unless_it_has_a_lock_du
     timed.push(queue, 1)
     rows: list[tuple[dict[str, Any], float]] = [({}, 60), ({"leaseTime": 5}, 5), ({"leaseTime": 5000}, 5000)]
     rows += [({"leaseSeconds": 9}, 9), ({"leaseTime": 6, "leaseSeconds": 9}, 6)]
-    for lock_duration, wishes in ((0, rows), (7000, [({"leaseTime": 60}, 7)])):
+    for lock_duration, cases in ((0, rows), (7000, [({"leaseTime": 60}, 7)])):
         path = f"/keyval/api/queue/settings?queue={queue}"
         read(timed.client.put(path, json={"lockDuration": lock_duration}))
-        for wish, seconds in wishes:
+        for params, seconds in cases:
             query: dict[str, Any] = {"consumerGroup": f"{lock_duration} {seconds}", "groupMode": mode}
-            first = timed.pop_one(queue, **query, **wish)
+            first = timed.pop_one(queue, **query, **params)
             [again] = after(server, timed, queue, seconds, **query)
             assert (again["id"], again["deliveryAttempt"]) == (first["id"], 2)
             assert timed.ack(first)["success"] is False
@@ -261,7 +261,7 @@ def test_retention_removes_what_its_option_names(
     assert data(timed.dead_letters(queue)) == ["dead"], "they outlive their messages"
 
 
-def test_a_server_removes_what_is_over_without_being_asked(tmp_path: Path, queue: str) -> None:
+def test_a_server_removes_what_is_over_without_being_requested(tmp_path: Path, queue: str) -> None:
     settings = {"HARK_RETENTION_INTERVAL_MS": "100"}
     with running_server(tmp_path, settings=settings) as url, httpx.Client(base_url=url, timeout=30) as client:
         api = Api(client)
@@ -453,11 +453,11 @@ def test_a_group_never_holds_more_than_max_in_flight(api: Api, queue: str, mode:
     api.push(queue, *range(5))
     api.pop(queue, autoAck=True, **group)
     limit(api, queue, maxInFlight=2)
-    held = api.pop(queue, batch=10, **group)
-    assert len(held) == 2
+    leased = api.pop(queue, batch=10, **group)
+    assert len(leased) == 2
     assert api.pop(queue, batch=10, **group) == []
     assert data(api.pop(queue, batch=10, consumerGroup="other")) == [0, 1, 2, 3, 4], "it is the limit of one group"
-    for message in held:
+    for message in leased:
         api.ack(message)
     assert data(api.pop(queue, batch=10, **group)) == [3, 4]
 
@@ -465,11 +465,11 @@ def test_a_group_never_holds_more_than_max_in_flight(api: Api, queue: str, mode:
 def test_room_that_a_settlement_makes_reaches_who_waits(api: Api, queue: str) -> None:
     api.configure(queue, maxInFlight=1)
     api.push(queue, 1, 2)
-    held = api.pop_one(queue, groupMode="shared")
+    leased = api.pop_one(queue, groupMode="shared")
     assert api.pop(queue, consumerGroup="other") == [], "it is the limit of all groups"
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(api.pop_one, queue, groupMode="shared", **WAIT)
-        api.ack(held)
+        api.ack(leased)
         assert waiting.result()["data"] == 2
 
 

@@ -72,7 +72,7 @@ def test_head_goes_where_get_does_but_never_takes_messages(router: Router) -> No
         find(router, "/pop/q", "HEAD")
 
 
-def test_a_wrong_method_is_told_all_right_ones(router: Router) -> None:
+def test_a_wrong_method_is_notified_all_right_ones(router: Router) -> None:
     with pytest.raises(MethodNotAllowed) as refused:
         find(router, "/keys/count", "POST")
     assert refused.value.allow == "GET, HEAD, PUT"

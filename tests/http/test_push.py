@@ -202,4 +202,4 @@ def test_nesting_is_the_same_wherever_a_large_body_is_cut(inner: bytes, size: in
         scan = Scan()
         with pytest.raises(HarkError) if too_deep else nullcontext():
             for start in range(0, len(body), size):
-                scan.feed(body[start : start + size])
+                scan.read(body[start : start + size])

@@ -66,18 +66,18 @@ def test_one_queue_is_shown_with_its_partitions(api: Api, queue: str) -> None:
     assert partition["oldestMessage"] <= partition["newestMessage"]
 
 
-def test_partitions_are_paged_and_shown_with_the_places_of_groups(api: Api, queue: str) -> None:
+def test_partitions_are_paged_and_shown_with_the_positions_of_groups(api: Api, queue: str) -> None:
     api.push(queue, 1, 2, 3, partition="p")
     api.push(queue, 1, partition="q")
     api.pop(queue, "p", batch=2, autoAck=True, consumerGroup="g")
-    held = api.pop_one(queue, "p", consumerGroup="h")
-    shown = read(api.get(f"/resources/queues/{queue}", places=True, search="p"))
+    leased = api.pop_one(queue, "p", consumerGroup="h")
+    shown = read(api.get(f"/resources/queues/{queue}", positions=True, search="p"))
     [partition] = shown["partitions"]
-    of_g, of_h = partition["places"]
+    of_g, of_h = partition["positions"]
     assert (of_g["consumerGroup"], of_g["cursor"], of_g["lag"], of_g["leaseId"]) == ("g", 2, 1, None)
     assert (of_h["consumerGroup"], of_h["cursor"], of_h["lag"]) == ("h", 0, 3)
-    assert (of_h["leaseId"], of_h["leaseUntil"] > held["createdAt"]) == (held["leaseId"], True)
-    assert "places" not in read(api.get(f"/resources/queues/{queue}"))["partitions"][0]
+    assert (of_h["leaseId"], of_h["leaseUntil"] > leased["createdAt"]) == (leased["leaseId"], True)
+    assert "positions" not in read(api.get(f"/resources/queues/{queue}"))["partitions"][0]
     for page, names in (({"limit": 1}, ["p"]), ({"limit": 2, "offset": 1}, ["q"])):
         shown = read(api.get(f"/resources/queues/{queue}", **page))
         assert [one["name"] for one in shown["partitions"]] == names

@@ -69,7 +69,7 @@ def test_with_authentication_a_server_may_listen_anywhere(auth: Auth, tmp_path: 
         assert make_authenticator(Settings(data=str(tmp_path), auth=auth), FakeClock(), listener).enabled
 
 
-def test_whoever_wants_it_open_gets_it_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_one_that_wants_it_open_gets_it_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with listening.bound("0.0.0.0", 0) as listener, caplog.at_level(logging.WARNING):
         settings = Settings(data=str(tmp_path), insecure_bind=True)
         assert not make_authenticator(settings, FakeClock(), listener).enabled
@@ -131,7 +131,7 @@ def test_a_client_that_does_not_begin_with_tls_is_given_up(tmp_path: Path, monke
     monkeypatch.setattr(wire, "HANDSHAKE_SECONDS", 0.05)
     context = tls_context(files(make_certificates(tmp_path)))
 
-    async def heard() -> bytes:
+    async def read_all() -> bytes:
         server = wire.Server(Mock())
         with listening.bound("127.0.0.1", 0) as listener:
             await server.start(listener, context)
@@ -143,10 +143,10 @@ def test_a_client_that_does_not_begin_with_tls_is_given_up(tmp_path: Path, monke
                 await server.stop(0)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        assert runner.run(heard()) == b""
+        assert runner.run(read_all()) == b""
 
 
-def test_files_that_are_not_there_or_do_not_fit_are_refused_and_no_password_is_asked_for(tmp_path: Path) -> None:
+def test_files_that_are_not_there_or_do_not_fit_are_refused_and_no_password_is_requested(tmp_path: Path) -> None:
     made = make_certificates(tmp_path)
     private = ec.generate_private_key(ec.SECP256R1())
     for content in (private_pem(private), private_pem(private, b"password"), b"no key"):
@@ -222,7 +222,7 @@ def browser(server: Secured, token: str | None = None) -> httpx.Client:
 # The wire ----------------------------------------------------------------------------------------------------
 
 
-def test_who_has_the_token_is_let_in_and_nobody_else(server: Secured) -> None:
+def test_who_has_the_token_is_let_in_and_no_one_else(server: Secured) -> None:
     assert server.url.startswith("https://127.0.0.1:")
     with browser(server, server.token) as client:
         assert client.get("/api/v1/resources/queues").status_code == 200
@@ -236,8 +236,8 @@ def test_who_has_the_token_is_let_in_and_nobody_else(server: Secured) -> None:
 
 
 def test_what_is_not_encrypted_is_not_answered(server: Secured) -> None:
-    place = urlsplit(server.url)
-    with socket.create_connection((place.hostname, place.port or 0), timeout=20) as plain:
+    address = urlsplit(server.url)
+    with socket.create_connection((address.hostname, address.port or 0), timeout=20) as plain:
         plain.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
         answer = b""
         while part := plain.recv(4096):
@@ -349,9 +349,9 @@ def test_a_request_that_is_cancelled_over_tls_leaves_no_connection(server: Secur
 
 
 async def test_servers_that_stand_in_for_each_other_get_the_same_token(server: Secured, queue: str) -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        dead = f"https://127.0.0.1:{nobody.getsockname()[1]}"
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        dead = f"https://127.0.0.1:{unused.getsockname()[1]}"
         async with hark.connect([dead, server.url], **server.access) as client:
             await client.queue(queue).push({"id": 1})
 
@@ -423,9 +423,9 @@ def test_commands_take_token_and_authority_as_options_and_from_the_environment(
     server: Secured, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hark_command = runner()
-    asked = ("--url", server.url, "--token", server.token, "--ca-file", server.ca_file)
-    assert hark_command("push", queue, '"over TLS"', *asked).exit_code == 0
-    popped = hark_command("pop", queue, *asked)
+    connection = ("--url", server.url, "--token", server.token, "--ca-file", server.ca_file)
+    assert hark_command("push", queue, '"over TLS"', *connection).exit_code == 0
+    popped = hark_command("pop", queue, *connection)
     assert (popped.exit_code, "over TLS" in popped.stdout) == (0, True)
     monkeypatch.setenv("HARK_URL", server.url)
     monkeypatch.setenv("HARK_TOKEN", server.token)

@@ -28,8 +28,8 @@ from hark.http.routes.overview import restricted_sample_of, sample_of
 from hark.settings import Encryption, Limits, Settings
 from hark.testing.server import FakeTimers, ServerThread
 from tests.http.api import Api, Json, read, refusal
-from tests.http.edge.asking import Tokens
-from tests.http.streaming import PATIENCE, Events, inside
+from tests.http.edge.app_client import Tokens
+from tests.http.streaming import WAIT_SECONDS, Events, inside
 from tests.servers import running_server
 
 HISTORY_SAMPLE = {
@@ -148,7 +148,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[TickingServer]:
 @pytest.fixture
 def timed(server: TickingServer) -> Iterator[Api]:
     """Its API."""
-    with httpx.Client(base_url=server.url, timeout=PATIENCE, trust_env=False) as client:
+    with httpx.Client(base_url=server.url, timeout=WAIT_SECONDS, trust_env=False) as client:
         yield Api(client)
 
 
@@ -194,7 +194,7 @@ class Watching:
 def watching(server: TickingServer) -> Iterator[Watching]:
     """Watch."""
     with (
-        httpx.Client(base_url=server.url, timeout=PATIENCE, trust_env=False) as client,
+        httpx.Client(base_url=server.url, timeout=WAIT_SECONDS, trust_env=False) as client,
         client.stream("GET", "/api/v1/events") as response,
     ):
         assert response.status_code == 200, response.read()
@@ -225,7 +225,7 @@ def test_a_sample_comes_every_second_and_names_what_changed(server: TickingServe
         assert all(isinstance(number, int | float) for number in throughput.values())
 
 
-def test_what_an_administrator_does_to_a_queue_is_told_to_those_who_watch(
+def test_what_an_administrator_does_to_a_queue_is_notified_to_those_who_watch(
     server: TickingServer, timed: Api, queue: str
 ) -> None:
     with watching(server) as events:
@@ -241,12 +241,12 @@ def test_what_an_administrator_does_to_a_queue_is_told_to_those_who_watch(
 def test_a_sample_is_encoded_once_for_all_who_watch(server: TickingServer, monkeypatch: pytest.MonkeyPatch) -> None:
     encoded: list[Sample] = []
 
-    def counted(one: Sample) -> LiveSample:
+    def counting(one: Sample) -> LiveSample:
         encoded.append(one)
         return sample_of(one)
 
     with watching(server) as one, watching(server) as other:
-        monkeypatch.setattr(overview, "sample_of", counted)
+        monkeypatch.setattr(overview, "sample_of", counting)
         for _ in range(3):
             assert one.sample() == other.come()
     assert len(encoded) == len({found.point.at for found in encoded}) >= 2
@@ -293,16 +293,16 @@ def test_the_history_is_that_of_the_last_hour(server: TickingServer, timed: Api)
     point = Point(1_700_000_000_000_000, Rates(1, 2, 3, 4, 5), None, None)
     observed = server.broker.observed
     with pytest.MonkeyPatch.context() as patch:
-        asked: list[int] = []
+        requested: list[int] = []
 
         def known(seconds: int) -> list[Point]:
-            asked.append(seconds)
+            requested.append(seconds)
             return [point]
 
         patch.setattr(observed, "history", known)
         shown_history = read(timed.get("/status/history"))
         read(timed.get("/status/history", seconds=60))
-    assert asked == [3600, 60]
+    assert requested == [3600, 60]
     assert shown_history["intervalSeconds"] == 10
     [shown] = shown_history["samples"]
     assert set(shown) == HISTORY_SAMPLE

@@ -19,10 +19,10 @@ from hark.access.identity import Identity
 from hark.errors import Unauthorized
 from hark.settings import Delivery, Limits, Queue, Settings
 from tests.http.api import WAIT, Api, Json, data, read, refusal
-from tests.http.edge.asking import Tokens
+from tests.http.edge.app_client import Tokens
 from tests.http.keyval.keys import watching
 from tests.http.keyval.test_listen import listening as listening_to_work
-from tests.http.streaming import PATIENCE, UPGRADE, Inside, deaf, inside, listening, masked, spread, websocket
+from tests.http.streaming import UPGRADE, WAIT_SECONDS, Inside, deaf, inside, listening, masked, spread, websocket
 
 Next = Callable[[], Json]
 """The next message of a stream."""
@@ -130,15 +130,15 @@ def test_what_was_there_before_comes_first_and_then_what_is_pushed(
 
 
 @every_way
-def test_no_more_is_unsettled_than_the_client_asked_for(api: Api, server_url: str, queue: str, way: Way) -> None:
+def test_no_more_is_unsettled_than_the_client_requested(api: Api, server_url: str, queue: str, way: Way) -> None:
     spread(api, queue, 5)
     with way.opened(server_url, queue, 2) as following:
-        held = [following(), following()]
+        leased = [following(), following()]
         # The rest is for others, so the stream did not take it.
         others = [api.pop_one(queue) for _ in range(3)]
         assert api.pop(queue) == []
         api.ack(others[0], "retry")
-        assert way.ack(api, held[0])
+        assert way.ack(api, leased[0])
         assert following()[way.payload] == others[0]["data"]
 
 
@@ -211,7 +211,7 @@ def test_what_comes_after_the_client_left_is_for_others_and_nothing_is_left_behi
             message = api.pop_one(queue, **WAIT)
             assert message["deliveryAttempt"] == 1
             api.ack(message)
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + WAIT_SECONDS
         while server.look(lambda: len(server.broker.delivery.streams)):
             assert time.monotonic() < until
 
@@ -334,7 +334,7 @@ def test_pings_come_while_there_is_nothing_else(queue: str) -> None:
         watching(server.url, "/watch/prefix", prefix="a") as watch,
     ):
         assert [events.next() for _ in range(3)] == [("ping", None, {})] * 3
-        assert [consumer.connection.recv(timeout=PATIENCE) for _ in range(3)] == ['{"type":"ping"}'] * 3
+        assert [consumer.connection.recv(timeout=WAIT_SECONDS) for _ in range(3)] == ['{"type":"ping"}'] * 3
         for stream in (work, watch):
             assert [stream.frame() for _ in range(3)] == [b"event: ping\ndata: \n\n"] * 3
 
@@ -405,13 +405,13 @@ def test_streams_of_a_revoked_token_end_and_others_go_on(queue: str) -> None:
         streams = {}
         for name in names:
             headers = {"Authorization": f"Bearer {name}"}
-            client = stack.enter_context(httpx.Client(base_url=server.url, headers=headers, timeout=PATIENCE))
+            client = stack.enter_context(httpx.Client(base_url=server.url, headers=headers, timeout=WAIT_SECONDS))
             paths = (f"/api/v1/listen/queue/{queue}", f"/keyval/api/queue/listen?queue={queue}-work")
             opened = [stack.enter_context(client.stream("GET", path)).iter_bytes() for path in paths]
             assert all(next(one) for one in opened)
             socket = stack.enter_context(connect(f"{address}/api/v1/consume", additional_headers=headers, proxy=None))
             socket.send('{"type": "ping"}')
-            assert socket.recv(timeout=PATIENCE)
+            assert socket.recv(timeout=WAIT_SECONDS)
             streams[name] = opened, socket
         server.look(server.server.end_revoked)
         tokens.revoked.add("writer")
@@ -422,16 +422,16 @@ def test_streams_of_a_revoked_token_end_and_others_go_on(queue: str) -> None:
                 for _ in one:
                     pass
         with pytest.raises(ConnectionClosed):
-            socket.recv(timeout=PATIENCE)
+            socket.recv(timeout=WAIT_SECONDS)
         socket = streams["admin"][1]
         socket.send('{"type": "ping"}')
-        assert socket.recv(timeout=PATIENCE)
+        assert socket.recv(timeout=WAIT_SECONDS)
         assert len(server.look(lambda: list(server.broker.delivery.streams))) == 3
 
 
 def until(server: Inside, waiting: int) -> None:
     """Wait until this number of pops wait."""
-    latest = time.monotonic() + PATIENCE
+    latest = time.monotonic() + WAIT_SECONDS
     while len(server.broker.delivery.intentions) != waiting:
         assert time.monotonic() < latest
 
@@ -440,31 +440,31 @@ def until(server: Inside, waiting: int) -> None:
 def test_waiting_pops_of_a_revoked_token_end_and_others_go_on(queue: str, first_line: bool) -> None:
     tokens = Changing()
     with inside(authenticator=tokens) as server, ExitStack() as stack:
-        asked: dict[str, list[Future[Any]]] = {}
+        waiting_pops: dict[str, list[Future[Any]]] = {}
         for name in ("admin", "writer"):
             headers = {"Authorization": f"Bearer {name}"}
-            client = stack.enter_context(httpx.Client(base_url=server.url, headers=headers, timeout=PATIENCE))
+            client = stack.enter_context(httpx.Client(base_url=server.url, headers=headers, timeout=WAIT_SECONDS))
             pool = stack.enter_context(ThreadPoolExecutor(2))
             query = f"queue={queue}&wait=true&timeout=600000"
             if first_line:
                 begun = stack.enter_context(client.stream("POST", f"/api/v1/next?{query}")).iter_lines()
                 assert next(begun) == "[]"
-                asked[name] = [pool.submit(next, begun)]
+                waiting_pops[name] = [pool.submit(next, begun)]
             else:
-                asked[name] = [
+                waiting_pops[name] = [
                     pool.submit(client.get, f"/api/v1/pop?{query}"),
                     pool.submit(client.post, f"/api/v1/next?{query}"),
                 ]
         until(server, 2 if first_line else 4)
         tokens.revoked.add("writer")
         server.look(server.server.end_revoked)
-        for one in asked["writer"]:
+        for one in waiting_pops["writer"]:
             if first_line:
-                assert isinstance(one.exception(PATIENCE), httpx.TransportError)
+                assert isinstance(one.exception(WAIT_SECONDS), httpx.TransportError)
             else:
-                assert (one.result(PATIENCE).status_code, one.result().json()["code"]) == (401, "unauthorized")
+                assert (one.result(WAIT_SECONDS).status_code, one.result().json()["code"]) == (401, "unauthorized")
         until(server, 1 if first_line else 2)
         with httpx.Client(base_url=server.url, headers={"Authorization": "Bearer admin"}) as client:
             items = [{"queue": queue, "payload": number, "partition": str(number)} for number in range(2)]
             assert client.post("/api/v1/push", json={"items": items}).status_code == 201
-        assert all(one.result(PATIENCE) for one in asked["admin"])
+        assert all(one.result(WAIT_SECONDS) for one in waiting_pops["admin"])

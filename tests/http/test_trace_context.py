@@ -64,13 +64,13 @@ def test_transactions_and_work_queues_carry_it(http: httpx.Client, api: Api, que
     body: Json = {"operations": [{"type": "push", "items": items}]}
     read(http.post("/api/v1/transaction", json=body, headers=headers))
     assert [carried(message)[0] for message in api.pop(queue, batch=2, consumerGroup="g")] == [OTHER, PARENT]
-    place = {"queue": f"{queue}-work"}
+    queue_params = {"queue": f"{queue}-work"}
     body = {"value": 1, "options": {"traceparent": OTHER}}
-    read(http.post("/keyval/api/queue/enqueue", params=place, json=body, headers=headers))
-    read(http.post("/keyval/api/queue/enqueue", params=place, json={"value": 2}, headers=headers))
+    read(http.post("/keyval/api/queue/enqueue", params=queue_params, json=body, headers=headers))
+    read(http.post("/keyval/api/queue/enqueue", params=queue_params, json={"value": 2}, headers=headers))
     write = {"mutations": [{"type": "enqueue", "value": 3}]}
-    read(http.post("/keyval/api/atomic", params=place, json=write, headers=headers))
-    found = [read(http.get("/keyval/api/queue/poll", params=place))["message"] for _ in range(3)]
+    read(http.post("/keyval/api/atomic", params=queue_params, json=write, headers=headers))
+    found = [read(http.get("/keyval/api/queue/poll", params=queue_params))["message"] for _ in range(3)]
     assert [(one["value"], one["traceparent"]) for one in found] == [(1, OTHER), (2, PARENT), (3, PARENT)]
 
 

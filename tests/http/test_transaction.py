@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.http.api import Api, Json, acknowledgment, data, read, refusal
 
-FOREIGN = "0199aaaa-bbbb-7ccc-8ddd-eeeeffff0000"
+UNKNOWN_LEASE = "0199aaaa-bbbb-7ccc-8ddd-eeeeffff0000"
 
 
 def ack(message: Json, status: str = "completed", **fields: Any) -> Json:
@@ -77,9 +77,9 @@ def test_a_refused_ack_undoes_the_pushes_and_the_other_acks(api: Api, queue: str
 def test_leases_count_whether_they_are_named_required_or_neither(api: Api, queue: str) -> None:
     api.push(queue, 1)
     message = api.pop_one(queue)
-    answer = api.transact(ack(message, leaseId=FOREIGN), push(queue, 2))
+    answer = api.transact(ack(message, leaseId=UNKNOWN_LEASE), push(queue, 2))
     assert (answer["success"], answer["code"]) == (False, "lease_invalid")
-    assert not api.transact(ack(message), requiredLeases=[FOREIGN])["success"]
+    assert not api.transact(ack(message), requiredLeases=[UNKNOWN_LEASE])["success"]
     api.ack(message, "retry")
     assert not api.transact(ack(message))["success"], "without any lease the message must be held"
     again = api.pop_one(queue)
@@ -142,20 +142,20 @@ def test_whatever_is_refused_undoes_keys_messages_and_settlements(api: Api, queu
     settle = {"type": "ack"} | acknowledgment(message)
     checks = [{"key": [queue, "b"], "versionstamp": None}, {"key": [queue, "a"], "versionstamp": "1".zfill(20)}]
     mutation = {"type": "sum", "key": [queue, "c"], "value": 1}
-    for operation, rider, code, place in (
+    for operation, rider, code, path in (
         (settle, kv(put(queue, 1), checks=checks), "check_failed", "checks[1]"),
-        (settle | {"leaseId": FOREIGN}, kv(put(queue, 1)), "lease_invalid", ""),
+        (settle | {"leaseId": UNKNOWN_LEASE}, kv(put(queue, 1)), "lease_invalid", ""),
         (settle, kv(put(queue, 1), mutation), "value_mismatch", "mutations[1]"),
     ):
         answer = api.transact(operation, {"type": "push", "queue": f"{queue}-out"}, kv=rider)
         assert (answer["success"], answer["code"], answer["kv"]) == (False, code, {"ok": False})
-        assert place in answer["error"]
+        assert path in answer["error"]
         assert value(api, queue, "a") is None
         refusal(api.get(f"/resources/queues/{queue}-out"), 404)
     assert api.ack(message)["success"]
 
 
-def test_operations_may_be_empty_beside_keys_and_without_keys_nothing_is_said_of_them(api: Api, queue: str) -> None:
+def test_operations_may_be_empty_beside_keys_and_without_keys_nothing_is_stated_of_them(api: Api, queue: str) -> None:
     riders: list[dict[str, Any]] = [{}, {"kv": None}, {"kv": []}, {"timers": []}, {"timers": None}]
     for nothing in riders:
         assert "kv" not in api.transact({"type": "push", "queue": queue}, **nothing)

@@ -56,17 +56,17 @@ def test_one_socket_consumes_from_two_queues_with_shared_credit(api: Api, socket
     socket.send("subscribe", id="a", queue=queue, batch=1)
     socket.send("subscribe", id="b", queue=other, batch=1)
     seen: list[Json] = []
-    held: list[Json] = []
+    leased: list[Json] = []
     while len(seen) < 10:
         frame = socket.receive()
         if frame["type"] == "messages":
             assert {message["queue"] for message in frame["messages"]} == {queue if frame["id"] == "a" else other}
-            held += frame["messages"]
+            leased += frame["messages"]
             seen += frame["messages"]
-        assert len(held) <= 3
-        if len(held) == 3:
-            socket.settle(held)
-            held = []
+        assert len(leased) <= 3
+        if len(leased) == 3:
+            socket.settle(leased)
+            leased = []
     assert sorted(data(seen)) == list(range(10))
 
 
@@ -123,28 +123,28 @@ def test_i6_crossed_credits_and_acks_never_leave_more_unsettled_than_the_largest
     granted = 7
     socket.send("credit", n=granted)
     socket.send("subscribe", id="s", queue=queue, batch=3, partitions=3)
-    held: dict[str, Json] = {}
-    asked: dict[str, Json] = {}
+    leased: dict[str, Json] = {}
+    requested: dict[str, Json] = {}
     seen = 0
-    while seen < 200 or asked:
+    while seen < 200 or requested:
         frame = socket.receive()
         if frame["type"] == "messages":
-            held |= {message["id"]: message for message in frame["messages"]}
+            leased |= {message["id"]: message for message in frame["messages"]}
             seen += len(frame["messages"])
         elif frame["type"] == "settled":
             for result in frame["results"]:
                 assert result["success"], result
-                del asked[result["transactionId"]]
-        assert len(held) <= 7
+                del requested[result["transactionId"]]
+        assert len(leased) <= 7
         if chance.random() < 0.3:
             granted = chance.randint(1, 7)
             socket.send("credit", n=granted)
-        if held and (len(held) >= granted or seen == 200 or chance.random() < 0.5):
-            done = chance.sample(sorted(held), chance.randint(1, len(held)))
-            messages = [held.pop(id) for id in done]
-            asked |= {message["transactionId"]: message for message in messages}
+        if leased and (len(leased) >= granted or seen == 200 or chance.random() < 0.5):
+            done = chance.sample(sorted(leased), chance.randint(1, len(leased)))
+            messages = [leased.pop(id) for id in done]
+            requested |= {message["transactionId"]: message for message in messages}
             socket.settle(messages)
-    assert not held or socket.drain()[1] == len(held)
+    assert not leased or socket.drain()[1] == len(leased)
 
 
 @pytest.mark.parametrize(
@@ -256,9 +256,9 @@ def test_a_nack_can_wait_or_be_the_end(api: Api, socket: Socket, queue: str) -> 
 def test_renew_answers_lease_by_lease(api: Api, socket: Socket, queue: str) -> None:
     message = hold_one(api, socket, queue)
     answer = socket.ask("renew", ref="r", leaseIds=[message["leaseId"], "gone"], seconds=1000)
-    held, gone = answer["results"]
+    leased, gone = answer["results"]
     assert (answer["type"], answer["ref"]) == ("renewed", "r")
-    assert (held["leaseId"], held["success"], held["expiresAt"][-1]) == (message["leaseId"], True, "Z")
+    assert (leased["leaseId"], leased["success"], leased["expiresAt"][-1]) == (message["leaseId"], True, "Z")
     assert (gone["success"], gone["expiresAt"], gone["code"]) == (False, None, "lease_not_found")
     assert gone["error"]
 
@@ -266,8 +266,8 @@ def test_renew_answers_lease_by_lease(api: Api, socket: Socket, queue: str) -> N
 def test_a_subscription_may_say_how_long_it_holds_what_it_gets(api: Api, socket: Socket, queue: str) -> None:
     api.configure(queue, leaseTime=60)
     message = hold_one(api, socket, queue, leaseTime=5000)
-    held = datetime.fromisoformat(api.show(message)["leaseExpiresAt"]) - datetime.now(UTC)
-    assert 4000 < held.total_seconds() < 6000
+    leased = datetime.fromisoformat(api.show(message)["leaseExpiresAt"]) - datetime.now(UTC)
+    assert 4000 < leased.total_seconds() < 6000
 
 
 def test_any_frame_is_a_sign_of_life(queue: str) -> None:

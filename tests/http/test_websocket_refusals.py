@@ -13,7 +13,7 @@ from websockets.sync.client import connect
 
 from hark.settings import Settings
 from tests.http.api import Api, Json, data
-from tests.http.edge.asking import Tokens
+from tests.http.edge.app_client import Tokens
 from tests.http.streaming import Inside, Socket, inside, websocket
 
 # Wrong frames ----------------------------------------------------------------------------------------------
@@ -163,9 +163,9 @@ def test_who_may_not_connect_is_refused_before_the_upgrade(
     with pytest.raises(InvalidStatus) as refused, connected(server, path, **headers):
         pass
     response = refused.value.response
-    said = json.loads(response.body)
-    assert (response.status_code, said["code"]) == (status, code)
-    assert code != "invalid_input" or said["error"].startswith("credit:")
+    error = json.loads(response.body)
+    assert (response.status_code, error["code"]) == (status, code)
+    assert code != "invalid_input" or error["error"].startswith("credit:")
     assert response.headers["content-type"] == "application/json"
     assert response.headers["x-request-id"]
 
@@ -197,8 +197,13 @@ def test_other_queues_can_not_be_subscribed_to_nor_settled(server: Inside) -> No
     theirs = push(server, "theirs")
     push(server, "mine")
     with connected(server, Authorization="Bearer mine-writer") as consumer:
-        for wish in ({"queue": "theirs"}, {"namespace": "theirs"}, {"task": "x"}, {"queue": "theirs", "browse": True}):
-            assert consumer.ask("subscribe", id="s", **wish)["code"] == "queue_not_allowed", wish
+        for params in (
+            {"queue": "theirs"},
+            {"namespace": "theirs"},
+            {"task": "x"},
+            {"queue": "theirs", "browse": True},
+        ):
+            assert consumer.ask("subscribe", id="s", **params)["code"] == "queue_not_allowed", params
         item = {"transactionId": theirs["message_id"], "partitionId": theirs["partition_id"], "leaseId": "x"}
         unknown = {"transactionId": theirs["message_id"], "partitionId": "nowhere", "leaseId": "x"}
         answers = [consumer.ask("ack", items=[one])["results"] for one in (item, unknown)]

@@ -182,7 +182,7 @@ WRONG: dict[str, list[tuple[Any, ...]]] = {
             400,
             "batch_too_large",
         ),
-        *(({"operations": [PUSH]} | rider, *said) for rider, *said in NO_KEYS),
+        *(({"operations": [PUSH]} | rider, *error) for rider, *error in NO_KEYS),
     ],
     "POST /api/v1/dlq/requeue": [
         ({}, NO_CHOICE),
@@ -371,40 +371,40 @@ WRONG: dict[str, list[tuple[Any, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("asked", WRONG)
-def test_what_makes_no_sense_is_refused_by_name_and_nothing_happens(http: httpx.Client, queue: str, asked: str) -> None:
+@pytest.mark.parametrize("route", WRONG)
+def test_what_makes_no_sense_is_refused_by_name_and_nothing_happens(http: httpx.Client, queue: str, route: str) -> None:
     api, keys, work = Api(http), Keys(http, queue), Work(http, queue)
     read(work.put("/settings", {"lockDuration": 1_234_567}))
     keys.put("old", value=1)
     work.kill("dead")
     work.enqueue("held")
-    held = work.take()
+    leased = work.take()
     work.enqueue("waiting")
     [lease] = read(api.get("/leases", queue=queue))["leases"]
 
     def state() -> Json:
         groups = [(one["name"], one["totalLag"]) for one in read(api.get("/consumer-groups", queue=queue))]
         listed = [read(api.get(path, queue=queue)) for path in ("/messages", "/leases", "/dlq")]
-        traces = read(api.get(f"/traces/{lease['partitionId']}/{held['id']}"))
+        traces = read(api.get(f"/traces/{lease['partitionId']}/{leased['id']}"))
         return groups, listed, traces, work.stats(), work.dead(), read(work.get("/settings")), keys.list()
 
-    names = {"QUEUE": queue, "PARTITION": lease["partitionId"], "LEASE": lease["leaseId"], "ID": held["id"]}
+    names = {"QUEUE": queue, "PARTITION": lease["partitionId"], "LEASE": lease["leaseId"], "ID": leased["id"]}
 
     def named(text: str) -> str:
         return re.sub(r"\b(QUEUE|PARTITION|LEASE|ID)\b", lambda found: str(names[found[1]]), text)
 
     before = state()
-    method, _, path = named(asked).partition(" ")
+    method, _, path = named(route).partition(" ")
     plain = path.startswith("/api/v1/")
     url = path if plain else f"{BASE}{path}"
     params = {"queue": queue} if path.startswith(("/queue", "/atomic")) else {}
-    for wrong, text, *expected in WRONG[asked]:
+    for wrong, text, *expected in WRONG[route]:
         if isinstance(wrong, str):
             answer = http.request(method, f"{url}?{'&'.join([wrong, *('='.join(one) for one in params.items())])}")
         else:
             body = wrong if isinstance(wrong, bytes) else named(json.dumps(wrong)).encode()
             answer = http.request(method, url, content=body, params=params or None)
-        said = refusal(answer, *expected or [400, "invalid_input"])
-        assert said == text if plain else said.startswith(text), (str(wrong)[:100], said)
+        error = refusal(answer, *expected or [400, "invalid_input"])
+        assert error == text if plain else error.startswith(text), (str(wrong)[:100], error)
     assert state() == before
-    assert work.ack(held) == {"ok": True}
+    assert work.ack(leased) == {"ok": True}

@@ -33,8 +33,8 @@ def consumer(url: str) -> Iterator[IO[str]]:
     watchdog = threading.Timer(SECONDS, process.kill)
     watchdog.start()
     try:
-        with process.stdout as said:
-            yield said
+        with process.stdout as output:
+            yield output
     finally:
         watchdog.cancel()
         process.terminate()
@@ -49,26 +49,26 @@ def work(fresh_server_url: str) -> Iterator[Work]:
 
 
 def test_the_consumer_of_the_document_works_through_a_queue(work: Work, fresh_server_url: str) -> None:
-    with consumer(fresh_server_url) as said:
-        assert said.readline() == 'ping ""\n'
+    with consumer(fresh_server_url) as output:
+        assert output.readline() == 'ping ""\n'
         done = work.enqueue({"task": "a"})
-        assert said.readline() == f"Processing: {done}, attempt: 1\n"
-        assert said.readline() == 'ack 200 {"ok":true}\n'
+        assert output.readline() == f"Processing: {done}, attempt: 1\n"
+        assert output.readline() == 'ack 200 {"ok":true}\n'
         flaky = work.enqueue({"task": "b", "failsAtFirst": True}, backoffSchedule=[50])
-        assert said.readline() == f"Processing: {flaky}, attempt: 1\n"
-        assert said.readline() == 'nack 200 {"ok":true}\n'
-        assert said.readline() == f"Processing: {flaky}, attempt: 2\n"
-        assert said.readline() == 'ack 200 {"ok":true}\n'
+        assert output.readline() == f"Processing: {flaky}, attempt: 1\n"
+        assert output.readline() == 'nack 200 {"ok":true}\n'
+        assert output.readline() == f"Processing: {flaky}, attempt: 2\n"
+        assert output.readline() == 'ack 200 {"ok":true}\n'
         assert work.stats() == (0, 0, 0)
 
 
 def test_the_consumer_gets_more_than_it_may_hold_at_once(work: Work, fresh_server_url: str) -> None:
     ids = {work.enqueue({"task": str(number)}) for number in range(100)}
-    with consumer(fresh_server_url) as said:
+    with consumer(fresh_server_url) as output:
         processed: set[str] = set()
         acked = 0
         while acked < 100:
-            line = said.readline()
+            line = output.readline()
             assert line, "the consumer is gone"
             if line.startswith("Processing: "):
                 processed.add(line.removeprefix("Processing: ").split(",")[0])

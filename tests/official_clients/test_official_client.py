@@ -36,8 +36,8 @@ def test_every_scenario_succeeds(version: str, engine: str, tmp_path: Path, requ
             timeout=SECONDS,
             check=False,
         )
-    said = f"{process.stdout[-5000:]}\n{process.stderr[-5000:]}"
-    assert process.returncode == 0, said
+    output = f"{process.stdout[-5000:]}\n{process.stderr[-5000:]}"
+    assert process.returncode == 0, output
     failures: dict[str, str] = json.loads(process.stdout.strip().rpartition("\n")[2])
     assert len(failures) == SCENARIOS
     assert not any(failures.values()), "\n".join(f"{name}: {text}" for name, text in failures.items() if text)

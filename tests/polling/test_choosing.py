@@ -151,9 +151,9 @@ def test_what_contradicts_itself_or_makes_no_sense_is_refused_with_its_sources(t
     ],
     ids=["environment", "file", "both"],
 )
-def test_the_sources_of_strategy_and_interval_are_told(
+def test_the_sources_of_strategy_and_interval_are_notified(
     file: str, env: dict[str, str], sources: tuple[str, str]
 ) -> None:
     Path("hark.toml").write_text(file)
-    told = load({}, env).sources
-    assert (told["worker.polling.strategy"], told["worker.polling.interval_ms"]) == sources
+    sources_of = load({}, env).sources
+    assert (sources_of["worker.polling.strategy"], sources_of["worker.polling.interval_ms"]) == sources

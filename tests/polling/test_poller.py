@@ -249,7 +249,7 @@ def test_the_metrics_have_the_names_and_types_of_the_seed() -> None:
     assert metrics.text().endswith("\n")
 
 
-def test_several_pollers_are_told_apart_by_labels_under_one_head_and_labels_are_escaped() -> None:
+def test_several_pollers_are_distinguished_by_labels_under_one_head_and_labels_are_escaped() -> None:
     text = prometheus_text([({"queue": "a"}, PollMetrics(polls=1)), ({"queue": "b"}, PollMetrics(polls=2))])
     assert text.count("# TYPE worker_poll_total counter") == 1
     assert 'worker_poll_total{queue="a"} 1.0\nworker_poll_total{queue="b"} 2.0\n' in text

@@ -54,7 +54,7 @@ _FILL = (
         ({FIRST_TIME}, 'first time', null), ({SINCE}, 'since', {LONG_TAIL} - 20)) as g(id, name, since)
     """,
     f"""
-    insert into hark.partitions (id, queue, name, created_at, tail, last_created, special, touched)
+    insert into hark.partitions (id, queue, name, created_at, tail, last_created, special, changed_bucket)
     overriding system value
     select n, {QUEUE}, 'p' || n, 0, tail, {LONG_TAIL}, case n % 100 when 7 then tail else 0 end,
         {BUCKET} - case when n % 10000 = 0 then 0 else 1000 + n % 1000 end
@@ -69,7 +69,7 @@ _FILL = (
     """,
     "update hark.rotation set slot = 1 where name = 'messages'",
     f"""
-    insert into hark.positions (grp, partition, cursor, lease, lease_until, handed, lease_last, held, touched)
+    insert into hark.positions (grp, partition, cursor, lease, lease_until, handed, lease_last, leased, changed_bucket)
     select {WORKER}, n, case when n % 100 in (0, 7) or n = {LONG} or leased then 0 else tail end,
         case when leased then md5(n::text)::uuid end,
         case when due then {NOW} - 500000 when leased then {NOW} + 60000000 end,
@@ -79,11 +79,11 @@ _FILL = (
     from shape
     """,
     f"""
-    insert into hark.positions (grp, partition, cursor, touched)
+    insert into hark.positions (grp, partition, cursor, changed_bucket)
     select {AUDIT}, n, case n when {LONG} then tail - 1 else tail end, {BUCKET} - 1000 from shape
     """,
     f"""
-    insert into hark.positions (grp, partition, cursor, settled, irregular, touched)
+    insert into hark.positions (grp, partition, cursor, settled, irregular, changed_bucket)
     select {LATE}, n, 0, '{{[3,5)}}', true, {BUCKET} - 1000 from shape
     """,
     f"""

@@ -86,10 +86,10 @@ class Work(NamedTuple):
 def push(partitions: Sequence[int], transaction_ids: Sequence[str] | None, *, each: int, written: int) -> Call:
     """So many messages for each of these partitions."""
     number = len(partitions)
-    places = [place for place in range(1, number + 1) for _ in range(each)]
+    indexes = [index for index in range(1, number + 1) for _ in range(each)]
     ordinals = list(range(1, each + 1)) * number
-    arguments = (partitions, *[None] * 4, [each] * number, places, ordinals, [b"{}"] * len(places), transaction_ids)
-    return Call(PUSH, (NOW, *arguments, *[None] * (1 + OPTIONS)), number + len(places), written)
+    arguments = (partitions, *[None] * 4, [each] * number, indexes, ordinals, [b"{}"] * len(indexes), transaction_ids)
+    return Call(PUSH, (NOW, *arguments, *[None] * (1 + OPTIONS)), number + len(indexes), written)
 
 
 def push_to_new(number: int) -> Call:
@@ -176,10 +176,10 @@ def read(partitions: Sequence[int], offset: int, *, limit: int, returned: int) -
     return Call(READ, arguments, number + returned, written=0, answered=returned)
 
 
-def positions(partition: str | None, time: int | None, touched: int | None, *, answered: int) -> Call:
+def positions(partition: str | None, time: int | None, changed_bucket: int | None, *, answered: int) -> Call:
     """Where to begin in one partition, or in those that something happened in."""
     size = answered * (20 if time else 1)  # A time is found by halving, which looks at so many messages.
-    return Call(POSITIONS, ("orders", partition, False, time, touched), size + 1, written=0, answered=answered)
+    return Call(POSITIONS, ("orders", partition, False, time, changed_bucket), size + 1, written=0, answered=answered)
 
 
 FRESH = [f"new {n}" for n in range(100)]
@@ -213,7 +213,7 @@ CALLS = {
     "read of nothing": read(OPEN, 10, limit=10, returned=0),
     "positions in one partition": positions(f"p{LONG}", None, None, answered=1),
     "positions after a time": positions(f"p{LONG}", LONG_TAIL - 20, None, answered=1),
-    "positions in what was touched": positions(None, None, BUCKET - 4, answered=len(RECENT)),
+    "positions in what was changed_bucket": positions(None, None, BUCKET - 4, answered=len(RECENT)),
 }
 
 # Counting --------------------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def too_much(call: Call, work: Work) -> list[str]:
     return [f"{name}: {number} > {bound}" for name, (number, bound) in bounds.items() if number > bound]
 
 
-class Measured(NamedTuple):
+class CallCosts(NamedTuple):
     """The large store, and the work of each call by the way in which its plan was made."""
 
     url: str
@@ -273,7 +273,7 @@ WAYS = ["planned on empty tables", "planned without statistics", "planned with s
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def measured(postgres_server: PostgresServer) -> AsyncIterator[Measured]:
+async def costs(postgres_server: PostgresServer) -> AsyncIterator[CallCosts]:
     """Measured in this order and before all tests: to analyze makes every connection plan again."""
     with postgres_server.fresh_database() as url:
         async with opened(url, size=1) as pool:
@@ -295,7 +295,7 @@ async def measured(postgres_server: PostgresServer) -> AsyncIterator[Measured]:
                         await connection.execute("analyze")
                     await work_of_all(connection)  # The first call of a connection also reads catalogs.
                     results.append(await work_of_all(connection))
-            yield Measured(url, dict(zip(WAYS, results, strict=True)))
+            yield CallCosts(url, dict(zip(WAYS, results, strict=True)))
 
 
 async def work_of_all(connection: asyncpg.Connection) -> dict[str, Work]:
@@ -305,8 +305,8 @@ async def work_of_all(connection: asyncpg.Connection) -> dict[str, Work]:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", CALLS)
-async def test_a_call_costs_what_it_carries_and_returns(measured: Measured, way: str, name: str) -> None:
-    call, work = CALLS[name], measured.work[way][name]
+async def test_a_call_costs_what_it_carries_and_returns(costs: CallCosts, way: str, name: str) -> None:
+    call, work = CALLS[name], costs.work[way][name]
     assert (work.answered, work.written) == (call.answered, call.written)
     assert too_much(call, work) == []
 
@@ -314,18 +314,18 @@ async def test_a_call_costs_what_it_carries_and_returns(measured: Measured, way:
 @pytest.mark.parametrize(
     ("index", "call"),
     [
-        ("messages_place", CALLS["pop from a long backlog"]),
+        ("messages_offset", CALLS["pop from a long backlog"]),
         ("messages_transaction", push([LONG], FRESH[:1], each=1, written=2)),
-        ("partitions_touched", CALLS["discover"]),
-        ("positions_touched", CALLS["discover"]),
+        ("partitions_changed", CALLS["discover"]),
+        ("positions_changed", CALLS["discover"]),
         ("leases_until", CALLS["expire"]),
         ("leases_id", CALLS["release"]),
-        ("messages_place", CALLS["read from a long partition"]),
-        ("partitions_touched", CALLS["positions in what was touched"]),
+        ("messages_offset", CALLS["read from a long partition"]),
+        ("partitions_changed", CALLS["positions in what was changed_bucket"]),
     ],
 )
-async def test_a_missing_index_is_noticed(measured: Measured, index: str, call: Call) -> None:
-    async with opened(measured.url, size=1) as pool, pool.connection() as connection:
+async def test_a_missing_index_is_noticed(costs: CallCosts, index: str, call: Call) -> None:
+    async with opened(costs.url, size=1) as pool, pool.connection() as connection:
         transaction = connection.transaction()
         await transaction.start()
         await connection.execute(f"drop index hark.{index}")

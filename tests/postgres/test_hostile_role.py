@@ -71,8 +71,8 @@ async def test_no_call_of_the_engine_runs_them(owner: asyncpg.Connection, hostil
     try:
         await driver.configure("orders", max_size=100)
         await driver.push("orders", "p1", 1, 2, 3)
-        [held] = await driver.pop("orders")
-        await driver.fail(held)
+        [leased] = await driver.pop("orders")
+        await driver.fail(leased)
         await driver.ack_all(await driver.pop("orders", batch=9))
         await driver.pop("orders", group="workers", group_mode="shared", batch=9)
         await driver.engine.offsets("orders", "head")

@@ -95,7 +95,7 @@ async def test_a_browser_sees_what_was_moved_to_another_table(here: Driver, ther
     assert await offsets_read(here) == [1, 2, 3]
 
 
-async def test_partitions_that_nothing_happened_in_are_not_among_those_touched_since(
+async def test_partitions_that_nothing_happened_in_are_not_among_those_changed_since(
     here: Driver, there: Driver, clock: FakeClock
 ) -> None:
     await here.push("orders", "old", 1)

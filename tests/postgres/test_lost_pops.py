@@ -74,9 +74,9 @@ async def test_rule_17_a_pop_that_is_given_back_before_it_commits_leases_nothing
     await prepare(cut_off, mode)
     async with opened(postgres_url) as pool, orphaned(pool, proxy, cut_off, procedure):
         pass
-    [held] = await there.pop("orders", group="g")
-    assert (held.payload, held.message.attempt) == (1, 1)
-    assert (await there.ack(held)).success
+    [leased] = await there.pop("orders", group="g")
+    assert (leased.payload, leased.message.attempt) == (1, 1)
+    assert (await there.ack(leased)).success
     assert await cut_off.pop("orders", group="g") == []
 
 

@@ -42,9 +42,9 @@ async def test_the_cost_does_not_grow_with_requeued_dead_letters(
             )
             call = Call(POP, (now, *requests, *candidates, MAX_REPLY_BYTES, [None]), 2, 2)
         elif what == "ack":
-            [held] = await q.pop("orders")
-            item = ([group], [partition], [False], [0], [1], [held.message.offset], None, [None])
-            call = Call(_SETTLE, (now, *item, [uuid.UUID(held.lease)], [0], [None], [None]), 2, 2)
+            [leased] = await q.pop("orders")
+            item = ([group], [partition], [False], [0], [1], [leased.message.offset], None, [None])
+            call = Call(_SETTLE, (now, *item, [uuid.UUID(leased.lease)], [0], [None], [None]), 2, 2)
         await work_of(connection, call)  # The first call of a connection also reads catalogs.
         work = await work_of(connection, call)
     await q.engine.close()

@@ -53,12 +53,12 @@ async def test_messages_after_a_restore_do_not_get_the_ids_of_those_that_it_lost
         new = await q.push_id("orders", "p", 3)
         await q.engine.close()
         q = await driver(restored_url)
-        held = await q.pop("orders", "p", batch=10)
+        leased = await q.pop("orders", "p", batch=10)
         await q.engine.close()
         await restore(b"delete from hark.meta where key = 'home'", restored_url)
         q = await driver(restored_url)
         [again] = await q.pop("orders", "p", group="other")
         await q.engine.close()
-    assert [one.payload for one in held] == [1, 3]
-    assert [one.message.id for one in held][1:] == [new], "it is the same store at its second start"
-    assert len({kept, lost, new, held[0].message.id, again.message.id}) == 5
+    assert [one.payload for one in leased] == [1, 3]
+    assert [one.message.id for one in leased][1:] == [new], "it is the same store at its second start"
+    assert len({kept, lost, new, leased[0].message.id, again.message.id}) == 5

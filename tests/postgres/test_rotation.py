@@ -44,8 +44,8 @@ async def test_settled_messages_leave_with_their_child_table(here: Driver, clock
     assert await ask(postgres_url, "select pg_relation_size('hark.messages_0')") == 0
     assert await ask(postgres_url, "select slot from hark.rotation where name = 'messages'") != 0
     await here.push("orders", "p1", 4)
-    [held] = await here.pop("orders")
-    assert (held.payload, held.message.offset) == (4, 4)
+    [leased] = await here.pop("orders")
+    assert (leased.payload, leased.message.offset) == (4, 4)
 
 
 async def test_the_few_that_are_still_needed_are_copied_forward(
@@ -61,8 +61,8 @@ async def test_the_few_that_are_still_needed_are_copied_forward(
     assert await ask(postgres_url, "select pg_relation_size('hark.messages_0')") == 0
     [again] = await here.push("orders", "p2", "kept", transaction_id="t1")
     assert (again.status, again.message_id) == ("duplicate", kept)
-    [held] = await here.pop("orders", "p2")
-    assert (held.payload, held.message.id, held.message.priority) == ("kept", kept, 3)
+    [leased] = await here.pop("orders", "p2")
+    assert (leased.payload, leased.message.id, leased.message.priority) == ("kept", kept, 3)
 
 
 async def test_many_that_are_still_needed_stay_where_they_are(
@@ -224,8 +224,8 @@ async def test_what_a_call_that_began_earlier_puts_into_a_closed_table_is_kept(
     finally:
         await late.close()
     await here.collect()
-    [held] = await here.pop("orders")
-    assert (held.payload, held.message.offset) == (None, 2)
+    [leased] = await here.pop("orders")
+    assert (leased.payload, leased.message.offset) == (None, 2)
 
 
 async def test_a_dump_has_everything_beside_load_and_tables_that_are_emptied(

@@ -146,7 +146,7 @@ async def test_a_call_costs_what_it_carries_and_returns(store: tuple[Store, Pool
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_statistics_of_a_moment_without_work_cost_one_look_at_what_is_held_at_most(
+async def test_statistics_of_a_moment_without_work_cost_one_look_at_what_is_leased_at_most(
     misled: tuple[Store, Pool], name: str
 ) -> None:
     """Where there was nothing, every index looks as good as the right one; but not a look for each message."""

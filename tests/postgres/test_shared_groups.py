@@ -33,10 +33,10 @@ async def test_messages_in_flight_are_bounded_over_all_servers(here: Driver, the
     await here.configure("orders", max_in_flight=3)
     await here.push("orders", "p1", *range(10))
     first, second = Workers(here), Workers(there)
-    held = await first.take(2)
+    leased = await first.take(2)
     got = await asyncio.gather(*(team.take() for team in (first, second) for _ in range(4)))
     assert sum(map(len, got)) == 1
-    await there.ack(held[0])
+    await there.ack(leased[0])
     assert len(await second.take(5)) == 1
     assert (await first.take()).reason == "max_in_flight"
 
@@ -86,11 +86,11 @@ async def test_claims_settlements_and_removals_of_the_same_messages_do_not_block
 ) -> None:
     await here.push_messages(*(message("orders", f"p{n % 3}", n, priority=n % 3) for n in range(30)))
     first, second = Workers(here), Workers(there)
-    held = [*await first.take(9), *await first.take(9), *await first.take(9)]
-    ids = [one.message.id for one in held]
+    leased = [*await first.take(9), *await first.take(9), *await first.take(9)]
+    ids = [one.message.id for one in leased]
     await asyncio.gather(
-        here.ack_all(held),
-        there.ack_all(reversed(held)),
+        here.ack_all(leased),
+        there.ack_all(reversed(leased)),
         here.engine.delete_messages(ids[::-1]),
         there.engine.cancel(ids),
         second.take(5),
@@ -115,7 +115,7 @@ async def test_rule_17_what_one_server_gives_back_is_found_at_once_by_another(
 
 
 @asynccontextmanager
-async def held_up_between_snapshot_and_lock(pool: Pool) -> AsyncIterator[None]:
+async def blocked_between_snapshot_and_lock(pool: Pool) -> AsyncIterator[None]:
     """The first claim of a shared group that begins in here has read its partition but not locked its position."""
     async with pool.connection() as changing:
         await changing.execute("""
@@ -154,7 +154,7 @@ async def test_a_delayed_message_that_was_completed_while_a_claim_began_does_not
     await Workers(here).take()
     async with opened(postgres_url) as pool:
         clock.advance(2)
-        async with held_up_between_snapshot_and_lock(pool):
+        async with blocked_between_snapshot_and_lock(pool):
             claim = asyncio.create_task(Workers(here).take())
             await until_blocked(pool)
             await there.push("orders", "p1", 2, delay_ms=1000)

@@ -18,7 +18,7 @@ async def test_a_lease_taken_on_one_is_settled_through_the_other(
 ) -> None:
     await here.push("orders", "p1", 1, 2, 3)
     got = await here.pop("orders", batch=2)
-    given = [settlement(held) if with_lease_id else settlement(held, lease=None) for held in got]
+    given = [settlement(leased) if with_lease_id else settlement(leased, lease=None) for leased in got]
     outcomes = await there.settle(*given)
     assert [(one.success, one.lease_released) for one in outcomes] == [(True, False), (True, True)]
     assert payloads(await here.pop("orders", batch=10)) == [3]
@@ -28,16 +28,16 @@ async def test_a_lease_taken_on_one_is_renewed_and_released_through_the_other(
     here: Driver, there: Driver, clock: FakeClock
 ) -> None:
     await here.push("orders", "p1", 1)
-    [held] = await here.pop("orders")
+    [leased] = await here.pop("orders")
     clock.advance(299)
-    assert (await there.renew(held.lease, 300)).success
+    assert (await there.renew(leased.lease, 300)).success
     clock.advance(299)
     assert (await here.pop("orders", "p1")).reason == "lease_held"
     assert (await there.pop("orders", "p1")).reason == "lease_held"
-    await there.engine.release([held.lease])
+    await there.engine.release([leased.lease])
     [again] = await here.pop("orders")
     assert again.message.attempt == 1
-    assert not (await there.ack(held)).success
+    assert not (await there.ack(leased)).success
     assert (await there.ack(again)).success
 
 
@@ -65,13 +65,13 @@ async def test_rule_12_a_lease_has_completed_nothing_any_more_after_the_other_mo
 
 async def test_the_end_of_a_lease_is_noticed_by_the_other(here: Driver, there: Driver, clock: FakeClock) -> None:
     await here.push("orders", "p1", 1)
-    [held] = await here.pop("orders")
+    [leased] = await here.pop("orders")
     assert (await there.pop("orders", "p1")).look_again_at == clock.now() + 300_000_000
     clock.advance(300)
     assert (await there.engine.expire()).leases == 1
     [again] = await there.pop("orders")
     assert again.message.attempt == 2
-    assert (await here.ack(held)).code == "lease_expired"
+    assert (await here.ack(leased)).code == "lease_expired"
 
 
 async def test_what_is_given_back_on_one_is_delivered_by_the_other_with_its_attempts(
@@ -81,7 +81,7 @@ async def test_what_is_given_back_on_one_is_delivered_by_the_other_with_its_atte
     for attempt in (1, 2, 3):
         giver, taker = (here, there) if attempt % 2 else (there, here)
         got = await giver.pop("orders", batch=2)
-        assert [held.message.attempt for held in got] == [attempt, 1]
+        assert [leased.message.attempt for leased in got] == [attempt, 1]
         await taker.fail(got[0])
     [first, _] = await here.pop("orders", batch=2)
     assert (await there.fail(first)).dead_lettered
@@ -115,23 +115,23 @@ async def test_a_push_on_one_is_found_at_once_by_the_other(here: Driver, there: 
 async def test_a_settlement_on_one_lets_the_other_go_on_at_once(here: Driver, there: Driver) -> None:
     await here.push("orders", "p1", 1, 2, 3)
     for number in (1, 2, 3):
-        [held] = await here.pop("orders")
-        assert held.payload == number
+        [leased] = await here.pop("orders")
+        assert leased.payload == number
         assert await there.pop("orders") == []
         here, there = there, here
-        await here.ack(held)
+        await here.ack(leased)
 
 
 async def test_what_becomes_ready_on_one_is_found_at_once_by_the_other(
     here: Driver, there: Driver, clock: FakeClock
 ) -> None:
     await here.push("orders", "p1", 1)
-    [held] = await here.pop("orders")
+    [leased] = await here.pop("orders")
     for give_back in (here.retry, here.fail):
         assert await there.pop("orders") == []
-        await give_back(held)
-        [held] = await there.pop("orders")
-    await there.kill(held)
+        await give_back(leased)
+        [leased] = await there.pop("orders")
+    await there.kill(leased)
     assert await there.pop("orders") == []
     [letter] = await here.dead_letters()
     await here.requeue(letter)
@@ -208,9 +208,9 @@ async def test_a_queue_deleted_and_made_anew_on_one_is_found_by_the_other(
 async def test_a_transaction_pushes_into_a_queue_that_the_other_deleted(here: Driver, there: Driver) -> None:
     await there.push("orders", "p1", 1)
     await there.push("bills", "p1", 2)
-    [held] = await there.pop("bills")
+    [leased] = await there.pop("bills")
     await here.engine.delete_queues(["orders"])
-    assert (await there.transact(settlement(held), message("orders", "p1", 3))).success
+    assert (await there.transact(settlement(leased), message("orders", "p1", 3))).success
     assert (await here.drain("orders"), await here.drain("bills")) == ([3], [])
 
 
@@ -218,11 +218,11 @@ async def test_what_was_leased_from_a_queue_that_the_other_deleted_can_not_be_se
     here: Driver, there: Driver
 ) -> None:
     await there.push("orders", "p1", 1)
-    [held] = await there.pop("orders")
+    [leased] = await there.pop("orders")
     await here.engine.delete_queues(["orders"])
     await here.push("orders", "p1", 2)
-    assert (await there.ack(held)).code == "not_found"
-    assert not (await there.renew(held.lease)).success
+    assert (await there.ack(leased)).code == "not_found"
+    assert not (await there.renew(leased.lease)).success
     assert await there.drain("orders") == [2]
 
 
@@ -241,8 +241,8 @@ async def test_options_changed_on_one_have_effect_on_the_other(here: Driver, the
     assert (refused.status, refused.code) == ("failed", "queue_full")
     assert await there.pop("orders") == []
     clock.advance(5)
-    [held, *_] = await there.pop("orders", batch=3)
-    assert (await there.fail(held)).dead_lettered
+    [leased, *_] = await there.pop("orders", batch=3)
+    assert (await there.fail(leased)).dead_lettered
     assert payloads(await there.pop("orders", batch=3)) == [2, 3]
     clock.advance(10)
     assert payloads(await there.pop("orders", batch=3)) == [2], "the lease is over, so they come one at a time"
@@ -274,10 +274,10 @@ async def test_a_group_deleted_on_one_begins_anew_on_the_other(here: Driver, the
     await here.push("orders", "p1", 1)
     assert await there.pop("orders", group="g", subscription=NEW) == []
     await here.push("orders", "p1", 2)
-    [held] = await there.pop("orders", group="g")
+    [leased] = await there.pop("orders", group="g")
     await here.engine.delete_group("g", "orders", forget)
-    assert not (await there.ack(held)).success
-    assert not (await there.renew(held.lease)).success
+    assert not (await there.ack(leased)).success
+    assert not (await there.renew(leased.lease)).success
     assert payloads(await there.pop("orders", group="g", batch=10)) == ([1, 2] if forget else [2])
 
 

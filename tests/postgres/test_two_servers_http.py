@@ -105,7 +105,7 @@ def test_a_transaction_through_one_settles_what_the_other_delivered(strangers: P
 
 
 @pytest.mark.parametrize("key", [KEY, ""], ids=["key", "no key"])
-def test_what_is_said_of_messages_is_encrypted_though_another_server_made_the_queue_so(
+def test_what_is_stated_of_messages_is_encrypted_though_another_server_made_the_queue_so(
     postgres_url: str, tmp_path: Path, queue: str, key: str
 ) -> None:
     with (
@@ -224,7 +224,7 @@ def url(keys: Keys) -> str:
     return str(keys.client.base_url)
 
 
-def check_that_writes_through_one_are_told_by_the_other(one: Keys, other: Keys) -> None:
+def check_that_writes_through_one_reach_the_other(one: Keys, other: Keys) -> None:
     """Watch on one server, write through the other."""
     with (
         watching(url(one), keys=f"{one.root}/a", initial=False) as key,
@@ -241,17 +241,17 @@ def check_that_writes_through_one_are_told_by_the_other(one: Keys, other: Keys) 
         assert key.change() == (one.key("a"), ...)
 
 
-def test_a_watch_is_told_by_the_peer_that_wrote(peers: Pair, queue: str) -> None:
+def test_a_watch_is_notified_by_the_peer_that_wrote(peers: Pair, queue: str) -> None:
     one, other = keys_of(peers, queue)
-    check_that_writes_through_one_are_told_by_the_other(one, other)
-    check_that_writes_through_one_are_told_by_the_other(other, one)
+    check_that_writes_through_one_reach_the_other(one, other)
+    check_that_writes_through_one_reach_the_other(other, one)
 
 
-def test_a_watch_finds_what_nobody_told_it(strangers: Pair, queue: str) -> None:
-    check_that_writes_through_one_are_told_by_the_other(*keys_of(strangers, queue))
+def test_a_watch_finds_what_no_one_notified_it(strangers: Pair, queue: str) -> None:
+    check_that_writes_through_one_reach_the_other(*keys_of(strangers, queue))
 
 
-def test_a_watch_is_told_of_dead_messages_and_expiries_and_a_poll_of_writes_on_another_server(
+def test_a_watch_is_notified_of_dead_messages_and_expiries_and_a_poll_of_writes_on_another_server(
     peers: Pair, queue: str
 ) -> None:
     one, other = keys_of(peers, queue)
@@ -291,7 +291,7 @@ def test_checks_hold_over_both_servers(strangers: Pair, queue: str) -> None:
 # Work queues -----------------------------------------------------------------------------------------------
 
 
-def test_what_one_server_was_told_the_other_knows(strangers: Pair, queue: str) -> None:
+def test_what_one_server_was_notified_the_other_knows(strangers: Pair, queue: str) -> None:
     one, other = work_of(strangers, queue)
     one.enqueue("low")
     one.enqueue("high", priority=9, backoffSchedule=[0], keysIfUndelivered=[["failed", 1]])
@@ -355,7 +355,7 @@ def test_a_lock_of_one_server_ends_for_the_other(strangers: Pair, queue: str) ->
     assert (second["id"], second["attempts"]) == (first["id"], 2)
 
 
-def test_a_listener_hears_of_what_is_enqueued_through_the_other_server(strangers: Pair, queue: str) -> None:
+def test_a_listener_notices_what_is_enqueued_through_the_other_server(strangers: Pair, queue: str) -> None:
     one, other = work_of(strangers, queue)
     with listening(str(one.client.base_url), queue, prefetch=1) as events:
         assert events.next()[0] == "ping"

@@ -14,8 +14,8 @@ from hark.engine.api import Engine
 from hark.engine.postgres import PostgresEngine
 from hark.errors import HarkError
 from hark.model import Key, KeyCheck, NewMessage, PushOutcome, Status
-from tests.engine.driver import NEW, Driver, Held, given, message, payloads, settlement
-from tests.engine.key_words import change, delete, delete_tree, entry, put, set_to, told, value, write
+from tests.engine.driver import NEW, Driver, LeasedMessage, given, message, payloads, settlement
+from tests.engine.key_words import change, changed_keys, delete, delete_tree, entry, put, set_to, value, write
 from tests.postgres_server import PostgresServer
 
 ROUNDS = 20
@@ -50,19 +50,19 @@ async def test_racing_pops_of_many_partitions_get_all_of_them_once(here: Driver,
         await here.push_messages(*(message("orders", partition, number) for partition in partitions))
         racers = islice(cycle([here, there]), len(partitions))
         answers = await asyncio.gather(*(racer.pop("orders", auto_ack=auto_ack) for racer in racers))
-        assert sorted(held.message.partition for got in answers for held in got) == sorted(partitions)
+        assert sorted(leased.message.partition for got in answers for leased in got) == sorted(partitions)
         if not auto_ack:
-            await there.ack_all(held for got in answers for held in got)
+            await there.ack_all(leased for got in answers for leased in got)
 
 
 async def test_a_lease_that_both_expire_costs_one_attempt(here: Driver, there: Driver, clock: FakeClock) -> None:
     await here.configure("orders", retry_limit=ROUNDS)
     await here.push("orders", "p1", 1)
     for attempt in range(1, ROUNDS):
-        [held] = await here.pop("orders")
-        assert held.message.attempt == attempt
+        [leased] = await here.pop("orders")
+        assert leased.message.attempt == attempt
         clock.advance(300)
-        await asyncio.gather(here.engine.expire(), there.engine.expire(), here.ack(held), there.ack(held))
+        await asyncio.gather(here.engine.expire(), there.engine.expire(), here.ack(leased), there.ack(leased))
 
 
 # Pushes ----------------------------------------------------------------------------------------------------
@@ -114,11 +114,11 @@ async def test_racing_pushes_over_many_partitions_in_any_order_all_succeed(here:
 
 
 @pytest.mark.parametrize("auto_ack", [False, True])
-async def test_concurrent_pushes_to_one_partition_are_dense_and_nobody_who_polls_skips_one(
+async def test_concurrent_pushes_to_one_partition_are_dense_and_no_one_who_polls_skips_one(
     here: Driver, there: Driver, auto_ack: bool
 ) -> None:
     pushes, producers = 30, 4
-    seen: list[Held] = []
+    seen: list[LeasedMessage] = []
 
     async def produce(driver: Driver, name: int) -> None:
         for number in range(pushes):
@@ -137,9 +137,9 @@ async def test_concurrent_pushes_to_one_partition_are_dense_and_nobody_who_polls
         tasks.create_task(consume())
         for name, driver in zip(range(producers), cycle([here, there])):
             tasks.create_task(produce(driver, name))
-    assert [held.message.offset for held in seen] == list(range(1, 2 * pushes * producers + 1))
+    assert [leased.message.offset for leased in seen] == list(range(1, 2 * pushes * producers + 1))
     for name in range(producers):
-        own = [held.payload for held in seen if isinstance(held.payload, list) and held.payload[0] == name]
+        own = [leased.payload for leased in seen if isinstance(leased.payload, list) and leased.payload[0] == name]
         assert own == [[name, number] for number in range(2 * pushes)]
 
 
@@ -159,10 +159,10 @@ async def test_racing_pushes_do_not_overfill_a_bounded_queue(here: Driver, there
 async def test_of_racing_transactions_that_need_one_lease_exactly_one_wins(here: Driver, there: Driver) -> None:
     for number in range(ROUNDS):
         await here.push("orders", "p1", number)
-        [held] = await here.pop("orders")
+        [leased] = await here.pop("orders")
         answers = await asyncio.gather(
             *(
-                driver.transact(settlement(held), message("bills", "p1", name), required_leases=[held.lease])
+                driver.transact(settlement(leased), message("bills", "p1", name), required_leases=[leased.lease])
                 for name, driver in (("here", here), ("there", there))
             )
         )
@@ -177,23 +177,23 @@ async def test_of_racing_settlements_that_contradict_each_other_exactly_one_wins
 ) -> None:
     await here.push("orders", "p1", *range(ROUNDS))
     for number in range(ROUNDS):
-        [held] = await here.pop("orders")
-        assert held.payload == number
-        outcomes = await asyncio.gather(here.settle(settlement(held)), there.settle(settlement(held, other)))
+        [leased] = await here.pop("orders")
+        assert leased.payload == number
+        outcomes = await asyncio.gather(here.settle(settlement(leased)), there.settle(settlement(leased, other)))
         completed, contradicted = (one.success for [one] in outcomes)
         assert completed != contradicted
         if contradicted and other != "dlq":
-            [held] = await there.pop("orders")
-            assert held.payload == number
-            await there.ack(held)
+            [leased] = await there.pop("orders")
+            assert leased.payload == number
+            await there.ack(leased)
     assert await here.drain("orders") == []
 
 
 async def test_of_racing_requeues_of_a_dead_letter_exactly_one_wins(here: Driver, there: Driver) -> None:
     for number in range(ROUNDS):
         await here.push("orders", "p1", number)
-        [held] = await here.pop("orders")
-        await here.kill(held)
+        [leased] = await here.pop("orders")
+        await here.kill(leased)
         [letter] = await here.dead_letters()
         answers = await asyncio.gather(*(driver.engine.requeue([letter.id]) for driver in (here, there)))
         assert sum(isinstance(answer, HarkError) for [answer] in answers) == 1
@@ -228,7 +228,7 @@ async def test_pushes_that_race_with_the_deletion_of_their_queue_are_stored_or_g
         pushed = there.push_messages(message("orders", "p1", number), message("orders", "p2", number))
         _, outcomes, got = await asyncio.gather(here.engine.delete_queues(["orders"]), pushed, here.pop("orders"))
         assert [one.status for one in outcomes] == ["queued", "queued"]
-        settled = [held.payload for held in got if (await there.ack(held)).success]
+        settled = [leased.payload for leased in got if (await there.ack(leased)).success]
         assert settled + await there.drain("orders") in ([], [number, number])
         await there.push("orders", "p1", "after")
         assert await here.drain("orders") == ["after"]
@@ -306,22 +306,22 @@ async def test_dead_letters_of_both_servers_write_their_common_keys(here: Driver
             await here.push("orders", partition, number, undelivered_keys=(*common, ("failed", partition, number)))
         got = [await here.pop("orders"), await there.pop("orders")]
         await asyncio.gather(
-            here.settle(*(settlement(held, "dlq") for held in got[0])),
-            there.settle(*(settlement(held, "dlq") for held in got[1])),
+            here.settle(*(settlement(leased, "dlq") for leased in got[0])),
+            there.settle(*(settlement(leased, "dlq") for leased in got[1])),
             write(here.engine, *(set_to(key, "own") for key in common)),
         )
     assert len(await here.dead_letters("orders")) == 2 * ROUNDS
     assert await here.engine.count_keys(("failed",)) == 2 * ROUNDS
 
 
-async def test_no_placeholder_of_a_lock_is_ever_seen_and_a_server_tells_of_its_own_writes_only(
+async def test_no_placeholder_of_a_lock_is_ever_seen_and_a_server_reports_of_its_own_writes_only(
     here: Driver, there: Driver
 ) -> None:
     assert not (await write(here.engine, set_to(A, 1), checks=(KeyCheck(("b",), 7), KeyCheck(A, None)))).success
     await write(here.engine, delete(A), checks=(KeyCheck(("c",), None),))
     assert await there.engine.count_keys(()) == 0
     assert (await there.engine.key_stats()).entries == 0
-    here.key_news.clear()
+    here.key_notifications.clear()
     await put(here.engine, A)
     # What the others wrote their datagrams tell, or a look finds it.
-    assert (told(here.key_news), there.key_news) == ({A}, [])
+    assert (changed_keys(here.key_notifications), there.key_notifications) == ({A}, [])

@@ -54,7 +54,7 @@ GROUPS = (
         ('one', 'all', 'ordered', 'all', null, 0, 0, 0), ('one', 'new', 'ordered', 'new', 200, 1000, 0, 0)
     """,
     """
-    insert into hark.positions (grp, partition, cursor, settled, lease, lease_until, held)
+    insert into hark.positions (grp, partition, cursor, settled, lease, lease_until, leased)
     select g.id, p.id, p.id % 5, '{[9,12),[14,15)}', gen_random_uuid(), p.id % 3 * 1000000, '{[7,9)}'
     from hark.groups g join hark.queues q on q.name = g.queue join hark.partitions p on p.queue = q.id
     where p.id % 3 <> g.id % 3
@@ -198,7 +198,7 @@ PENDING = MessageFilter(queue="two", partition="p1", state="pending")
 
 
 @pytest.mark.parametrize(
-    ("looking", "shapes"),
+    ("view", "shapes"),
     [
         (lambda pool: look(pool, ONE_PARTITION), [(500, 3), (10_000, 3)]),
         (lambda pool: look(pool, PENDING), [(500, 3), (10_000, 3)]),
@@ -209,13 +209,13 @@ PENDING = MessageFilter(queue="two", partition="p1", state="pending")
     ids=["a partition", "what is pending in a partition", "the newest", "counts", "a step of a survey"],
 )
 async def test_a_look_costs_the_same_beside_many_other_partitions_and_messages(
-    pool: Pool, explaining: Explaining, looking: Look, shapes: list[tuple[int, int]]
+    pool: Pool, explaining: Explaining, view: Look, shapes: list[tuple[int, int]]
 ) -> None:
     costs = []
     for partitions, messages in shapes:
         await pool.fetch("truncate hark.partitions, hark.messages")
         await fill(pool, partitions, messages)
-        costs.append(await explaining.cost(lambda: looking(explaining)))
+        costs.append(await explaining.cost(lambda: view(explaining)))
     assert costs[1] < 2 * costs[0], costs
 
 

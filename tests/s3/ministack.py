@@ -68,7 +68,7 @@ def running_ministack(directory: Path) -> Iterator[Ministack]:
 
 
 def _wait_until_listening(process: subprocess.Popen[str]) -> str:
-    said: list[str] = []
+    transcript: list[str] = []
     addresses: SimpleQueue[str | None] = SimpleQueue()
 
     def read() -> None:
@@ -78,7 +78,7 @@ def _wait_until_listening(process: subprocess.Popen[str]) -> str:
             for line in output:
                 if found := _LISTENING.search(line):
                     addresses.put(found[1])
-                said.append(line)
+                transcript.append(line)
         addresses.put(None)
 
     threading.Thread(target=read, name="ministack-output", daemon=True).start()
@@ -87,5 +87,5 @@ def _wait_until_listening(process: subprocess.Popen[str]) -> str:
     except Empty:
         address = None
     if address is None:
-        raise RuntimeError(f"MiniStack did not start; it said:\n{''.join(said)}")
+        raise RuntimeError(f"MiniStack did not start; it said:\n{''.join(transcript)}")
     return address

@@ -80,7 +80,7 @@ class Requests:
         return {kind: number for kind, number in self._store.counts.items() if number}
 
     @property
-    def places(self) -> Counter[str]:
+    def paths(self) -> Counter[str]:
         """The same by what was asked: `get log`, `put snap` ..."""
         return Counter(f"{kind} {key.partition('/')[0]}" for kind, key, _ in self._store.log)
 

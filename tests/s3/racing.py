@@ -25,7 +25,7 @@ from tests.crash.load import through
 QUEUE = "race"
 LEASE_SECONDS = 2
 CONCURRENCY = 4
-PATIENCE_SECONDS = 120.0
+TIMEOUT_SECONDS = 120.0
 
 
 def worker_on(bucket: str, file: Path | None = None) -> Worker:
@@ -64,12 +64,12 @@ async def work(bucket: str, file: str) -> None:
 async def steer(bucket: str) -> None:
     """Until the input ends."""
     loop = asyncio.get_running_loop()
-    async with hark.connect(bucket) as client, through(client.caller.transport, PATIENCE_SECONDS)() as way:
+    async with hark.connect(bucket) as client, through(client.caller.transport, TIMEOUT_SECONDS)() as way:
         print("ready", flush=True)
         while line := await loop.run_in_executor(None, sys.stdin.buffer.readline):
             reply = await way.ask(*msgspec.json.decode(line))
-            said = (0, None) if reply is None else (reply.status, msgspec.Raw(reply.body or b"null"))
-            print(msgspec.json.encode(said).decode(), flush=True)
+            answer = (0, None) if reply is None else (reply.status, msgspec.Raw(reply.body or b"null"))
+            print(msgspec.json.encode(answer).decode(), flush=True)
 
 
 PROGRAMS: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {"produce": produce, "work": work, "steer": steer}

@@ -6,7 +6,7 @@ import asyncio
 
 from hark.clock import FakeClock
 from hark.engine.s3.bucket import Refused
-from hark.engine.s3.objects import Patience
+from hark.engine.s3.objects import BucketRetries
 from tests.s3.stub.faults import Faults
 from tests.s3.stub.inprocess import StubBucket
 from tests.s3.stub.store import Request, StubStore
@@ -29,9 +29,9 @@ class Rests:
         self.now += seconds
         await asyncio.sleep(0)
 
-    def patience(self, seconds: float = 30.0) -> Patience:
+    def retries(self, seconds: float = 30.0) -> BucketRetries:
         """Patience by this clock, without jitter."""
-        return Patience(seconds, pause=self.pause, random=no_jitter, monotonic=self.monotonic)
+        return BucketRetries(seconds, pause=self.pause, random=no_jitter, monotonic=self.monotonic)
 
 
 def no_jitter() -> float:

@@ -70,12 +70,12 @@ async def test_a_delay_and_a_lease_are_over_for_both_at_about_the_same_time(
     await world.wait_in_steps(20 - 2 * WRONG_BY)
     assert await other.pop("orders") == []
     world.wait(4 * WRONG_BY)
-    [held] = await other.pop("orders", lease_ms=20_000)
-    assert payloads([held]) == [1]
+    [leased] = await other.pop("orders", lease_ms=20_000)
+    assert payloads([leased]) == [1]
     for _ in range(2):
         await world.wait_in_steps(20 - 2 * WRONG_BY)
         assert await one.pop("orders") == []
-        assert (await other.renew(held.lease, 20)).error is None
+        assert (await other.renew(leased.lease, 20)).error is None
     await world.wait_in_steps(20 - 2 * WRONG_BY)
     assert await one.pop("orders") == []
     world.wait(4 * WRONG_BY + MARGIN)
@@ -97,19 +97,19 @@ async def test_leases_of_another_process_last_longer_by_the_margin(stub_store: S
         assert payloads(await other.pop("orders")) == [1]
 
 
-async def test_a_lease_that_was_renewed_elsewhere_lasts_as_long_as_was_said_there(
+async def test_a_lease_that_was_renewed_elsewhere_lasts_as_long_as_was_stated_there(
     stub_store: StubStore, clock: FakeClock
 ) -> None:
     async with running(stub_store, clock, **WIDE) as owner, running(stub_store, clock, **WIDE) as other:
         await owner.push("orders", "p", 1)
-        [held] = await owner.pop("orders", lease_ms=10_000)
+        [leased] = await owner.pop("orders", lease_ms=10_000)
         clock.advance(9)
         # No later than what the other process allows the lease anyway, but later than its owner does.
-        renewed = await other.renew(held.lease, 3)
+        renewed = await other.renew(leased.lease, 3)
         assert renewed.expires_at is not None
         clock.advance(2.9)
         assert await owner.pop("orders") == []
-        assert (await other.ack(held)).success
+        assert (await other.ack(leased)).success
 
 
 async def test_the_time_of_records_never_goes_back(world: World) -> None:
@@ -150,17 +150,17 @@ async def test_the_queue_of_a_partition_that_another_process_made_is_known(proce
     assert await process.engine.queues_of([made.partition_id]) == [None]
 
 
-async def test_a_row_without_a_name_is_a_lease_of_nobody_knows_whom(process: Process) -> None:
+async def test_a_row_without_a_name_is_a_lease_of_no_one_knows_whom(process: Process) -> None:
     """So were they written before: consumer and time are the last of each part, and may be missing."""
     message = await process.push_id("orders", "p1", 1)
     await process.pop("orders", group="g", consumer="worker 7")
     replica = cast("Replica", cast("S3Engine", process.engine)._replica)
-    connection = replica.fold.scratch.writer
+    connection = replica.local.scratch.writer
     [(parts,)] = list(connection.execute("select parts from leases"))
     old = [part[:7] for part in json.loads(str(parts))]
     assert old != json.loads(str(parts))
     connection.execute("update leases set parts = ?", (json.dumps(old),))
-    replica.fold._read_all()
+    replica.local._read_all()
     [lease] = (await process.engine.leases(LeaseFilter())).items
     assert (lease.consumer, lease.since, lease.messages) == ("", None, 1)
     found = await why(process, message)
@@ -170,31 +170,31 @@ async def test_a_row_without_a_name_is_a_lease_of_nobody_knows_whom(process: Pro
 # Those who wait for room -----------------------------------------------------------------------------------
 
 
-def told(process: Process, group: str) -> bool:
+def is_notified(process: Process, group: str) -> bool:
     """Whether a group of the queue was told to look anywhere."""
-    return any(one.queue == "orders" and one.group in (None, group) and one.news == "free" for one in process.hints)
+    return any(one.queue == "orders" and one.group in (None, group) and one.kind == "free" for one in process.hints)
 
 
 @pytest.mark.parametrize("meanwhile", ["nothing", "a new queue"])
 @pytest.mark.parametrize("holder", ["another process", "the same"])
-async def test_a_group_that_waits_for_what_another_one_holds_is_told(
+async def test_a_group_that_waits_for_what_another_one_holds_is_notified(
     holder: str, meanwhile: str, process: Process, other: Process
 ) -> None:
-    holding = process if holder == "the same" else other
-    await holding.configure("orders", max_in_flight=1)
-    await holding.push("orders", "p", 1)
-    held = await holding.pop("orders", group="one")
+    holder_process = process if holder == "the same" else other
+    await holder_process.configure("orders", max_in_flight=1)
+    await holder_process.push("orders", "p", 1)
+    leased = await holder_process.pop("orders", group="one")
     assert (await process.pop("orders", group="two")).reason == "max_in_flight"
     process.hints.clear()
     if meanwhile == "a new queue":
         await other.push("others", "p", 1)  # Then all of memory is made anew, and who waits has to ask again.
         await process.engine.ping()
-        assert told(process, "two")
+        assert is_notified(process, "two")
         assert (await process.pop("orders", group="two")).reason == "max_in_flight"
         process.hints.clear()
-    await holding.ack_all(held)
+    await holder_process.ack_all(leased)
     await process.engine.ping()
-    assert told(process, "two")
+    assert is_notified(process, "two")
     assert await process.pop("orders", group="two")
 
 
@@ -235,7 +235,7 @@ async def test_schedules_do_not_grow_with_the_records_of_others(process: Process
         assert not await process.pop("orders", group="w")
     assert isinstance(process.engine, S3Engine)
     assert process.engine._replica is not None
-    state = process.engine._replica.fold.state
+    state = process.engine._replica.local.state
     group = state.groups["orders", "w"]
     sizes = {
         name: len(getattr(group, name)) for name in ("ready_heap", "waking_heap", "rising_heap", "leases", "positions")

@@ -130,7 +130,9 @@ class Endless:
             self.cancelled.set()
 
 
-def test_coroutines_and_functions_run_in_a_thread_of_their_own_and_errors_reach_whoever_waits(io: IoThread) -> None:
+def test_coroutines_and_functions_run_in_a_thread_of_their_own_and_errors_reach_the_one_that_waits(
+    io: IoThread,
+) -> None:
     assert io.run(name_of_thread()) == "hark-s3-io"
     assert io.submit(name_of_thread()).result(10) == "hark-s3-io"
     names: Future[str] = Future()
@@ -243,8 +245,8 @@ def test_threads_lose_no_count() -> None:
             counter.failed("put")
 
     with ThreadPoolExecutor(4) as threads:
-        for counted in [threads.submit(count) for _ in range(4)]:
-            counted.result()
+        for counting in [threads.submit(count) for _ in range(4)]:
+            counting.result()
     assert (counter.count("put"), counter.failures(), counter.bytes_up) == (20_000, 20_000, 20_000)
 
 

@@ -37,12 +37,12 @@ class ScriptedServer:
     """A server that answers as a test says, and remembers what it was asked."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, str, dict[str, str], bytes]] = []
+        self.requests: list[tuple[str, str, dict[str, str], bytes]] = []
         self.answers: list[Answer] = []
         self.url = ""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        self.asked.append((request.method, request.path_qs, dict(request.headers), await request.read()))
+        self.requests.append((request.method, request.path_qs, dict(request.headers), await request.read()))
         return await self.answers.pop(0)(request)
 
     def will(self, status: int, body: bytes = b"", **headers: str) -> None:
@@ -103,7 +103,7 @@ async def test_a_create_asks_that_there_be_none_a_replace_names_the_etag_and_a_p
     assert await bucket.create("log/1", b"body") == '"e"'
     assert await bucket.replace("snap/latest", b"body", '"e"') == '"f"'
     assert await bucket.put("snap/1", b"") == '"g"'
-    (method, path, created, body), (_, _, replaced, _), (_, _, put, _) = server.asked
+    (method, path, created, body), (_, _, replaced, _), (_, _, put, _) = server.requests
     assert (method, path, body) == ("PUT", "/queues/p/log/1", b"body")
     assert (created["If-None-Match"], created.get("If-Match")) == ("*", None)
     # Other servers than AWS know neither checksums of its kind nor bodies in signed chunks; a question whether the body
@@ -121,20 +121,20 @@ async def test_a_large_body_goes_and_comes_whole_and_requests_and_bytes_are_coun
     server.will(200, body, ETag='"e"')
     await bucket.put("log/1", body)
     found = await bucket.get("log/1")
-    assert (server.asked[0][3], found) == (body, Stored(body, '"e"'))
-    assert server.asked[1][:2] == ("GET", "/queues/p/log/1")
+    assert (server.requests[0][3], found) == (body, Stored(body, '"e"'))
+    assert server.requests[1][:2] == ("GET", "/queues/p/log/1")
     assert (bucket.requests.count("put"), bucket.requests.count("get")) == (1, 1)
     assert (bucket.requests.bytes_up, bucket.requests.bytes_down) == (len(body), len(body))
 
 
-async def test_a_range_is_asked_for_by_its_ends_and_has_to_be_there_whole(
+async def test_a_range_is_requested_by_its_ends_and_has_to_be_there_whole(
     server: ScriptedServer, bucket: S3Bucket
 ) -> None:
     server.will(206, b"dy", ETag='"e"')
     assert await bucket.get_range("log/1", 2, 2) == b"dy"
-    assert server.asked[0][2]["Range"] == "bytes=2-3"
+    assert server.requests[0][2]["Range"] == "bytes=2-3"
     assert await bucket.get_range("log/1", 2, 0) == b""
-    assert len(server.asked) == 1, "nothing needs no request"
+    assert len(server.requests) == 1, "nothing needs no request"
     for status, body in ((200, b"whole body"), (206, b"w")):
         server.will(status, body, ETag='"e"')
         with pytest.raises(Refused, match="instead of 2 from 3"):
@@ -150,10 +150,10 @@ async def test_a_thousand_keys_are_deleted_by_one_request_with_the_sum_that_olde
     for _ in range(2):
         server.will(200, b"<DeleteResult/>")
     await bucket.delete([])
-    assert server.asked == []
+    assert server.requests == []
     await bucket.delete([f"log/{number}" for number in range(1001)])
-    assert [body.count(b"<Key>p/log/") for *_, body in server.asked] == [1000, 1]
-    for method, path, headers, body in server.asked:
+    assert [body.count(b"<Key>p/log/") for *_, body in server.requests] == [1000, 1]
+    for method, path, headers, body in server.requests:
         assert (method, path) == ("POST", "/queues?delete")
         assert headers["Content-MD5"] == base64.b64encode(hashlib.md5(body).digest()).decode()
     assert bucket.requests.count("delete") == 2
@@ -181,16 +181,16 @@ async def authorized(server: ScriptedServer, address: Address, **settings: Any) 
     server.will(200, ETag='"e"')
     async with opened(address, **settings) as bucket:
         await bucket.put("a", b"")
-    assert server.asked[-1][1] == "/queues/a"
-    return server.asked[-1][2]["Authorization"]
+    assert server.requests[-1][1] == "/queues/a"
+    return server.requests[-1][2]["Authorization"]
 
 
 async def test_endpoint_and_region_come_from_the_address_the_settings_or_the_environment(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    said = await authorized(server, Address("queues"), endpoint_url=server.url, region="eu-central-1")
-    assert "/eu-central-1/s3/" in said
+    authorization = await authorized(server, Address("queues"), endpoint_url=server.url, region="eu-central-1")
+    assert "/eu-central-1/s3/" in authorization
     monkeypatch.setenv("AWS_DEFAULT_REGION", "from-environment")
     for region, expected in (("from-address", "from-address"), (None, "from-environment")):
         assert f"/{expected}/s3/" in await authorized(server, Address("queues", "", server.url, region))
@@ -289,7 +289,7 @@ async def test_an_error_of_the_server_leaves_the_outcome_unclear_and_nothing_is_
         assert (put.value.slow_down, got.value.slow_down) == (slow_down, slow_down), (status, code)
         assert str(put.value).startswith(f"put log/1 of s3://queues/p: {status}")
         assert server.answers == []
-    assert (len(server.asked), bucket.requests.failures()) == (14, 14)
+    assert (len(server.requests), bucket.requests.failures()) == (14, 14)
 
 
 async def test_a_refusal_says_what_to_do(server: ScriptedServer, bucket: S3Bucket) -> None:
@@ -311,7 +311,7 @@ async def test_a_refusal_says_what_to_do(server: ScriptedServer, bucket: S3Bucke
                 await request(bucket)
             assert f"of s3://queues/p: {status} {code} as asked; " in str(caught.value)
             assert advice in str(caught.value)
-    assert (len(server.asked), bucket.requests.failures()) == (36, 36)
+    assert (len(server.requests), bucket.requests.failures()) == (36, 36)
 
 
 async def test_a_server_that_is_no_store_is_refused(server: ScriptedServer, bucket: S3Bucket) -> None:
@@ -336,7 +336,7 @@ async def test_without_credentials_a_profile_or_being_open_nothing_is_sent(
     with pytest.raises(Refused, match="nobody"):
         async with opened(server.url):
             pass
-    assert server.asked == []
+    assert server.requests == []
 
 
 # No answer -------------------------------------------------------------------------------------------------
@@ -373,7 +373,7 @@ async def test_a_put_is_not_sent_again_when_a_kept_connection_closes_without_an_
     await bucket.create("log/1", b"one")
     with pytest.raises(Unclear):
         await bucket.create("log/2", b"two")
-    assert [path for _, path, _, _ in server.asked] == ["/queues/p/log/1", "/queues/p/log/2"]
+    assert [path for _, path, _, _ in server.requests] == ["/queues/p/log/1", "/queues/p/log/2"]
 
 
 async def test_a_body_that_ends_early_is_unclear(server: ScriptedServer, bucket: S3Bucket) -> None:

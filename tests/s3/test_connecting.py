@@ -272,10 +272,10 @@ async def test_an_idle_worker_sends_nothing_but_its_engines_polls(stub_server: S
         stub_server.store.forget_requests()
         for _ in range(50):
             await next_look()
-        asked = stub_server.store.log
+        requests = stub_server.store.log
         stats = worker.stats
-    assert {kind for kind, _, _ in asked} == {"get"}
-    assert len({key for _, key, _ in asked} - {f"idle/{objects.POINTER}"}) == 1, "always the same next record"
+    assert {kind for kind, _, _ in requests} == {"get"}
+    assert len({key for _, key, _ in requests} - {f"idle/{objects.POINTER}"}) == 1, "always the same next record"
     assert stats is not None
     assert stats.polls >= 50, "what the worker counts is what is paid for"
 
@@ -284,10 +284,10 @@ def _looks(server: StubServer) -> Callable[[], Awaitable[object]]:
     """Something that waits for the next look at the log."""
     loop, looked = asyncio.get_running_loop(), asyncio.Semaphore(0)
 
-    def tell(_: object) -> None:
+    def on_request(_: object) -> None:
         loop.call_soon_threadsafe(looked.release)
 
-    server.faults.hook("after", tell, kind="get", key="log/")
+    server.faults.hook("after", on_request, kind="get", key="log/")
 
     async def next_look() -> None:
         async with asyncio.timeout(20):
@@ -328,19 +328,19 @@ def test_servers_on_a_bucket_share_what_is_in_it_and_the_doctor_shows_their_requ
 ) -> None:
     bucket = stub_server.bucket_url("served")
     with serving(tmp_path, "--port", "0", "--engine", bucket, "--workers", str(workers)) as server:
-        (said,) = server.wait_for(ADDRESS)
-        assert said[1] == bucket.partition("?")[0]
-        with hark.sync.connect(said[2]) as client:
+        (output,) = server.wait_for(ADDRESS)
+        assert output[1] == bucket.partition("?")[0]
+        with hark.sync.connect(output[2]) as client:
             client.queue(queue).push_many([{"id": number} for number in range(20)])
         # Both at once is legal: a client without a server beside those that have one.
         with hark.sync.connect(bucket) as client:
             found = client.queue(queue).batch(20).partitions(20).pop()
             assert sorted(message.data["id"] for message in found) == list(range(20))
-        checks = {check["name"]: check for check in json.loads(runner()("doctor", "--json", "--url", said[2]).stdout)}
+        checks = {check["name"]: check for check in json.loads(runner()("doctor", "--json", "--url", output[2]).stdout)}
         assert checks["requests"]["result"] == "ok"
         assert re.search(REQUESTS, checks["requests"]["detail"])
         for verb in ("push", "pop"):
-            assert runner()("maintenance", verb, "on", "--url", said[2]).exit_code == 0
+            assert runner()("maintenance", verb, "on", "--url", output[2]).exit_code == 0
         server.process.send_signal(signal.SIGTERM)
         assert server.wait_for_end() == 0
     # What the server was told holds for those without one too.
@@ -354,7 +354,7 @@ def test_servers_on_a_bucket_share_what_is_in_it_and_the_doctor_shows_their_requ
 def test_a_url_that_is_no_bucket_keeps_a_server_from_starting(tmp_path: Path) -> None:
     with serving(tmp_path, "--port", "0", "--engine", "s3://a") as server:
         assert server.wait_for_end() == 2
-    assert server.said[-1].startswith("hark: engine: 'a' is not a bucket name")
+    assert server.output[-1].startswith("hark: engine: 'a' is not a bucket name")
 
 
 def test_hark_work_needs_no_server(stub_server: StubServer, queue: str, tmp_path: Path) -> None:
@@ -368,4 +368,4 @@ def test_hark_work_needs_no_server(stub_server: StubServer, queue: str, tmp_path
         work.until("said hello")
         work.signal(signal.SIGTERM)
         assert work.end() == 0
-    assert "1 completed" in work.said[-1]
+    assert "1 completed" in work.output[-1]

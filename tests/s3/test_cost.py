@@ -12,7 +12,7 @@ from hark.clock import SECOND, FakeClock
 from hark.engine.api import Answers
 from hark.engine.s3 import S3Engine, objects
 from hark.model import Hint, NewMessage, PopRequest, PopResult
-from tests.engine.driver import NEVER_GIVEN, Got, Held, payloads, settlement
+from tests.engine.driver import NEVER_GIVEN, Got, LeasedMessage, payloads, settlement
 from tests.s3.processes import NEVER, Process, Requests, running, until
 from tests.s3.stub.inprocess import StubBucket
 from tests.s3.stub.store import Kind, StubStore
@@ -21,7 +21,7 @@ BATCH = 100
 ROUNDS = 5
 BODY = {"pad": "x" * 246}
 ORDERS = PopRequest(queue="orders", batch=BATCH)
-WISH = PopRequest(queue="orders", patient=True)
+POP_PARAMS = PopRequest(queue="orders", patient=True)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ async def behind(
 
 async def take(engine: S3Engine) -> PopResult:
     """What somebody gets who waits."""
-    [answer] = await engine.pop([WISH])
+    [answer] = await engine.pop([POP_PARAMS])
     assert isinstance(answer, PopResult)
     return answer
 
@@ -86,10 +86,10 @@ async def test_the_acks_of_a_batch_and_the_claim_of_the_next_share_a_put(process
     """As a busy consumer sends them: while another record is written."""
     await push_batch(process)
     await push_batch(process)
-    held: list[Held] = await pop_batch(process)
+    leased: list[LeasedMessage] = await pop_batch(process)
     requests.clear()
     push = process.push("others", "p", BODY)
-    _, _, [got] = await behind(process, "put", push, process.ack_all(held), process.pop_requests(ORDERS))
+    _, _, [got] = await behind(process, "put", push, process.ack_all(leased), process.pop_requests(ORDERS))
     assert len(got) == BATCH
     assert requests.counts == {"put": 2}  # That of the push which was under way, and one for both.
 
@@ -128,9 +128,9 @@ async def test_what_changes_nothing_puts_nothing(process: Process, requests: Req
         assert got == []
         # Somebody else may have pushed: one look, unless the tail will tell anyway.
         assert requests.counts == ({} if patient else {"get": 1})
-    [held] = await process.pop("others")
+    [leased] = await process.pop("others")
     requests.clear()
-    [outcome] = await process.settle(settlement(held, lease=NEVER_GIVEN))
+    [outcome] = await process.settle(settlement(leased, lease=NEVER_GIVEN))
     assert not outcome.success
     assert requests.counts == {"get": 1}
     requests.clear()
@@ -200,15 +200,15 @@ async def test_a_start_reads_what_a_store_is_and_the_records_since_the_last_snap
         await until(lambda: stub_store.keys("snap/0"))
     requests.clear()
     async with running(stub_store, clock):
-        asked = [(kind, key) for kind, key, _ in stub_store.log if not key.startswith("probe/")]
+        read_keys = [(kind, key) for kind, key, _ in stub_store.log if not key.startswith("probe/")]
     snapshot = int(stub_store.keys("snap/0")[-1].partition("/")[2])
     records = [("get", f"log/{seq:020d}") for seq in range(snapshot + 1, 7)]
-    assert asked[:3] == [("get", "meta.json"), ("get", "snap/latest"), ("get", f"snap/{snapshot:020d}")]
-    assert set(records) <= set(asked)
+    assert read_keys[:3] == [("get", "meta.json"), ("get", "snap/latest"), ("get", f"snap/{snapshot:020d}")]
+    assert set(records) <= set(read_keys)
     # The head is asked for by who reads on, and then by the tail; reading ahead may ask beyond it.
-    assert requests.places["get log"] <= 2 * len(records) + 1
-    assert requests.places["get meta.json"] == 1
-    assert requests.places["put log"] == requests.places["put snap"] == 0
+    assert requests.paths["get log"] <= 2 * len(records) + 1
+    assert requests.paths["get meta.json"] == 1
+    assert requests.paths["put log"] == requests.paths["put snap"] == 0
 
 
 async def test_nothing_is_ever_listed(stub_store: StubStore, clock: FakeClock, requests: Requests) -> None:
@@ -231,17 +231,17 @@ async def test_what_is_pushed_to_one_who_waits_costs_one_record(
     # It waits for whom it told, however slow this machine is.
     monkeypatch.setattr("hark.engine.s3.thread._INVITED_SECONDS", 60)
     engine = S3Engine("s3://stub/invited", clock=clock, bucket=stub_bucket, polling=NEVER)
-    asking: asyncio.Future[asyncio.Task[Answers[PopResult]]] = asyncio.get_running_loop().create_future()
+    pop_task: asyncio.Future[asyncio.Task[Answers[PopResult]]] = asyncio.get_running_loop().create_future()
 
-    def look_when_told(hints: Sequence[Hint]) -> None:
-        if not asking.done() and any(hint.news == "message" for hint in hints):
-            asking.set_result(asyncio.ensure_future(engine.pop([WISH])))
+    def look_when_notified(hints: Sequence[Hint]) -> None:
+        if not pop_task.done() and any(hint.kind == "message" for hint in hints):
+            pop_task.set_result(asyncio.ensure_future(engine.pop([POP_PARAMS])))
 
-    await engine.start(look_when_told)
+    await engine.start(look_when_notified)
     assert not (await take(engine)).messages
     stub_store.forget_requests()
     await engine.push([[NewMessage(queue="orders", partition="p", payload=b"1")]])
-    [got] = await (await asking)
+    [got] = await (await pop_task)
     assert isinstance(got, PopResult)
     assert [one.offset for one in got.messages] == [1]
     written = [key for kind, key, _ in stub_store.log if kind == "put"]
@@ -260,14 +260,14 @@ async def test_what_falls_due_is_known_without_a_look_at_the_log(
     assert (waiting.messages, waiting.look_again_at) == ((), due)
     stub_store.forget_requests()
     clock.advance(5)
-    held = await take(engine)
-    assert [one.offset for one in held.messages] == [1]
+    leased = await take(engine)
+    assert [one.offset for one in leased.messages] == [1]
     assert [(kind, key) for kind, key, _ in stub_store.log] == [("put", objects.record(3))]
     # Nor for the end of a lease that nobody renewed.
-    assert held.expires_at is not None
-    assert (await engine.expire()).next_due == held.expires_at
+    assert leased.expires_at is not None
+    assert (await engine.expire()).next_due == leased.expires_at
     stub_store.forget_requests()
-    clock.advance((held.expires_at - clock.now()) / SECOND)
+    clock.advance((leased.expires_at - clock.now()) / SECOND)
     assert (await engine.expire()).leases == 1
     assert [kind for kind, *_ in stub_store.log] == ["put"]
     assert (await take(engine)).messages[0].attempt == 2

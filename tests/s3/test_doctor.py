@@ -118,7 +118,7 @@ async def test_a_log_that_no_snapshot_shortens_is_a_warning(
 
 
 @pytest.mark.parametrize(("hours", "result"), [(2, "ok"), (3, "warn")])
-async def test_what_nobody_removes_is_a_warning(
+async def test_what_no_one_removes_is_a_warning(
     stub_bucket: StubBucket, clock: FakeClock, hours: int, result: str
 ) -> None:
     await read_or_create(stub_bucket, clock.now())

@@ -18,9 +18,9 @@ from hark.broker import Broker
 from hark.clock import FakeClock
 from hark.engine.s3 import S3Engine, objects
 from hark.engine.s3.following import Tail
-from hark.engine.s3.log import Sight
+from hark.engine.s3.log import LogFreshness
 from hark.engine.s3.scratch import PREFIX, Scratch, ScratchFolder
-from hark.engine.s3.state import Fold, Memory
+from hark.engine.s3.state import LocalState, Memory
 from hark.errors import EngineFailure, HarkError
 from hark.model import DeadLetterFilter, NewMessage, NewTrace, PopRequest
 from hark.polling import PollingStrategy
@@ -57,7 +57,7 @@ async def test_a_push_that_is_in_the_log_is_acknowledged_and_kept_later(
     process: Process, fails_once: FailsOnce
 ) -> None:
     await process.push("orders", "p", 1)
-    failed = fails_once(Fold, "_commit")
+    failed = fails_once(LocalState, "_commit")
     [outcome] = await process.push("orders", "p", 2)
     assert (failed, outcome.status) == (["_commit"], "queued")
     await process.push("orders", "p", 3)
@@ -68,7 +68,7 @@ async def test_a_record_of_another_process_is_taken_over_when_there_is_room_agai
     process: Process, other: Process, fails_once: FailsOnce
 ) -> None:
     await other.push("orders", "p", 1)
-    failed = fails_once(Fold, "_commit")
+    failed = fails_once(LocalState, "_commit")
     with pytest.raises(HarkError) as failure:
         await process.engine.ping()
     assert (failed, failure.value.code) == (["_commit"], "disk_full")
@@ -98,17 +98,17 @@ async def test_memory_that_could_not_follow_is_made_anew(
 # Processes that slept ---------------------------------------------------------------------------------------
 
 
-def lose_sight_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def lose_freshness_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who next asks how old its sight is has none."""
-    is_stale, sights = Sight.is_stale.fget, [1]  # type: ignore[attr-defined]
+    is_stale, looks = LogFreshness.is_stale.fget, [1]  # type: ignore[attr-defined]
 
-    def ask(sight: Sight) -> bool:
-        if sights:
-            sights.pop()
-            sight.lose()
-        return bool(is_stale(sight))
+    def ask(freshness: LogFreshness) -> bool:
+        if looks:
+            looks.pop()
+            freshness.lose()
+        return bool(is_stale(freshness))
 
-    monkeypatch.setattr(Sight, "is_stale", property(ask))
+    monkeypatch.setattr(LogFreshness, "is_stale", property(ask))
 
 
 async def until_snapshot(store: StubStore) -> None:
@@ -150,18 +150,18 @@ async def test_rule_26_who_looks_sees_the_other_messages_and_that_the_bucket_los
     pushed = [
         (await broker.push([NewMessage("orders", "p", msgspec.json.encode(text * 100))]))[0] for text in ("a", "b", "c")
     ]
-    place = pushed[1].partition_id or "", pushed[1].message_id or ""
-    await broker.trace(NewTrace(partition_id=place[0], transaction_id=place[1], data=b"{}", names=("n",)))
+    key = pushed[1].partition_id or "", pushed[1].message_id or ""
+    await broker.trace(NewTrace(partition_id=key[0], transaction_id=key[1], data=b"{}", names=("n",)))
     remove(stub_store, objects.record(2))
     browser = await broker.delivery.browsers.open("orders", None, "head")
     assert [bytes(one.payload)[1:2] for one in await browser.next()] == [b"a", b"u", b"c"]
     browser.close()
-    view, [trace] = await broker.message(*place), (await broker.traces(name="n"))[0]
+    view, [trace] = await broker.message(*key), (await broker.traces(name="n"))[0]
     assert view is not None
     assert (view.unreadable or "").startswith("payload_missing: ") and view.unreadable == trace.unreadable
     text = b"".join([part async for part in broker.export_queue("orders")])
     assert msgspec.json.decode(text.splitlines()[-1]) == {"type": "end", "messages": 2, "unreadable": 1}
-    assert await broker.engine.delete_messages([place[1]]) == [True]
+    assert await broker.engine.delete_messages([key[1]]) == [True]
     await broker.close()
 
 
@@ -176,7 +176,7 @@ async def test_who_can_not_begin_anew_wins_no_number_before_it_could(
         await until_snapshot(stub_store)
         # It slept for so long that the record has been removed since.
         remove(stub_store, objects.record(1))
-        lose_sight_once(monkeypatch)
+        lose_freshness_once(monkeypatch)
         failed = fails_once(Scratch, "open")
         with pytest.raises(HarkError):
             await sleeper.push("orders", "p", "lost")
@@ -196,7 +196,7 @@ async def test_who_finds_another_store_in_its_place_stops(
         await new.push("orders", "p", "new")
         # Its snapshots are no further than what the old process knows: by their numbers alone all is well.
         await until_snapshot(stub_store)
-        lose_sight_once(monkeypatch)
+        lose_freshness_once(monkeypatch)
         for _ in range(2):
             with pytest.raises(HarkError, match="created again") as failure:
                 await process.push("orders", "p", "for the old one")
@@ -206,8 +206,8 @@ async def test_who_finds_another_store_in_its_place_stops(
 
 def sleep_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next answer is too late to be trusted."""
-    is_void, late = Sight.is_void, [True]
-    monkeypatch.setattr(Sight, "is_void", lambda self, since: bool(late and late.pop()) or is_void(self, since))
+    is_void, late = LogFreshness.is_void, [True]
+    monkeypatch.setattr(LogFreshness, "is_void", lambda self, since: bool(late and late.pop()) or is_void(self, since))
 
 
 @pytest.mark.parametrize("answered", [0, 1], ids=["never", "once"])
@@ -217,17 +217,17 @@ async def test_who_wakes_up_to_a_silent_bucket_goes_on_when_it_answers(
     """`answered`: how often the pointer can be read before the bucket falls silent."""
     async with (
         running(stub_store, clock, snapshot_records=1) as other,
-        running(stub_store, clock, patience_ms=100) as sleeper,
+        running(stub_store, clock, retry_timeout_ms=100) as sleeper,
     ):
-        held = sleeper.faults.stop("before", kind="put", key="log/")
+        leased = sleeper.faults.stop("before", kind="put", key="log/")
         pushing = asyncio.ensure_future(sleeper.push("orders", "p", "late"))
-        request = await held.reached()
+        request = await leased.reached()
         await other.push("orders", "p", "in time")
         await until_snapshot(stub_store)
         remove(stub_store, request.key)
         sleep_once(monkeypatch)
         sleeper.faults.next(Fault.ERROR, kind="get", key=objects.POINTER, skip=answered, times=float("inf"))
-        held.go()
+        leased.go()
         with pytest.raises(HarkError) as failure:
             await pushing
         # It was created, and nobody will ever read it there: who sent it must not take it for refused.
@@ -239,7 +239,7 @@ async def test_who_wakes_up_to_a_silent_bucket_goes_on_when_it_answers(
         assert payloads(await sleeper.pop("orders", group="all", batch=10)) == ["in time", "later"]
 
 
-async def test_who_was_suspended_while_its_clock_stood_still_acknowledges_nothing_that_nobody_reads(
+async def test_who_was_suspended_while_its_clock_stood_still_acknowledges_nothing_that_no_one_reads(
     stub_store: StubStore, clock: FakeClock
 ) -> None:
     still = FakeClock(clock.now())
@@ -247,14 +247,14 @@ async def test_who_was_suspended_while_its_clock_stood_still_acknowledges_nothin
         running(stub_store, clock, snapshot_records=1) as other,
         running(stub_store, still) as sleeper,
     ):
-        held = sleeper.faults.stop("before", kind="put", key="log/")
+        leased = sleeper.faults.stop("before", kind="put", key="log/")
         pushing = asyncio.ensure_future(sleeper.push("orders", "p", "late"))
-        request = await held.reached()
+        request = await leased.reached()
         await other.push("orders", "p", "in time")
         await until_snapshot(stub_store)
         remove(stub_store, request.key)
         clock.advance(2 * 3600)
-        held.go()
+        leased.go()
         with pytest.raises(HarkError) as failure:
             await pushing
         assert failure.value.code == "outcome_unknown"
@@ -279,25 +279,27 @@ async def requests(process: Process) -> float:
 
 
 async def test_who_waits_behind_a_commit_that_fails_fails_with_it(stub_store: StubStore, clock: FakeClock) -> None:
-    async with running(stub_store, clock, patience_ms=100) as process:
+    async with running(stub_store, clock, retry_timeout_ms=100) as process:
         await push(process, 1)
         stop = process.faults.stop("before", kind="put", key="log/")
         process.faults.next(Fault.DROP, times=float("inf"))
         first = push(process, 2)
         await stop.reached()
         others = [push(process, value) for value in (3, 4)]
-        looking = asyncio.create_task(process.engine.queue_infos())
+        reading = asyncio.create_task(process.engine.queue_infos())
         await asyncio.sleep(0)
         stop.go()
         with pytest.raises(EngineFailure) as failure:
             await first
         assert failure.value.code == "outcome_unknown"
-        asked = await requests(process)
-        for waiting in (*others, looking):
+        before_retry = await requests(process)
+        for waiting in (*others, reading):
             with pytest.raises(EngineFailure, match="the request had no effect") as refusal:
                 await waiting
             assert (refusal.value.code, bool(refusal.value.retry_after)) == ("store_unavailable", True)
-        assert await requests(process) == asked, "they were tried one after the other, for as long as the first each"
+        assert await requests(process) == before_retry, (
+            "they were tried one after the other, for as long as the first each"
+        )
         process.faults.heal()
         await push(process, 5)
         assert [one.name for one in await process.engine.queue_infos()] == ["orders"]
@@ -344,7 +346,7 @@ async def test_rule_29_a_bucket_that_asks_for_less_is_not_away(
 
 
 async def test_who_could_not_take_over_a_record_looks_for_it_again(stub_store: StubStore, clock: FakeClock) -> None:
-    async with running(stub_store, clock) as writer, running(stub_store, clock, patience_ms=100) as reader:
+    async with running(stub_store, clock) as writer, running(stub_store, clock, retry_timeout_ms=100) as reader:
         reader.faults.next(Fault.LOST_ERROR, kind="put", key="log/", times=float("inf"))
         reader.faults.next(Fault.ERROR, kind="get", key="log/", times=float("inf"))
         with pytest.raises(HarkError) as failure:
@@ -363,16 +365,16 @@ async def test_who_could_not_take_over_a_record_looks_for_it_again(stub_store: S
         assert payloads(await reader.pop("orders", batch=10)) == ["perhaps", "surely"]
 
 
-async def test_who_has_just_written_looks_when_it_is_told_of_news(process: Process, other: Process) -> None:
+async def test_who_has_just_written_looks_when_it_is_notified_of_changes(process: Process, other: Process) -> None:
     await process.push("orders", "p", 1)
     process.hints.clear()
     await other.push("orders", "p", 2)
-    process.engine.hear(other.hints)
+    process.engine.on_hints(other.hints)
     async with asyncio.timeout(20):
         await until(lambda: process.hints)
 
 
-async def test_a_tail_that_meets_what_nobody_thought_of_goes_on(
+async def test_a_tail_that_meets_what_no_one_thought_of_goes_on(
     process: Process, other: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look = Tail._look
@@ -402,21 +404,21 @@ def left_in(folder: Path) -> list[str]:
     return [*threads, *(file.name for file in folder.iterdir())]
 
 
-@pytest.mark.parametrize("place", ["probe/", objects.META, objects.POINTER, "log/"])
+@pytest.mark.parametrize("key", ["probe/", objects.META, objects.POINTER, "log/"])
 async def test_a_start_that_is_cancelled_leaves_nothing_behind(
-    place: str, stub_store: StubStore, clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    key: str, stub_store: StubStore, clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`place`: what it asks for at the moment."""
+    """`key`: what it asks for at the moment."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     process = Process(stub_store, clock)
-    held = process.faults.stop("before", key=place)
+    leased = process.faults.stop("before", key=key)
     starting = asyncio.ensure_future(process.engine.start(lambda _: None))
-    await held.reached()
+    await leased.reached()
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
     assert left_in(tmp_path) == []
-    held.go()
+    leased.go()
     # And it may be started again.
     await process.start()
     await process.push("orders", "p", 1)
@@ -446,13 +448,13 @@ def test_who_comes_next_removes_the_folder_of_one_that_was_killed(tmp_path: Path
 
 
 def test_folders_are_removed_at_the_end_and_those_in_use_and_of_other_programs_stay(tmp_path: Path) -> None:
-    foreign = tmp_path / f"{PREFIX}of-somebody-else"
-    foreign.mkdir()
+    unrelated = tmp_path / f"{PREFIX}of-somebody-else"
+    unrelated.mkdir()
     first = ScratchFolder(tmp_path)
     second = ScratchFolder(tmp_path)
     assert first.path.name.startswith(PREFIX)
     (first.path / "state").write_text("something")
-    assert {*tmp_path.iterdir()} == {foreign, first.path, second.path}
+    assert {*tmp_path.iterdir()} == {unrelated, first.path, second.path}
     first.close()
     second.close()
-    assert list(tmp_path.iterdir()) == [foreign]
+    assert list(tmp_path.iterdir()) == [unrelated]

@@ -181,7 +181,7 @@ def is_safe(pointer: Pointer, store: Store) -> bool:
 
 @pytest.mark.parametrize("requests_before", range(6))
 @pytest.mark.parametrize("point", ["before", "after"])
-async def test_a_collector_that_is_killed_at_any_request_harms_nobody_and_the_next_one_finishes(
+async def test_a_collector_that_is_killed_at_any_request_harms_no_one_and_the_next_one_finishes(
     store: Store, requests_before: int, point: str
 ) -> None:
     def kill(_: Request) -> None:

@@ -187,7 +187,7 @@ async def test_a_process_that_waits_looks_at_the_next_record_and_at_nothing_else
     async with process(stub_store, clock, time) as waiting:
         waiting.begin(waiting.pop_for_ever(PopRequest(queue="orders")))
         requests = await requests_of(stub_store, waiting)
-        assert set(requests.places) == {"get log"}
+        assert set(requests.paths) == {"get log"}
         assert {status for _, _, status in stub_store.log} == {404}
 
 

@@ -53,7 +53,7 @@ def test_what_was_encoded_is_decoded(record: Record) -> None:
     assert nonce_of(body, record.seq) == record.nonce
 
 
-def test_a_payload_is_where_it_was_said_to_be_and_keys_sort_as_their_numbers_do() -> None:
+def test_a_payload_is_where_it_was_stated_to_be_and_keys_sort_as_their_numbers_do() -> None:
     body = encode(RECORD)
     second_at = PAYLOADS_AT + len(b"first payload")
     assert body[second_at : second_at + len(b"second payload")] == b"second payload"
@@ -71,10 +71,10 @@ def test_changes_are_compressed_where_that_makes_them_smaller() -> None:
 
 def test_each_bit_that_is_wrong_is_found() -> None:
     body = encode(msgspec.structs.replace(RECORD, changes=b"c", payloads=b"p"))
-    for place in range(len(body)):
+    for index in range(len(body)):
         for bit in range(8):
             damaged = bytearray(body)
-            damaged[place] ^= 1 << bit
+            damaged[index] ^= 1 << bit
             with pytest.raises(StoreUnusable):
                 decode(bytes(damaged), 17)
 
@@ -131,15 +131,17 @@ MINE, THEIRS = body_of("mine"), body_of("theirs")
 class Writer(Party):
     """A process that appends."""
 
-    def __init__(self, store: StubStore | None = None, faults: Faults | None = None, patience: float = 30.0) -> None:
+    def __init__(
+        self, store: StubStore | None = None, faults: Faults | None = None, retry_seconds: float = 30.0
+    ) -> None:
         super().__init__(store, faults)
-        self.patience, self.random = patience, no_jitter
+        self.retry_seconds, self.random = retry_seconds, no_jitter
 
     async def append(self, nonce: str = "mine", seq: int = 1) -> bytes | None:
         """Append a record; what is there instead, if it did not win."""
         rests = self.rests
         appender = Appender(
-            self.bucket, self.patience, pause=rests.pause, random=self.random, monotonic=rests.monotonic
+            self.bucket, self.retry_seconds, pause=rests.pause, random=self.random, monotonic=rests.monotonic
         )
         found = await appender.append(seq, body_of(nonce, seq), nonce)
         return None if found is None else found.body
@@ -213,7 +215,7 @@ async def test_a_try_that_may_have_landed_makes_the_next_one_a_412_and_a_success
 
 
 @pytest.mark.parametrize("fault", [Fault.ERROR, Fault.DROP, Fault.CONFLICT])
-async def test_a_number_that_somebody_else_wins_between_the_tries_is_lost(writer: Writer, fault: Fault) -> None:
+async def test_a_number_that_someone_else_wins_between_the_tries_is_lost(writer: Writer, fault: Fault) -> None:
     writer.faults.next(fault, kind="put", key=LOG)
     writer.faults.hook("before", lambda _: put_theirs(writer.store), kind="put", key=LOG, times=1)
     assert await writer.append() == THEIRS
@@ -235,7 +237,7 @@ async def test_a_number_that_was_taken_and_is_gone_is_never_won(writer: Writer) 
 
 
 @pytest.mark.parametrize("fault", [Fault.DROP, Fault.ERROR, Fault.SLOW_DOWN])
-async def test_the_outcome_is_unknown_when_patience_is_over(writer: Writer, fault: Fault) -> None:
+async def test_the_outcome_is_unknown_when_the_time_limit_is_over(writer: Writer, fault: Fault) -> None:
     writer.faults.next(fault, kind="put", key=LOG, times=float("inf"))
     failure = await writer.fails("log record 1")
     assert failure.code == "outcome_unknown"
@@ -243,8 +245,8 @@ async def test_the_outcome_is_unknown_when_patience_is_over(writer: Writer, faul
     assert writer.rests.now == pytest.approx(30.0)
 
 
-async def test_the_last_look_is_at_the_end_of_patience() -> None:
-    writer = Writer(patience=0.1)
+async def test_the_last_look_is_at_the_end_of_the_time_limit() -> None:
+    writer = Writer(retry_seconds=0.1)
     writer.faults.next(Fault.DROP, kind="put", key=LOG, times=float("inf"))
     await writer.fails()
     assert writer.rests.taken == pytest.approx([0.05, 0.05])
@@ -265,7 +267,7 @@ async def test_nothing_but_conflicts_means_that_nothing_was_kept(writer: Writer,
     assert (await writer.fails("the request had no effect")).code == "engine_failure"
 
 
-async def test_a_refusal_of_the_first_try_is_told_in_the_stores_words_at_once(writer: Writer) -> None:
+async def test_a_refusal_of_the_first_try_is_notified_in_the_stores_words_at_once(writer: Writer) -> None:
     writer.faults.hook("before", refuse, kind="put", key=LOG)
     failure = await writer.fails("s3://stub rejects log record 1: 403 AccessDenied")
     assert (failure.code, writer.rests.taken, writer.store.counts["get"]) == ("engine_failure", [], 0)
@@ -302,7 +304,7 @@ async def test_contenders_on_a_bad_line_agree_about_every_number(seed: int) -> N
     won: dict[int, list[bytes]] = {}
 
     async def contend(number: int) -> None:
-        writer = Writer(store, Faults.by_chance(seed * 10 + number, 0.4), patience=1000.0)
+        writer = Writer(store, Faults.by_chance(seed * 10 + number, 0.4), retry_seconds=1000.0)
         for seq in range(1, 11):
             if await writer.append(f"p{number}-{seq}", seq) is None:
                 won.setdefault(seq, []).append(body_of(f"p{number}-{seq}", seq))

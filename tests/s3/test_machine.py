@@ -33,10 +33,10 @@ from hark.engine.core.shared import SharedPosition
 from hark.engine.core.state import Group, State
 from hark.engine.core.transaction import WriteTransaction
 from hark.engine.s3.bucket import Stored
-from hark.engine.s3.following import Chain
+from hark.engine.s3.following import LogClient
 from hark.engine.s3.leases import LeaseRows
 from hark.engine.s3.log import Appender
-from hark.engine.s3.state import Fold, Memory
+from hark.engine.s3.state import LocalState, Memory
 from hark.errors import HarkError
 from hark.ids import IdCodec, IdSource
 from hark.model import Hint
@@ -73,9 +73,9 @@ class Many:
         for engine in self.engines:
             await engine.close()
 
-    def hear(self, hints: Sequence[Hint]) -> list[Hint]:
+    def on_hints(self, hints: Sequence[Hint]) -> list[Hint]:
         """Nothing that the log does not say."""
-        return [hint for engine in self.engines for hint in engine.hear(hints)]
+        return [hint for engine in self.engines for hint in engine.on_hints(hints)]
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("_"):
@@ -157,15 +157,15 @@ def test_several_engines_answer_as_the_model_does(kind: EngineKind, request: pyt
 class Comparison:
     """Memory, and what the tables say; both in words that can be compared."""
 
-    def __init__(self, fold: Fold) -> None:
-        self.old = fold.state
-        self.now = fold.head.time
-        self.new = State(IdCodec(fold._tag))
-        rows = LeaseRows(self.new, fold._lease_rows._writer, fold._lease_rows._margin)
-        Memory(fold.scratch, self.new, rows).read_all()
-        self.connection = fold.scratch.writer
+    def __init__(self, local: LocalState) -> None:
+        self.old = local.state
+        self.now = local.head.time
+        self.new = State(IdCodec(local._tag))
+        rows = LeaseRows(self.new, local._lease_rows._writer, local._lease_rows._margin)
+        Memory(local.scratch, self.new, rows).read_all()
+        self.connection = local.scratch.writer
         self.loader = Loader(self.connection, self.new)
-        self.rows, self.old_rows = rows, fold._lease_rows
+        self.rows, self.old_rows = rows, local._lease_rows
 
     def differences(self) -> list[tuple[str, object, object]]:
         """What is not the same, as memory has it and as the tables do."""
@@ -210,8 +210,8 @@ class Comparison:
             group.wake_due(self.now)
             self.loader.discover(other, queue, self.now)
             other.wake_due(self.now)
-            believed = {*group.ready, *group.waking}
-            unknown = {*other.ready, *other.waking} - believed
+            known = {*group.ready, *group.waking}
+            unknown = {*other.ready, *other.waking} - known
             pairs.append((f"not known to be ready for {key}", {one for one in unknown if self._has(other, one)}, set()))
             early = {(due, one) for one, (due, _) in group.waking.items()}
             pairs.append((f"on the schedule of {key}", early - {*group.waking_heap}, set()))
@@ -222,7 +222,7 @@ class Comparison:
         position = self.loader.position(group, partition)
         if isinstance(position, SharedPosition):
             Picker(self.connection, self.now).look(position)
-        return position is not None and position.outlook(self.now) != NOTHING
+        return position is not None and position.readiness(self.now) != NOTHING
 
 
 def _queues(state: State) -> dict[str, object]:
@@ -266,7 +266,7 @@ def _position(position: Position) -> dict[str, object]:
             "requeued": {at: probe for at, probe in position.requeued.items() if at > position.partition.floor},
             "probed": position.is_probed,
             "lease": position.lease and position.lease.id,
-            "held": {name: (held[0], held[1].id, held[2], held[3]) for name, held in position.held.items()},
+            "held": {name: (leased[0], leased[1].id, leased[2], leased[3]) for name, leased in position.leased.items()},
         }
     assert isinstance(position, SharedPosition)
     return {
@@ -276,8 +276,8 @@ def _position(position: Position) -> dict[str, object]:
             for at, one in position.entries.items()
             if at > position.partition.floor
         },
-        "held": {name: (one.offset, one.schedule) for name, one in position.held.items()},
-        "by lease": {lease.id: {*held} for lease, held in position.by_lease.items()},
+        "held": {name: (one.offset, one.schedule) for name, one in position.leased.items()},
+        "by lease": {lease.id: {*leased} for lease, leased in position.by_lease.items()},
     }
 
 
@@ -287,14 +287,14 @@ def differences(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     found: list[object] = []
 
     def watch(name: str) -> None:
-        method = getattr(Fold, name)
+        method = getattr(LocalState, name)
 
-        def watched(self: Fold, *arguments: Any) -> Any:
+        def watched(self: LocalState, *arguments: Any) -> Any:
             result = method(self, *arguments)
             found.extend((name, *pair) for pair in Comparison(self).differences())
             return result
 
-        monkeypatch.setattr(Fold, name, watched)
+        monkeypatch.setattr(LocalState, name, watched)
 
     for name in ("keep", "undo", "apply"):
         watch(name)
@@ -330,12 +330,12 @@ def lost_replies_count_as_failures(patch: pytest.MonkeyPatch) -> None:
 
 def what_is_known_is_the_last_word(patch: pytest.MonkeyPatch) -> None:
     """Nobody looks at the log before he answers that there is nothing."""
-    read = Chain.read
+    read = LogClient.read
 
-    def broken(self: Chain, seq: int, number: int) -> list[Stored] | None:
+    def broken(self: LogClient, seq: int, number: int) -> list[Stored] | None:
         return read(self, seq, number) if seq == 1 else []
 
-    patch.setattr(Chain, "read", broken)
+    patch.setattr(LogClient, "read", broken)
 
 
 def memory_stays_as_it_was(patch: pytest.MonkeyPatch) -> None:
@@ -391,9 +391,9 @@ class Apart(Many):
         await self.home.close()
         await super().close()
 
-    def hear(self, hints: Sequence[Hint]) -> list[Hint]:
+    def on_hints(self, hints: Sequence[Hint]) -> list[Hint]:
         """Nothing that the log does not say."""
-        return self.home.hear(hints)
+        return self.home.on_hints(hints)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return getattr(self.home, name) if name in AT_HOME else super().__getattr__(name)
@@ -404,10 +404,10 @@ class AtHome(WaitingMachine):
 
     @precondition(lambda self: hasattr(self, "waiting"))
     @invariant()
-    def hear(self) -> None:
+    def on_hints(self) -> None:
         """What was told since the last step reaches those who wait."""
         self.run(self.q.engine.home.ping())  # type: ignore[attr-defined]
-        super().hear()
+        super().on_hints()
 
 
 @contextmanager
@@ -430,11 +430,11 @@ def waiting_machine(request: pytest.FixtureRequest) -> type[AtHome]:
     return OnTwo
 
 
-def test_who_waits_is_told_of_all_that_others_make_ready(request: pytest.FixtureRequest) -> None:
+def test_who_waits_is_notified_of_all_that_others_make_ready(request: pytest.FixtureRequest) -> None:
     explore(waiting_machine(request), how(APART))
 
 
-def test_what_the_log_says_and_nobody_tells_is_found(
+def test_what_the_log_says_and_no_one_reports_is_found(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The machine that passes an engine which keeps others' records to itself is broken."""

@@ -69,7 +69,7 @@ async def test_all_who_come_at_once_agree(store: StubStore, rate: float, seed: i
     metas: list[Meta] = await asyncio.gather(
         *(
             read_or_create(
-                bucket_on(store, Faults.by_chance(seed * 10 + number, rate)), NOW, patience=Rests().patience(1e6)
+                bucket_on(store, Faults.by_chance(seed * 10 + number, rate)), NOW, retries=Rests().retries(1e6)
             )
             for number in range(8)
         )
@@ -81,7 +81,7 @@ async def test_all_who_come_at_once_agree(store: StubStore, rate: float, seed: i
 async def test_a_create_without_a_clear_answer_ends_with_what_is_stored(store: StubStore, fault: Fault) -> None:
     faults = Faults()
     faults.next(fault, kind="put")
-    meta = await read_or_create(bucket_on(store, faults), NOW, patience=Rests().patience())
+    meta = await read_or_create(bucket_on(store, faults), NOW, retries=Rests().retries())
     assert store.read(objects.META) == msgspec.json.encode(meta)
 
 
@@ -89,7 +89,7 @@ async def test_a_store_that_never_answers_is_an_engine_failure(store: StubStore)
     faults, rests = Faults(), Rests()
     faults.next(Fault.DROP, times=float("inf"))
     with pytest.raises(EngineFailure, match="s3://stub does not respond"):
-        await read_or_create(bucket_on(store, faults), NOW, patience=rests.patience())
+        await read_or_create(bucket_on(store, faults), NOW, retries=rests.retries())
     assert rests.now == pytest.approx(30.0)
 
 
@@ -132,7 +132,7 @@ async def test_a_store_that_was_made_and_filled_while_we_looked_is_used(store: S
         write(store, objects.record(1), b"a record")
 
     faults.hook("after", be_first, kind="get", key=objects.META, times=1)
-    mine = await read_or_create(bucket_on(store, faults), NOW, patience=Rests().patience())
+    mine = await read_or_create(bucket_on(store, faults), NOW, retries=Rests().retries())
     assert [mine] == theirs
 
 
@@ -145,9 +145,9 @@ EPOCH = "epoch"
 class Process(Party):
     """One of those who change the pointer."""
 
-    async def change(self, change: Change, patience: float = 1e6) -> Pointer | None:
+    async def change(self, change: Change, retries: float = 1e6) -> Pointer | None:
         """Change the pointer."""
-        return await advance(self.bucket, change, self.clock.now, patience=self.rests.patience(patience))
+        return await advance(self.bucket, change, self.clock.now, retries=self.rests.retries(retries))
 
     async def promote(self, seq: int, epoch: str = EPOCH) -> Pointer | None:
         """Say that a snapshot is the newest."""
@@ -231,14 +231,14 @@ async def test_an_answer_that_is_not_clear_ends_with_the_change_made_once(
 async def test_a_store_that_refuses_or_never_answers_is_an_engine_failure(process: Process) -> None:
     process.faults.next(Fault.ERROR, kind="put", times=float("inf"))
     with pytest.raises(EngineFailure, match="cannot update snap/latest"):
-        await process.change(promote(EPOCH, 1), patience=5)
+        await process.change(promote(EPOCH, 1), retries=5)
     process.faults.heal()
     process.faults.hook("before", refuse, kind="put")
     with pytest.raises(EngineFailure, match="rejects the update of snap/latest: 403 AccessDenied"):
         await process.promote(1)
 
 
-async def test_a_store_that_was_made_anew_is_not_touched(process: Process) -> None:
+async def test_a_store_that_was_made_anew_is_not_changed(process: Process) -> None:
     await process.promote(10)
     with pytest.raises(StoreUnusable, match="created again"):
         await process.promote(20, epoch="another")

@@ -13,7 +13,7 @@ import pytest
 
 from hark.engine.core.store import Elsewhere
 from hark.engine.s3.bucket import Bucket, BucketError, Conflicting, Refused, Unclear
-from hark.engine.s3.payloads import Filler, PayloadCache, Payloads, Place
+from hark.engine.s3.payloads import Filler, PayloadCache, PayloadLocation, Payloads
 from hark.errors import EngineFailure
 from tests.s3.rests import Rests, no_jitter
 
@@ -32,9 +32,14 @@ LETTERS = bytes(range(97, 123))
 def test_a_place_within_what_was_put_is_found_and_another_is_not() -> None:
     cache = PayloadCache(1000)
     cache.put_record(7, 100, LETTERS)
-    assert cache.get(Place(7, 100, 26)) == LETTERS
-    assert cache.get(Place(7, 102, 3)) == b"cde"
-    for outside in (Place(7, 99, 2), Place(7, 125, 2), Place(7, 130, 1), Place(8, 100, 1)):
+    assert cache.get(PayloadLocation(7, 100, 26)) == LETTERS
+    assert cache.get(PayloadLocation(7, 102, 3)) == b"cde"
+    for outside in (
+        PayloadLocation(7, 99, 2),
+        PayloadLocation(7, 125, 2),
+        PayloadLocation(7, 130, 1),
+        PayloadLocation(8, 100, 1),
+    ):
         assert cache.get(outside) is None
 
 
@@ -42,9 +47,9 @@ def test_what_was_used_least_recently_is_forgotten_first() -> None:
     cache = PayloadCache(104)
     for seq in (1, 2, 3, 4):
         cache.put_record(seq, 0, LETTERS)
-    assert cache.get(Place(1, 0, 1)) == b"a"
+    assert cache.get(PayloadLocation(1, 0, 1)) == b"a"
     cache.put_record(5, 0, LETTERS)
-    assert [seq for seq in range(1, 6) if cache.get(Place(seq, 0, 26))] == [1, 3, 4, 5]
+    assert [seq for seq in range(1, 6) if cache.get(PayloadLocation(seq, 0, 26))] == [1, 3, 4, 5]
 
 
 @pytest.mark.parametrize(("capacity", "length"), [(104, 27), (0, 1)], ids=["too large", "no capacity"])
@@ -52,21 +57,21 @@ def test_what_has_no_room_is_not_kept_and_drives_nothing_out(capacity: int, leng
     cache = PayloadCache(capacity)
     cache.put_record(1, 0, LETTERS)
     cache.put_record(2, 0, body(2, length))
-    assert cache.get(Place(1, 0, 26)) == (LETTERS if capacity else None)
-    assert cache.get(Place(2, 0, 1)) is None
+    assert cache.get(PayloadLocation(1, 0, 26)) == (LETTERS if capacity else None)
+    assert cache.get(PayloadLocation(2, 0, 1)) is None
 
 
-def test_a_larger_piece_takes_the_place_of_those_within_it() -> None:
+def test_a_larger_part_takes_the_place_of_those_within_it() -> None:
     cache = PayloadCache(1000)
     cache.put_record(1, 5, LETTERS[5:8])
     cache.put_record(1, 10, LETTERS[10:12])
     cache.put_record(1, 0, LETTERS)
     cache.put_record(1, 3, LETTERS[3:9])
-    assert cache.get(Place(1, 4, 20)) == LETTERS[4:24]
+    assert cache.get(PayloadLocation(1, 4, 20)) == LETTERS[4:24]
     numbers = cache.as_metrics()
-    assert (numbers["s3_cache_pieces"], numbers["s3_cache_bytes"]) == (1, 26)
+    assert (numbers["s3_cache_entries"], numbers["s3_cache_bytes"]) == (1, 26)
     for offset in (0, 90):
-        cache.get(Place(1, offset, 1))
+        cache.get(PayloadLocation(1, offset, 1))
     numbers = cache.as_metrics()
     assert (numbers["s3_cache_hits"], numbers["s3_cache_misses"]) == (2, 1)
 
@@ -81,8 +86,8 @@ def test_what_the_cache_gives_is_what_the_record_has_and_never_more_than_it_may_
         if rng.random() < 0.5:
             cache.put_record(seq, first, body(seq)[first : first + length])
             if length <= 100:
-                assert cache.get(Place(seq, first, length)) == body(seq)[first : first + length]
-        elif (data := cache.get(Place(seq, first, length))) is not None:
+                assert cache.get(PayloadLocation(seq, first, length)) == body(seq)[first : first + length]
+        elif (data := cache.get(PayloadLocation(seq, first, length))) is not None:
             assert data == body(seq)[first : first + length]
             found += 1
         assert cache.as_metrics()["s3_cache_bytes"] <= 400
@@ -97,7 +102,7 @@ def test_threads_may_share_a_cache() -> None:
         for _ in range(2000):
             seq, first = rng.randrange(4), rng.randrange(100)
             cache.put_record(seq, first, body(seq)[first : first + 50])
-            assert cache.get(Place(seq, first + 10, 20)) in (None, body(seq)[first + 10 : first + 30])
+            assert cache.get(PayloadLocation(seq, first + 10, 20)) in (None, body(seq)[first + 10 : first + 30])
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(use, range(4)))
@@ -110,7 +115,7 @@ class Ranges:
 
     def __init__(self, *seqs: int) -> None:
         self.objects = {f"log/{seq:020d}": body(seq) for seq in seqs}
-        self.asked: list[Place] = []
+        self.requests: list[PayloadLocation] = []
         self.errors: list[BucketError] = []
         """What the next requests get instead of an answer."""
         self.open_gate = asyncio.Event()
@@ -121,7 +126,7 @@ class Ranges:
 
     async def get_range(self, key: str, first: int, length: int) -> bytes | None:
         """A part of an object, when the gate is open."""
-        self.asked.append(Place(int(key.removeprefix("log/")), first, length))
+        self.requests.append(PayloadLocation(int(key.removeprefix("log/")), first, length))
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         self.arrived.release()
@@ -148,96 +153,117 @@ def payloads_of(
     )
 
 
-def bytes_at(*places: Place) -> list[bytes]:
-    return [body(place.seq)[place.offset : place.end] for place in places]
+def bytes_at(*locations: PayloadLocation) -> list[bytes]:
+    return [body(location.seq)[location.offset : location.end] for location in locations]
 
 
 # Fetching --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("places", "asked"),
+    ("locations", "requests"),
     [
         (
             # They come in the order in which they were asked for.
-            [Place(2, 500, 10), Place(1, 8, 3), Place(2, 20, 4), Place(1, 8, 3)],
-            [Place(1, 8, 3), Place(2, 20, 4), Place(2, 500, 10)],
+            [
+                PayloadLocation(2, 500, 10),
+                PayloadLocation(1, 8, 3),
+                PayloadLocation(2, 20, 4),
+                PayloadLocation(1, 8, 3),
+            ],
+            [PayloadLocation(1, 8, 3), PayloadLocation(2, 20, 4), PayloadLocation(2, 500, 10)],
         ),
         (
-            [Place(1, 100, 20), Place(1, 130, 5), Place(1, 146, 5), Place(2, 130, 5), Place(1, 8, 20)],
-            [Place(1, 8, 20), Place(1, 100, 35), Place(1, 146, 5), Place(2, 130, 5)],
+            [
+                PayloadLocation(1, 100, 20),
+                PayloadLocation(1, 130, 5),
+                PayloadLocation(1, 146, 5),
+                PayloadLocation(2, 130, 5),
+                PayloadLocation(1, 8, 20),
+            ],
+            [
+                PayloadLocation(1, 8, 20),
+                PayloadLocation(1, 100, 35),
+                PayloadLocation(1, 146, 5),
+                PayloadLocation(2, 130, 5),
+            ],
         ),
-        ([Place(1, 100, 50), Place(1, 105, 5), Place(1, 155, 5)], [Place(1, 100, 60)]),
+        (
+            [PayloadLocation(1, 100, 50), PayloadLocation(1, 105, 5), PayloadLocation(1, 155, 5)],
+            [PayloadLocation(1, 100, 60)],
+        ),
     ],
     ids=["apart", "near", "within"],
 )
-async def test_places_that_are_near_each_other_share_a_request(places: list[Place], asked: list[Place]) -> None:
+async def test_positions_that_are_near_each_other_share_a_request(
+    locations: list[PayloadLocation], requests: list[PayloadLocation]
+) -> None:
     bucket = Ranges(1, 2)
-    assert await payloads_of(bucket).fetch(places) == bytes_at(*places)
-    assert sorted(bucket.asked) == asked
+    assert await payloads_of(bucket).fetch(locations) == bytes_at(*locations)
+    assert sorted(bucket.requests) == requests
 
 
 async def test_what_was_fetched_is_not_fetched_again() -> None:
     bucket = Ranges(1)
     payloads = payloads_of(bucket, PayloadCache(1000))
-    await payloads.fetch([Place(1, 8, 10), Place(1, 25, 5)])
-    assert await payloads.fetch([Place(1, 10, 18)]) == bytes_at(Place(1, 10, 18))
-    assert len(bucket.asked) == 1
+    await payloads.fetch([PayloadLocation(1, 8, 10), PayloadLocation(1, 25, 5)])
+    assert await payloads.fetch([PayloadLocation(1, 10, 18)]) == bytes_at(PayloadLocation(1, 10, 18))
+    assert len(bucket.requests) == 1
 
 
 async def test_what_was_written_here_and_nothing_at_all_need_no_request() -> None:
     bucket, cache = Ranges(), PayloadCache(1000)
     cache.put_record(3, 8, body(3)[8:100])
-    places = [Place(3, 8, 4), Place(3, 50, 2)]
-    assert await payloads_of(bucket, cache).fetch(places) == bytes_at(*places)
-    assert await payloads_of(bucket).fetch([Place(9, 8, 0)]) == [b""]
+    locations = [PayloadLocation(3, 8, 4), PayloadLocation(3, 50, 2)]
+    assert await payloads_of(bucket, cache).fetch(locations) == bytes_at(*locations)
+    assert await payloads_of(bucket).fetch([PayloadLocation(9, 8, 0)]) == [b""]
     assert await payloads_of(bucket).fetch([]) == []
-    assert bucket.asked == []
+    assert bucket.requests == []
 
 
-async def test_what_is_on_its_way_is_not_asked_for_twice() -> None:
+async def test_what_is_on_its_way_is_not_requested_twice() -> None:
     bucket = Ranges(1)
     bucket.open_gate.clear()
     payloads = payloads_of(bucket)
-    first = asyncio.create_task(payloads.fetch([Place(1, 8, 10), Place(1, 25, 5)]))
+    first = asyncio.create_task(payloads.fetch([PayloadLocation(1, 8, 10), PayloadLocation(1, 25, 5)]))
     await bucket.arrived.acquire()
-    second = asyncio.create_task(payloads.fetch([Place(1, 20, 6), Place(1, 90, 5)]))
+    second = asyncio.create_task(payloads.fetch([PayloadLocation(1, 20, 6), PayloadLocation(1, 90, 5)]))
     await bucket.arrived.acquire()
     bucket.open_gate.set()
-    assert await first == bytes_at(Place(1, 8, 10), Place(1, 25, 5))
-    assert await second == bytes_at(Place(1, 20, 6), Place(1, 90, 5))
-    assert bucket.asked == [Place(1, 8, 22), Place(1, 90, 5)]
-    await payloads.fetch([Place(1, 8, 10)])
-    assert len(bucket.asked) == 3, "without a cache, what has arrived is asked for again"
+    assert await first == bytes_at(PayloadLocation(1, 8, 10), PayloadLocation(1, 25, 5))
+    assert await second == bytes_at(PayloadLocation(1, 20, 6), PayloadLocation(1, 90, 5))
+    assert bucket.requests == [PayloadLocation(1, 8, 22), PayloadLocation(1, 90, 5)]
+    await payloads.fetch([PayloadLocation(1, 8, 10)])
+    assert len(bucket.requests) == 3, "without a cache, what has arrived is asked for again"
 
 
 async def test_who_is_cancelled_does_not_take_the_request_of_others_along() -> None:
     bucket = Ranges(1)
     bucket.open_gate.clear()
     payloads = payloads_of(bucket)
-    first = asyncio.create_task(payloads.fetch([Place(1, 8, 10)]))
+    first = asyncio.create_task(payloads.fetch([PayloadLocation(1, 8, 10)]))
     await bucket.arrived.acquire()
-    second = asyncio.create_task(payloads.fetch([Place(1, 8, 10)]))
+    second = asyncio.create_task(payloads.fetch([PayloadLocation(1, 8, 10)]))
     await asyncio.sleep(0)
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
     bucket.open_gate.set()
-    assert await second == bytes_at(Place(1, 8, 10))
-    assert len(bucket.asked) == 1
+    assert await second == bytes_at(PayloadLocation(1, 8, 10))
+    assert len(bucket.requests) == 1
 
 
 async def test_no_more_requests_than_allowed_are_under_way() -> None:
     bucket = Ranges(1)
     bucket.open_gate.clear()
-    places = [Place(1, offset, 5) for offset in range(8, 1000, 100)]
-    fetching = asyncio.create_task(payloads_of(bucket, most_at_once=3).fetch(places))
+    locations = [PayloadLocation(1, offset, 5) for offset in range(8, 1000, 100)]
+    fetching = asyncio.create_task(payloads_of(bucket, most_at_once=3).fetch(locations))
     for _ in range(3):
         await bucket.arrived.acquire()
     await asyncio.sleep(0)
-    assert len(bucket.asked) == 3
+    assert len(bucket.requests) == 3
     bucket.open_gate.set()
-    assert await fetching == bytes_at(*places)
+    assert await fetching == bytes_at(*locations)
     assert bucket.most_running == 3
 
 
@@ -256,7 +282,7 @@ async def test_a_read_without_a_clear_answer_is_repeated_after_longer_and_longer
     bucket, rests = Ranges(1), Rests()
     bucket.errors = list(errors)
     payloads = payloads_of(bucket, rests=rests, random=lambda: random)
-    assert await payloads.fetch([Place(1, 8, 3)]) == bytes_at(Place(1, 8, 3))
+    assert await payloads.fetch([PayloadLocation(1, 8, 3)]) == bytes_at(PayloadLocation(1, 8, 3))
     assert rests.taken == taken
 
 
@@ -266,31 +292,31 @@ async def test_a_store_that_stays_away_is_an_error_that_may_be_tried_again() -> 
     with pytest.raises(
         EngineFailure, match=r"log/0{19}1 of s3://bucket/prefix cannot be fetched now: no route"
     ) as found:
-        await payloads_of(bucket, tries=3).fetch([Place(1, 8, 3)])
+        await payloads_of(bucket, tries=3).fetch([PayloadLocation(1, 8, 3)])
     assert (found.value.code, found.value.retryable) == ("engine_failure", True)
     assert bucket.errors == []
 
 
-async def test_a_record_that_is_gone_or_refused_is_named_and_not_asked_for_again() -> None:
+async def test_a_record_that_is_gone_or_refused_is_named_and_not_requested_again() -> None:
     bucket = Ranges(1)
     with pytest.raises(
         EngineFailure, match=r"log/0{18}17 of s3://bucket/prefix does not exist any more; .* lifecycle rule"
     ) as found:
-        await payloads_of(bucket).fetch([Place(1, 8, 3), Place(17, 8, 3)])
+        await payloads_of(bucket).fetch([PayloadLocation(1, 8, 3), PayloadLocation(17, 8, 3)])
     assert found.value.code == "payload_missing"
-    bucket.asked.clear()
+    bucket.requests.clear()
     bucket.errors = [Refused("access denied")]
     with pytest.raises(EngineFailure, match="cannot be read: access denied") as found:
-        await payloads_of(bucket).fetch([Place(1, 8, 3)])
+        await payloads_of(bucket).fetch([PayloadLocation(1, 8, 3)])
     assert found.value.code == "payload_unreadable"
-    assert len(bucket.asked) == 1
+    assert len(bucket.requests) == 1
 
 
 async def test_all_who_wait_for_a_request_that_fails_get_an_error_of_their_own() -> None:
     bucket = Ranges()
     bucket.open_gate.clear()
     payloads = payloads_of(bucket)
-    tasks = [asyncio.create_task(payloads.fetch([Place(1, 8, 3)])) for _ in range(2)]
+    tasks = [asyncio.create_task(payloads.fetch([PayloadLocation(1, 8, 3)])) for _ in range(2)]
     await bucket.arrived.acquire()
     await asyncio.sleep(0)
     bucket.open_gate.set()
@@ -299,7 +325,7 @@ async def test_all_who_wait_for_a_request_that_fails_get_an_error_of_their_own()
     assert isinstance(second, EngineFailure)
     assert first is not second
     assert first.code == second.code == "payload_missing"
-    assert len(bucket.asked) == 1
+    assert len(bucket.requests) == 1
 
 
 # Filling in ------------------------------------------------------------------------------------------------
@@ -311,13 +337,13 @@ class Item(msgspec.Struct, frozen=True):
     payload: msgspec.Raw | Elsewhere
 
 
-def items_at(*places: Place) -> list[Item]:
-    return [Item(Elsewhere(*place)) for place in places]
+def items_at(*locations: PayloadLocation) -> list[Item]:
+    return [Item(Elsewhere(*location)) for location in locations]
 
 
 async def test_answers_that_are_made_together_share_requests() -> None:
     bucket = Ranges(1)
-    groups = [items_at(Place(1, offset, 5), Place(1, offset + 5, 5)) for offset in (8, 18, 28)]
+    groups = [items_at(PayloadLocation(1, offset, 5), PayloadLocation(1, offset + 5, 5)) for offset in (8, 18, 28)]
     groups[0].append(Item(msgspec.Raw(b"1")))
     assert await Filler(PayloadCache(0), payloads_of(bucket).fetch).fill_each(groups) == [None, None, None]
     filled = [item.payload for group in groups for item in group]
@@ -325,11 +351,15 @@ async def test_answers_that_are_made_together_share_requests() -> None:
     assert filled[2] == msgspec.Raw(b"1"), "what is there stays"
     del filled[2]
     assert filled == [msgspec.Raw(whole[offset : offset + 5]) for offset in range(8, 38, 5)]
-    assert bucket.asked == [Place(1, 8, 30)]
+    assert bucket.requests == [PayloadLocation(1, 8, 30)]
 
 
 async def test_a_payload_that_is_gone_is_empty_and_the_others_are_filled_in() -> None:
-    groups = [items_at(Place(1, 8, 5)), items_at(Place(1, 20, 5), Place(17, 8, 5)), items_at(Place(1, 30, 5))]
+    groups = [
+        items_at(PayloadLocation(1, 8, 5)),
+        items_at(PayloadLocation(1, 20, 5), PayloadLocation(17, 8, 5)),
+        items_at(PayloadLocation(1, 30, 5)),
+    ]
     found = await Filler(PayloadCache(0), payloads_of(Ranges(1)).fetch).fill_each(groups)
     assert found == [None, None, None]
     filled = [item.payload for group in groups for item in group]
@@ -340,10 +370,10 @@ async def test_a_payload_that_is_gone_is_empty_and_the_others_are_filled_in() ->
 async def test_what_is_cached_is_filled_in_without_a_request() -> None:
     cache = PayloadCache(1000)
     cache.put_record(1, 8, body(1)[8:50])
-    (item,) = items_at(Place(1, 10, 5))
+    (item,) = items_at(PayloadLocation(1, 10, 5))
 
-    async def never(places: Sequence[Place]) -> list[bytes]:
-        raise AssertionError(places)
+    async def never(locations: Sequence[PayloadLocation]) -> list[bytes]:
+        raise AssertionError(locations)
 
     await Filler(cache, never).fill([item])
     assert item.payload == msgspec.Raw(body(1)[10:15])

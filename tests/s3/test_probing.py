@@ -176,19 +176,19 @@ async def test_those_who_race_may_be_in_each_others_way(faults: list[BucketError
 
 
 @pytest.mark.parametrize(
-    ("place", "raced", "rests"),
+    ("index", "raced", "rests"),
     [
-        *((place, "probe/x-raced", []) for place in (2, 3, 6, 12, 13)),
+        *((index, "probe/x-raced", []) for index in (2, 3, 6, 12, 13)),
         # A write whose fate is unclear is no verdict, and another key is tried.
-        *((place, "probe/x-2-raced", [0.25]) for place in (0, 1, 4, 5)),
+        *((index, "probe/x-2-raced", [0.25]) for index in (0, 1, 4, 5)),
     ],
 )
 @pytest.mark.parametrize("fault", [Unclear("503"), Conflicting("409")], ids=["unclear", "conflicting"])
-async def test_what_changes_nothing_is_asked_again(
-    place: int, raced: str, rests: list[float], fault: BucketError
+async def test_what_changes_nothing_is_requested_again(
+    index: int, raced: str, rests: list[float], fault: BucketError
 ) -> None:
     bucket, pauses = Honest(), Rests()
-    bucket.errors = [*[None] * place, fault]
+    bucket.errors = [*[None] * index, fault]
     await probe(bucket, "x", pause=pauses.pause)
     assert (bucket.created[-1], bucket.store.keys(), pauses.taken) == (raced, [], rests)
 

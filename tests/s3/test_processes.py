@@ -112,7 +112,7 @@ class Program:
             env=os.environ | SETTINGS | self._settings,
         )
 
-    async def hear(self) -> bytes:
+    async def read_line(self) -> bytes:
         """The next line that it says."""
         assert self.process.stdout is not None
         line = await asyncio.wait_for(self.process.stdout.readline(), SECONDS)
@@ -121,7 +121,7 @@ class Program:
 
     async def ready(self) -> None:
         """Wait until it says that it is."""
-        assert await self.hear() == b"ready\n"
+        assert await self.read_line() == b"ready\n"
 
     async def end(self, number: signal.Signals | None = None) -> int:
         """Wait for its end, after a signal if there is one; the exit code."""
@@ -196,14 +196,14 @@ class Sleeper(Program):
 
     def __init__(self, *arguments: str, **settings: str) -> None:
         super().__init__("steer", *arguments, **REMOVING | settings)
-        self._line = asyncio.Lock()
+        self._turn = asyncio.Lock()
 
     async def ask(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
         """Send a request and wait for the answer."""
         assert self.process.stdin is not None
-        async with self._line:
+        async with self._turn:
             self.process.stdin.write(msgspec.json.encode([method, path, body]) + b"\n")
-            return msgspec.json.decode(await self.hear(), type=tuple[int, Any])
+            return msgspec.json.decode(await self.read_line(), type=tuple[int, Any])
 
     async def push(self, value: str, before: str = LONG) -> int:
         """Push a message; the status of the answer."""
@@ -279,14 +279,14 @@ async def push_asleep(
 
     Its request reaches the store only when it wakes up ("before"), or it is only the answer that is late ("after").
     """
-    held = server.faults.stop(point, kind="put", key=f"{PREFIX}/log/")
+    leased = server.faults.stop(point, kind="put", key=f"{PREFIX}/log/")
     pushing = asyncio.ensure_future(sleeper.push("late", before))
-    number = int((await held.reached()).key.rpartition("/")[2])
+    number = int((await leased.reached()).key.rpartition("/")[2])
     sleeper.fall_asleep()
     pushed = await go_on(server, other, number, before)
     is_there = server.store.read(f"{PREFIX}/{objects.record(number)}") is not None
     assert is_there == (before == LONG), "a record stays as long as somebody needs a payload in it"
-    held.go()
+    leased.go()
     sleeper.wake_up()
     return await pushing, pushed
 

@@ -168,7 +168,7 @@ class Publisher(Party):
 
     async def publish(self, seq: int, body: bytes = b"a snapshot") -> bool:
         """Announce, write and promote one."""
-        return await publish(self.bucket, EPOCH, seq, body, self.clock.now, self.rests.patience())
+        return await publish(self.bucket, EPOCH, seq, body, self.clock.now, self.rests.retries())
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ async def test_the_newest_is_found_through_the_pointer(publisher: Publisher) -> 
     assert publisher.store.counts == {"put": 0, "get": 2, "list": 0, "delete": 0}
 
 
-async def test_a_snapshot_that_is_removed_while_it_is_looked_for_leads_to_the_one_after_it(
+async def test_a_snapshot_that_is_removed_while_it_is_searched_leads_to_the_one_after_it(
     publisher: Publisher,
 ) -> None:
     await publisher.publish(10, b"ten")
@@ -212,7 +212,7 @@ async def test_a_snapshot_that_is_removed_while_it_is_looked_for_leads_to_the_on
     assert (found[0].seq, found[1]) == (20, b"twenty")
 
 
-async def test_a_snapshot_that_is_lost_is_said_to_be_lost(publisher: Publisher) -> None:
+async def test_a_snapshot_that_is_lost_is_stated_to_be_lost(publisher: Publisher) -> None:
     await publisher.publish(10)
     publisher.store.execute(Request(kind="delete", key=objects.snapshot(10)))
     with pytest.raises(StoreUnusable, match="snapshot 10 of s3://stub is missing"):
@@ -222,12 +222,12 @@ async def test_a_snapshot_that_is_lost_is_said_to_be_lost(publisher: Publisher) 
 @pytest.mark.parametrize("fault", [Fault.ERROR, Fault.SLOW_DOWN, Fault.RESET, Fault.DROP, Fault.CONFLICT])
 async def test_a_write_is_tried_again_until_it_is_sure(publisher: Publisher, fault: Fault) -> None:
     publisher.faults.next(fault, kind="put")
-    await write(publisher.bucket, 10, b"ten", publisher.rests.patience())
+    await write(publisher.bucket, 10, b"ten", publisher.rests.retries())
     assert publisher.store.read(objects.snapshot(10)) == b"ten"
     assert publisher.store.counts["put"] == 2
     publisher.faults.next(Fault.ERROR, kind="put", times=float("inf"))
     with pytest.raises(EngineFailure, match="could not store snapshot 10"):
-        await write(publisher.bucket, 10, b"ten", publisher.rests.patience())
+        await write(publisher.bucket, 10, b"ten", publisher.rests.retries())
 
 
 async def test_the_same_snapshot_of_two_processes_is_one(stub_store: StubStore) -> None:
@@ -326,7 +326,7 @@ async def refuses_to_start(store: StubStore, clock: FakeClock, text: str) -> Non
 
 
 @pytest.mark.parametrize(("damage", "text"), DAMAGES.values(), ids=DAMAGES.keys())
-async def test_who_comes_to_a_damaged_record_stops_and_nobody_starts_on_it(damage: Damage, text: str) -> None:
+async def test_who_comes_to_a_damaged_record_stops_and_no_one_starts_on_it(damage: Damage, text: str) -> None:
     """Whatever it is asked from then on; what it knew before is not changed, and nothing is written."""
     clock = FakeClock()
     store = StubStore(clock)
@@ -379,7 +379,7 @@ async def store_with_a_snapshot() -> tuple[StubStore, FakeClock]:
     ],
     ids=["one-bit", "missing", "pointer"],
 )
-async def test_nobody_starts_on_a_damaged_snapshot(
+async def test_no_one_starts_on_a_damaged_snapshot(
     key: str, damage: Callable[[bytes], bytes] | None, text: str
 ) -> None:
     store, clock = await store_with_a_snapshot()
@@ -390,7 +390,7 @@ async def test_nobody_starts_on_a_damaged_snapshot(
     await refuses_to_start(store, clock, text)
 
 
-async def test_nobody_starts_on_the_snapshot_of_another_store() -> None:
+async def test_no_one_starts_on_the_snapshot_of_another_store() -> None:
     store, clock = await store_with_a_snapshot()
     other, _ = await store_with_a_snapshot()
     put(store, objects.snapshot(4), body_of(other, objects.snapshot(4)))

@@ -39,7 +39,7 @@ def etag_of(body: bytes) -> str:
     return f'"{md5(body, usedforsecurity=False).hexdigest()}"'
 
 
-class Heard(msgspec.Struct, frozen=True):
+class Received(msgspec.Struct, frozen=True):
     """What a client heard. `date`: the header with the server's time."""
 
     status: int
@@ -52,23 +52,23 @@ class Heard(msgspec.Struct, frozen=True):
 class Door:
     """One way to one empty bucket, in the words of HTTP: statuses, bodies, ETags."""
 
-    def __init__(self, ask: Callable[[Request], Awaitable[Heard]]) -> None:
+    def __init__(self, ask: Callable[[Request], Awaitable[Received]]) -> None:
         self._send = ask
 
-    async def _ask(self, request: Request) -> Heard:
-        heard = await self._send(request)
-        assert parsedate_to_datetime(heard.date).utcoffset() is not None, "every answer bears the time of the server"
-        return heard
+    async def _ask(self, request: Request) -> Received:
+        received = await self._send(request)
+        assert parsedate_to_datetime(received.date).utcoffset() is not None, "every answer bears the time of the server"
+        return received
 
-    async def put(self, key: str, body: bytes, *, if_absent: bool = False, if_match: str | None = None) -> Heard:
+    async def put(self, key: str, body: bytes, *, if_absent: bool = False, if_match: str | None = None) -> Received:
         """Store an object."""
         return await self._ask(Request(kind="put", key=key, body=body, if_absent=if_absent, if_match=if_match))
 
-    async def get(self, key: str, first: int | None = None, last: int | None = None) -> Heard:
+    async def get(self, key: str, first: int | None = None, last: int | None = None) -> Received:
         """Read an object or a part of it."""
         return await self._ask(Request(kind="get", key=key, first=first, last=last))
 
-    async def delete(self, key: str, *more: str) -> Heard:
+    async def delete(self, key: str, *more: str) -> Received:
         """Remove an object, or several with one request."""
         return await self._ask(Request(kind="delete", key=key, keys=(key, *more) if more else ()))
 
@@ -77,10 +77,10 @@ def in_process(store: StubStore) -> Door:
     """The store itself."""
     faults = Faults()
 
-    async def ask(request: Request) -> Heard:
+    async def ask(request: Request) -> Received:
         answer = await faults.perform(store, request)
         status = 200 if request.keys else answer.status
-        return Heard(status, answer.code, answer.body, answer.etag, store.date_header())
+        return Received(status, answer.code, answer.body, answer.etag, store.date_header())
 
     return Door(ask)
 
@@ -97,16 +97,20 @@ async def over_http(endpoint: str, bucket: str) -> AsyncIterator[Door]:
     )
     async with get_session().create_client("s3", endpoint_url=endpoint, config=config) as client:
 
-        async def ask(request: Request) -> Heard:
+        async def ask(request: Request) -> Received:
             try:
                 answer = await _send(client, bucket, request)
             except ClientError as error:
                 failed: Any = error.response
                 meta = failed["ResponseMetadata"]
-                return Heard(meta["HTTPStatusCode"], failed["Error"]["Code"], date=meta["HTTPHeaders"].get("date", ""))
+                return Received(
+                    meta["HTTPStatusCode"], failed["Error"]["Code"], date=meta["HTTPHeaders"].get("date", "")
+                )
             meta = answer["ResponseMetadata"]
             body = await answer["Body"].read() if "Body" in answer else b""
-            return Heard(meta["HTTPStatusCode"], "", body, answer.get("ETag", ""), meta["HTTPHeaders"].get("date", ""))
+            return Received(
+                meta["HTTPStatusCode"], "", body, answer.get("ETag", ""), meta["HTTPHeaders"].get("date", "")
+            )
 
         yield Door(ask)
 
@@ -184,9 +188,9 @@ async def test_of_many_creates_or_replacements_at_once_exactly_one_wins(door: Do
         ("pointer", {"if_match": before}),
     ]
     for key, condition in conditions:
-        heard = await asyncio.gather(*(door.put(key, body, **condition) for body in bodies))
-        assert Counter(each.status for each in heard) == {200: 1, 412: CREATORS - 1}
-        winner = bodies[[each.status for each in heard].index(200)]
+        received = await asyncio.gather(*(door.put(key, body, **condition) for body in bodies))
+        assert Counter(each.status for each in received) == {200: 1, 412: CREATORS - 1}
+        winner = bodies[[each.status for each in received].index(200)]
         assert (await door.get(key)).body == winner
 
 
@@ -195,8 +199,8 @@ async def test_a_range_is_206_with_the_bytes_that_there_are(door: Door) -> None:
     await door.put("log/1", b"0123456789")
     # One byte, the middle, with an open end, beyond the end.
     for first, last, part in ((0, 0, b"0"), (2, 5, b"2345"), (7, None, b"789"), (8, 100, b"89")):
-        heard = await door.get("log/1", first, last)
-        assert (heard.status, heard.body) == (206, part)
+        received = await door.get("log/1", first, last)
+        assert (received.status, received.body) == (206, part)
     behind = await door.get("log/1", 10, 12)
     assert (behind.status, behind.code) == (416, "InvalidRange")
 
@@ -225,14 +229,14 @@ async def test_the_date_is_that_of_the_clock_in_whole_seconds_and_requests_are_w
 ) -> None:
     clock.advance(2.75)
     door = in_process(stub_store)
-    heard = await door.put("log/1", b"one", if_absent=True)
-    assert parsedate_to_datetime(heard.date).timestamp() == 1_700_000_002
+    received = await door.put("log/1", b"one", if_absent=True)
+    assert parsedate_to_datetime(received.date).timestamp() == 1_700_000_002
     await door.put("log/1", b"two", if_absent=True)
     await door.get("log/1")
     await door.delete("log/1")
     assert stub_store.counts == {"put": 2, "get": 1, "list": 0, "delete": 1}
-    asked = [("put", 200), ("put", 412), ("get", 200), ("delete", 204)]
-    assert stub_store.log == [(kind, "log/1", status) for kind, status in asked]
+    expected = [("put", 200), ("put", 412), ("get", 200), ("delete", 204)]
+    assert stub_store.log == [(kind, "log/1", status) for kind, status in expected]
     stub_store.forget_requests()
     assert (sum(stub_store.counts.values()), stub_store.log) == (0, [])
 
@@ -244,7 +248,7 @@ def test_creates_from_many_threads_have_one_winner_each(stub_store: StubStore) -
         return [asyncio.run(door.put(f"log/{key}", body, if_absent=True)).status for key in range(20)]
 
     with ThreadPoolExecutor(4) as threads:
-        statuses = [status for heard in threads.map(create, range(4)) for status in heard]
+        statuses = [status for received in threads.map(create, range(4)) for status in received]
     assert Counter(statuses) == {200: 20, 412: 60}
 
 
@@ -278,8 +282,12 @@ async def test_faults_are_answers_with_codes_as_s3_has_them(
     if fault is not None:
         stub_server.faults.next(fault, kind="put")
     url = "/log/1" if fault is not None else f"{stub_server.url}/other/log/1"
-    heard = await http.put(url, content=b"one", headers=CREATE)
-    assert (heard.status_code, f"<Code>{code}</Code>" in heard.text, "Date" in heard.headers) == (status, True, True)
+    received = await http.put(url, content=b"one", headers=CREATE)
+    assert (received.status_code, f"<Code>{code}</Code>" in received.text, "Date" in received.headers) == (
+        status,
+        True,
+        True,
+    )
 
 
 @pytest.mark.parametrize(("fault", "there"), [(Fault.RESET, True), (Fault.DROP, False)], ids=["lost-reset", "drop"])
@@ -349,14 +357,14 @@ async def test_who_expects_a_100_before_the_body_gets_it(stub_server: StubServer
 
 async def outcomes(bucket: Bucket) -> list[object]:
     """What the same requests end with, one after the other, and what was counted of them."""
-    heard: list[object] = []
+    received: list[object] = []
 
     async def note(work: Awaitable[object]) -> str:
         try:
-            heard.append(await work)
+            received.append(await work)
         except BucketError as error:
-            heard.append((type(error), getattr(error, "slow_down", None)))
-        return heard[-1] if isinstance(heard[-1], str) else '"none"'
+            received.append((type(error), getattr(error, "slow_down", None)))
+        return received[-1] if isinstance(received[-1], str) else '"none"'
 
     for number in range(40):
         key, body = f"log/{number}", b"record %d" % number
@@ -373,11 +381,11 @@ async def outcomes(bucket: Bucket) -> list[object]:
     await note(bucket.delete([f"log/{number}" for number in range(2001)]))
     await bucket.close()
     await note(bucket.get("log/1"))
-    return [*heard, bucket.requests.as_metrics()]
+    return [*received, bucket.requests.as_metrics()]
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3])
-async def test_the_bucket_in_process_and_the_real_client_hear_the_same_of_the_same_faults(
+async def test_the_bucket_in_process_and_the_real_client_receive_the_same_of_the_same_faults(
     stub_server: StubServer, rate: float
 ) -> None:
     stub_server.faults = Faults.by_chance(7, rate)
@@ -414,13 +422,13 @@ def test_a_process_says_where_it_is_and_what_it_counted_may_ignore_conditions_an
         puts = [client.put(f"/{BUCKET}/log/1", content=b"one", headers=CREATE).status_code for _ in range(2)]
         assert puts == [200, 200]
         client.get(f"/{BUCKET}/log/1")
-        counted = {"put": 2, "get": 1, "list": 0, "delete": 0, "objects": 1, "bytes": 3}
-        assert json.loads(client.get("/_stub/counts").content) == counted
+        counts = {"put": 2, "get": 1, "list": 0, "delete": 0, "objects": 1, "bytes": 3}
+        assert json.loads(client.get("/_stub/counts").content) == counts
         assert client.post("/_stub/reset").status_code == 204
         assert set(client.get("/_stub/counts").json().values()) == {0}
 
 
-def test_a_process_fails_the_share_of_requests_that_it_is_told() -> None:
+def test_a_process_fails_the_share_of_requests_that_it_is_notified() -> None:
     answers: set[int] = set()
     with process("--faults", "1", "--seed", "7") as client:
         for _ in range(20):

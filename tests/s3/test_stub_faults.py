@@ -19,7 +19,7 @@ CREATE = Request(kind="put", key="log/1", body=b"one", if_absent=True)
 # What a fault does to a create -----------------------------------------------------------------------------
 
 
-HEARD: dict[Fault, tuple[int | type[Broken], bool]] = {
+RECEIVED: dict[Fault, tuple[int | type[Broken], bool]] = {
     Fault.CONFLICT: (409, False),
     Fault.ERROR: (500, False),
     Fault.SLOW_DOWN: (503, False),
@@ -36,7 +36,7 @@ HEARD: dict[Fault, tuple[int | type[Broken], bool]] = {
 
 
 @pytest.mark.parametrize("fault", Fault)
-async def test_each_fault_is_heard_and_happens_as_its_name_says(stub_store: StubStore, fault: Fault) -> None:
+async def test_each_fault_is_received_and_happens_as_its_name_says(stub_store: StubStore, fault: Fault) -> None:
     faults = Faults()
     faults.next(fault)
     outcome: int | type[Broken]
@@ -44,7 +44,7 @@ async def test_each_fault_is_heard_and_happens_as_its_name_says(stub_store: Stub
         outcome = (await faults.perform(stub_store, CREATE)).status
     except Broken as error:
         outcome = type(error)
-    assert (outcome, stub_store.read("log/1") == b"one") == HEARD[fault]
+    assert (outcome, stub_store.read("log/1") == b"one") == RECEIVED[fault]
     assert faults.happened == [(fault, "log/1")]
     assert stub_store.log == [("put", "log/1", outcome if isinstance(outcome, int) else 0)]
 
@@ -72,14 +72,14 @@ async def test_a_late_write_is_not_seen_by_the_next_look_and_then_takes_the_key_
 
 async def test_a_script_meets_the_requests_that_it_names_and_no_others(stub_bucket: StubBucket) -> None:
     stub_bucket.faults.next(Fault.ERROR, kind="put", key="log/", skip=1, times=2)
-    heard: list[str] = []
+    received: list[str] = []
     for key in ("log/1", "snap/1", "log/2", "log/3", "log/4"):
         assert await stub_bucket.get(key) is None
         try:
             await stub_bucket.create(key, b"")
         except Unclear:
-            heard.append(key)
-    assert heard == ["log/2", "log/3"]
+            received.append(key)
+    assert received == ["log/2", "log/3"]
 
 
 async def test_after_healing_everything_works(stub_store: StubStore) -> None:
@@ -105,7 +105,7 @@ async def faults_of(seed: int, rate: float) -> list[tuple[Fault, str]]:
     return faults.happened
 
 
-async def test_chance_brings_every_fault_but_timeouts_as_often_as_it_is_told_by_the_seed_alone() -> None:
+async def test_chance_brings_every_fault_but_timeouts_as_often_as_it_is_notified_by_the_seed_alone() -> None:
     happened = await faults_of(7, 0.5)
     assert {fault for fault, _ in happened} == set(Fault) - {Fault.TIMEOUT, Fault.LOST_TIMEOUT}
     assert 200 < len(happened) < 400

@@ -51,14 +51,14 @@ async def test_a_new_hark_goes_on_with_the_records_of_an_old_one_which_then_stop
 ) -> None:
     async with running(stub_store, clock, snapshot_records=every) as old:
         await old.push("orders", "p", 1, 2)
-        held = await old.pop("orders", "p", batch=1)
+        leased = await old.pop("orders", "p", batch=1)
         if every == 2:
             await until_snapshot(stub_store, 2)
         await old.push("orders", "p", 3)
         with monkeypatch.context() as patch:
             become_newer(patch)
             async with running(stub_store, clock) as new:
-                assert payloads(held) == [1]
+                assert payloads(leased) == [1]
                 await new.push("orders", "p", 4)
                 assert payloads(await new.pop("orders", "p", group="all", batch=10)) == [1, 2, 3, 4]
                 assert isinstance(new.engine, S3Engine)
@@ -133,10 +133,10 @@ async def test_a_copy_with_another_tag_has_the_same_messages_with_other_ids(
         lambda body: re.sub(rb'"tag":(\d+)', lambda old: b'"tag":%d' % (int(old[1]) ^ 1), body),
     )
     async with running(stub_store, clock) as process:
-        held = await process.pop("orders", "p", batch=10)
-        await process.ack_all(held)
-    assert payloads(held) == [1, 2, 3]
-    assert not {one.message.id for one in held} & {*first}
+        leased = await process.pop("orders", "p", batch=10)
+        await process.ack_all(leased)
+    assert payloads(leased) == [1, 2, 3]
+    assert not {one.message.id for one in leased} & {*first}
 
 
 def test_who_changes_the_tables_raises_the_version() -> None:

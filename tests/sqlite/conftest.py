@@ -19,15 +19,15 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def told() -> list[Hint]:
+def hints() -> list[Hint]:
     """What the listener of the engine was told."""
     return []
 
 
 @pytest.fixture
-async def engine(tmp_path: Path, clock: FakeClock, told: list[Hint]) -> AsyncIterator[SqliteEngine]:
+async def engine(tmp_path: Path, clock: FakeClock, hints: list[Hint]) -> AsyncIterator[SqliteEngine]:
     """A started engine on an empty file."""
     engine = SqliteEngine(str(tmp_path / "hark.db"), clock=clock)
-    await engine.start(told.extend)
+    await engine.start(hints.extend)
     yield engine
     await engine.close()

@@ -80,7 +80,7 @@ async def test_what_was_committed_before_the_copy_is_in_it_though_it_is_only_in_
     assert (tmp_path / "copy.db").stat().st_mode & 0o077 == 0, "payloads are nobody else's business"
 
 
-async def test_a_copy_does_not_overwrite_unless_told(tmp_path: Path) -> None:
+async def test_a_copy_does_not_overwrite_unless_notified(tmp_path: Path) -> None:
     engine = await filled(tmp_path / "hark.db", b"1")
     await engine.close()
     (tmp_path / "copy.db").write_text("dear")
@@ -216,7 +216,7 @@ async def test_nothing_is_restored_under_a_running_server(tmp_path: Path) -> Non
     assert await payloads_in(path) == [b"1"]
 
 
-def _foreign(path: Path) -> None:
+def _other_database(path: Path) -> None:
     connection = apsw.Connection(str(path))
     connection.execute("create table notes (text)")
     connection.close()
@@ -224,10 +224,10 @@ def _foreign(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [lambda path: path.touch(), lambda path: path.write_text("no database at all, but long" * 200), _foreign],
+    [lambda path: path.touch(), lambda path: path.write_text("no database at all, but long" * 200), _other_database],
     ids=["empty", "text", "foreign"],
 )
-def test_what_is_no_copy_is_refused_and_nothing_is_touched(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def test_what_is_no_copy_is_refused_and_nothing_is_changed(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / "copy.db")
     with pytest.raises(StoreUnusable, match=r"copy\.db"):
         restore(tmp_path / "copy.db", tmp_path / "data" / "hark.db", quiet)

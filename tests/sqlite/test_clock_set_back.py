@@ -72,11 +72,11 @@ async def test_rule_24_delays_retries_and_leases_go_on_from_the_last_known_time(
     assert q.engine.ahead == HOUR * SECOND
     assert await arrives_after(workers, 6) == ["delayed"]
     await q.push("orders", "p1", "leased")
-    [held] = await workers.take(lease_ms=5000)
-    assert held.message.created_at == q.clock.now() + HOUR * SECOND, "times are those of the store"
+    [leased] = await workers.take(lease_ms=5000)
+    assert leased.message.created_at == q.clock.now() + HOUR * SECOND, "times are those of the store"
     q.clock.advance(5)
-    [held] = await workers.take()
-    await q.fail(held, delay_ms=7000)
+    [leased] = await workers.take()
+    await q.fail(leased, delay_ms=7000)
     q.clock.advance(2)
     await restart(q, -HOUR)
     assert q.engine.ahead == 2 * HOUR * SECOND
@@ -252,11 +252,11 @@ async def test_health_and_the_log_say_that_the_clock_was_set_back(
             async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
                 answer = (await client.get("/health")).json()
     assert answer["status"] == "healthy"
-    told = [record.getMessage() for record in caplog.records if "set back" in record.getMessage()]
+    logged = [record.getMessage() for record in caplog.records if "set back" in record.getMessage()]
     if not warns:
-        assert "warnings" not in answer and not told
+        assert "warnings" not in answer and not logged
         return
-    [warning], [line] = answer["warnings"], told
+    [warning], [line] = answer["warnings"], logged
     assert warning.startswith("clock_set_back: ")
     for text in (warning, line):
         assert "3600 s" in text or "3599 s" in text

@@ -114,7 +114,7 @@ async def test_the_cost_does_not_grow_with_a_backlog_in_other_partitions(engine:
     assert steps.number <= FACTOR * with_nothing_else
 
 
-class CountedTable(OrderedDict[int, bool]):
+class CountingTable(OrderedDict[int, bool]):
     """A table of memory that counts how many of its keys are looked through."""
 
     seen = 0
@@ -133,10 +133,10 @@ async def test_an_ack_does_not_look_through_all_requeued_dead_letters(engine: Sq
     letters = await engine.dead_letters(DeadLetterFilter(limit=1000))
     await engine.requeue([letter.id for letter in letters.items])
 
-    def count(state: State, _now: int) -> CountedTable:
+    def count(state: State, _now: int) -> CountingTable:
         [position] = state.groups["orders", "__QUEUE_MODE__"].positions.values()
         assert isinstance(position, OrderedPosition)
-        table = position.requeued = CountedTable(position.requeued)
+        table = position.requeued = CountingTable(position.requeued)
         table.seen = 0
         return table
 
@@ -389,7 +389,7 @@ async def push_to(engine: SqliteEngine, queues: range, partitions: int = 2) -> N
     """Two messages for each partition, of which a group has taken one."""
     names = [f"q{queue:05}" for queue in queues]
     for _ in range(2):
-        await engine.push([[NewMessage(name, f"p{place:05}", b"1") for place in range(partitions)] for name in names])
+        await engine.push([[NewMessage(name, f"p{number:05}", b"1") for number in range(partitions)] for name in names])
     await engine.pop(
         [PopRequest(queue=name, group="g", batch=partitions, partitions=partitions, auto_ack=True) for name in names]
     )
@@ -422,7 +422,7 @@ async def test_pages_cost_the_same_beside_many_other_queues(looked_at: SqliteEng
         assert steps <= FACTOR * with_few[name] + 8 * 300, (name, with_few[name], steps)
 
 
-async def test_a_page_of_partitions_or_places_costs_the_same_beside_many_others(looked_at: SqliteEngine) -> None:
+async def test_a_page_of_partitions_or_positions_costs_the_same_beside_many_others(looked_at: SqliteEngine) -> None:
     looks: dict[str, Callable[[], Awaitable[object]]] = {
         "partitions": lambda: looked_at.partition_stats("q00000", limit=10),
         "messages": lambda: looked_at.messages(MessageFilter(queue="q00000", limit=10)),

@@ -166,7 +166,7 @@ async def test_removing_a_group_is_not_undone_by_what_shares_its_transaction(
     assert numbers_of(await pop(engine)) == [1, 2, 3]
 
 
-async def test_nobody_dies_in_a_queue_that_is_removed(engine: SqliteEngine, clock: FakeClock) -> None:
+async def test_no_one_dies_in_a_queue_that_is_removed(engine: SqliteEngine, clock: FakeClock) -> None:
     await engine.configure([QueueSpec(name="orders", options=QueueOptions(retry_limit=0))])
     await push(engine, 1)
     await pop(engine)

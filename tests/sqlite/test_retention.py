@@ -49,10 +49,10 @@ async def some_time(q: Driver, chance: Random, groups: list[tuple[str, GroupMode
         )
     for group, mode in groups:
         got = await q.pop("orders", group=group, group_mode=mode, batch=chance.randrange(1, 5), lease_ms=15_000)
-        for held in got:
+        for leased in got:
             settle = chance.choice((q.ack, q.ack, q.ack, q.kill, q.fail, None))
             if settle is not None:
-                await settle(held)
+                await settle(leased)
     letters = await q.dead_letters()
     if letters and not chance.randrange(3):
         await q.requeue(letters[0])
@@ -96,8 +96,8 @@ async def test_a_search_delays_no_push_and_what_is_leased_meanwhile_stays(
     found, go = asyncio.Event(), threading.Event()
     loop, search = asyncio.get_running_loop(), Collector.search
 
-    def slow(collector: Collector, connection: apsw.Connection, held: LeaseView) -> Overdue:
-        overdue = search(collector, connection, held)
+    def slow(collector: Collector, connection: apsw.Connection, leased: LeaseView) -> Overdue:
+        overdue = search(collector, connection, leased)
         loop.call_soon_threadsafe(found.set)
         assert go.wait(100)
         return overdue

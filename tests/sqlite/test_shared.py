@@ -18,7 +18,7 @@ from .test_waiting_for_the_disk import SlowDisk
 LATER = 3600 * 1000
 
 
-def wish(batch: int = 1, *, auto_ack: bool = False) -> PopRequest:
+def params(batch: int = 1, *, auto_ack: bool = False) -> PopRequest:
     return PopRequest(queue="jobs", group="workers", group_mode="shared", batch=batch, auto_ack=auto_ack)
 
 
@@ -29,7 +29,7 @@ async def push(engine: SqliteEngine, *payloads: int, delay_ms: int = 0, priority
 
 
 async def take(engine: SqliteEngine, batch: int = 1) -> PopResult:
-    (answer,) = await engine.pop([wish(batch)])
+    (answer,) = await engine.pop([params(batch)])
     return given(answer)
 
 
@@ -61,17 +61,17 @@ async def rows(engine: SqliteEngine, table: str) -> int:
     return number
 
 
-def copy_store(database: Path, place: Path) -> None:
-    place.mkdir()
+def copy_store(database: Path, folder: Path) -> None:
+    folder.mkdir()
     for source in database.parent.glob(f"{database.name}*"):
         if not source.name.endswith(".lock"):
-            shutil.copy(source, place / source.name)
+            shutil.copy(source, folder / source.name)
 
 
-async def crashed(engine: SqliteEngine, place: Path, clock: FakeClock) -> SqliteEngine:
+async def crashed(engine: SqliteEngine, folder: Path, clock: FakeClock) -> SqliteEngine:
     """Another server on what the disk has at this moment."""
-    copy_store(Path(engine._store.path), place)
-    other = SqliteEngine(str(place / "hark.db"), clock=clock)
+    copy_store(Path(engine._store.path), folder)
+    other = SqliteEngine(str(folder / "hark.db"), clock=clock)
     await other.start(lambda _: None)
     return other
 
@@ -227,9 +227,9 @@ async def test_pops_go_on_while_settlements_are_being_committed(
     engine: SqliteEngine, tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await push(engine, *range(1, 7))
-    held = await take(engine, 2)
+    leased = await take(engine, 2)
     disk = SlowDisk(engine, monkeypatch)
-    settling = asyncio.ensure_future(settle(engine, held, 1))
+    settling = asyncio.ensure_future(settle(engine, leased, 1))
     await disk.wait_until_busy()
     during = await take(engine, 2)
     assert numbers(during) == [3, 4]
@@ -244,7 +244,7 @@ async def test_pops_go_on_while_settlements_are_being_committed(
 
 async def test_auto_ack_settles_with_the_commit(engine: SqliteEngine, tmp_path: Path, clock: FakeClock) -> None:
     await push(engine, 1, 2, 3)
-    (answer,) = await engine.pop([wish(2, auto_ack=True)])
+    (answer,) = await engine.pop([params(2, auto_ack=True)])
     assert numbers(given(answer)) == [1, 2]
     other = await crashed(engine, tmp_path / "other", clock)
     assert numbers(await take(other, 10)) == [3]

@@ -78,18 +78,18 @@ async def test_verbs_that_wait_during_a_commit_share_the_next_one(
     engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await contact(engine)
-    held = pop_of(await engine.pop([PopRequest(queue="orders", partition="b")]))
+    leased = pop_of(await engine.pop([PopRequest(queue="orders", partition="b")]))
     disk = SlowDisk(engine, monkeypatch)
     first = asyncio.ensure_future(engine.push([[NewMessage("orders", "a", b"3")]]))
     await disk.wait_until_busy()
-    message = held.messages[0]
+    message = leased.messages[0]
     waiting = [
         *(asyncio.ensure_future(engine.push([[NewMessage("orders", "c", b"4")]])) for _ in range(20)),
         asyncio.ensure_future(
-            engine.settle([[Settlement(message.transaction_id, message.partition_id, lease_id=held.lease_id)]])
+            engine.settle([[Settlement(message.transaction_id, message.partition_id, lease_id=leased.lease_id)]])
         ),
     ]
-    await engine.renew([Renewal(held.lease_id)])  # All of them have arrived when this has.
+    await engine.renew([Renewal(leased.lease_id)])  # All of them have arrived when this has.
     disk.go_on.set()
     await asyncio.gather(first, *waiting)
     assert disk.commits == 2
@@ -99,11 +99,11 @@ async def test_nothing_is_handed_out_of_a_partition_whose_settlement_is_not_on_d
     engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await engine.push([[NewMessage("orders", "a", b"1"), NewMessage("orders", "a", b"2")]])
-    held = pop_of(await engine.pop([PopRequest(queue="orders")]))
+    leased = pop_of(await engine.pop([PopRequest(queue="orders")]))
     disk = SlowDisk(engine, monkeypatch)
-    message = held.messages[0]
+    message = leased.messages[0]
     settle = asyncio.ensure_future(
-        engine.settle([[Settlement(message.transaction_id, message.partition_id, lease_id=held.lease_id)]])
+        engine.settle([[Settlement(message.transaction_id, message.partition_id, lease_id=leased.lease_id)]])
     )
     await disk.wait_until_busy()
     pop = asyncio.ensure_future(engine.pop([PopRequest(queue="orders")]))
@@ -177,31 +177,31 @@ async def pop(engine: SqliteEngine) -> PopResult:
 
 
 async def test_a_pop_that_found_nothing_during_a_commit_is_answered_before_its_hint(
-    engine: SqliteEngine, told: list[Hint], monkeypatch: pytest.MonkeyPatch
+    engine: SqliteEngine, hints: list[Hint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await pop(engine)
     disk = SlowDisk(engine, monkeypatch)
     push = asyncio.ensure_future(engine.push([[NewMessage("orders", "p", b"1")]]))
     await disk.wait_until_busy()
-    told.clear()
+    hints.clear()
     assert not (await pop(engine)).messages
-    assert told == [], "nobody is told of what can't be popped yet"
+    assert hints == [], "nobody is told of what can't be popped yet"
     disk.go_on.set()
     await push
-    assert [hint.partitions for hint in told] == [("p",), ("p",)]
+    assert [hint.partitions for hint in hints] == [("p",), ("p",)]
     assert len((await pop(engine)).messages) == 1
 
 
-async def test_when_memory_is_lost_everybody_is_told_and_all_leases_are_over(
-    engine: SqliteEngine, told: list[Hint], monkeypatch: pytest.MonkeyPatch
+async def test_when_memory_is_lost_everyone_is_notified_and_all_leases_are_over(
+    engine: SqliteEngine, hints: list[Hint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await engine.push([[NewMessage("orders", "p", b"1")]])
-    held = await pop(engine)
-    told.clear()
+    leased = await pop(engine)
+    hints.clear()
     monkeypatch.setattr(engine._store, "commit", failing(apsw.IOError, 1))
     with pytest.raises(EngineFailure):
         await engine.push([[NewMessage("bills", "p", b"2")]])
     monkeypatch.undo()
-    assert Hint("orders") in told, "what was leased is ready again, and more may be"
-    assert {lease for hint in told for lease in hint.ended} == {held.lease_id}
+    assert Hint("orders") in hints, "what was leased is ready again, and more may be"
+    assert {lease for hint in hints for lease in hint.ended} == {leased.lease_id}
     assert len((await pop(engine)).messages) == 1

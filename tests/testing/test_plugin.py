@@ -67,10 +67,10 @@ def _run(directory: Path, *arguments: str) -> str:
 def test_the_fixtures_work_in_the_tests_of_an_application(mark: str, settings: tuple[str, ...], tmp_path: Path) -> None:
     anyio = '\n\n@pytest.fixture\ndef anyio_backend():\n    return "asyncio"\n'
     (tmp_path / "test_app.py").write_text(TESTS.replace("{mark}", mark) + anyio)
-    said = _run(tmp_path, *settings)
-    assert "1 failed, 3 passed" in said, said
-    assert "data: 'id' is 1, expected 2" in said
-    assert "hark/testing" not in said, "the traceback of a failed assertion ends in the test"
+    output = _run(tmp_path, *settings)
+    assert "1 failed, 3 passed" in output, output
+    assert "data: 'id' is 1, expected 2" in output
+    assert "hark/testing" not in output, "the traceback of a failed assertion ends in the test"
 
 
 def test_the_plugin_costs_nothing_until_a_fixture_is_used() -> None:

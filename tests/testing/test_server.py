@@ -29,7 +29,7 @@ def _payloads(server: HarkServer, queue: str | None = None) -> list[object]:
 # Pushed ----------------------------------------------------------------------------------------------------
 
 
-def test_what_was_pushed_is_told_in_order_whatever_became_of_it(hark_server: HarkServer, api: Api) -> None:
+def test_what_was_pushed_is_notified_in_order_whatever_became_of_it(hark_server: HarkServer, api: Api) -> None:
     api.push("orders", 1, partition="b")
     api.push("orders", 2, partition="a", priority=3)
     api.push("mails", "hi", delay=60_000)
@@ -197,7 +197,7 @@ def test_servers_side_by_side_know_nothing_of_each_other(hark_server: HarkServer
         assert other.clock.now() > hark_server.clock.now()
 
 
-def test_it_stops_although_somebody_waits_and_leaves_no_thread() -> None:
+def test_it_stops_although_someone_waits_and_leaves_no_thread() -> None:
     before = set(threading.enumerate())
     with HarkServer() as server, httpx.Client(base_url=server.url, timeout=30) as client:
         answers: list[list[object]] = []

@@ -49,8 +49,8 @@ def test_there_are_wrong_lines_to_find() -> None:
 
 def test_mypy_accepts_right_calls_and_refuses_exactly_the_wrong_ones(tmp_path: Path) -> None:
     # A cache of its own: tests of other processes do not write to it.
-    said = _checked("mypy", "--strict", "--cache-dir", str(tmp_path), "--no-error-summary")
-    found = re.findall(r"^(\S+?):(\d+): error: (.*)$", said, re.MULTILINE)
+    output = _checked("mypy", "--strict", "--cache-dir", str(tmp_path), "--no-error-summary")
+    found = re.findall(r"^(\S+?):(\d+): error: (.*)$", output, re.MULTILINE)
     assert {(Path(file).name, int(line)) for file, line, _ in found} == EXPECTED, found
 
 

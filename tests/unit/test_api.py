@@ -27,9 +27,9 @@ def test_the_server_answers_every_operation_and_no_other() -> None:
     described = {(one.path, one.method): one for one in OPERATIONS.values()}
     assert len(described) == len(OPERATIONS), "two operations with the same method and path"
     assert bound.keys() == described.keys()
-    for place, one in described.items():
-        assert (bound[place].role, bound[place].reach) == (one.role, one.reach)
-        assert one.answer() in (*bound[place].answers.values(), str), place
+    for name, one in described.items():
+        assert (bound[name].role, bound[name].reach) == (one.role, one.reach)
+        assert one.answer() in (*bound[name].answers.values(), str), name
 
 
 @pytest.mark.parametrize("folder", ["client", "cli", "http", "worker", "sync"])

@@ -23,7 +23,7 @@ from bench.postgres.mixed import Together
 from bench.procfs import Cpu, cpu_of, family_us, parse_stat, peak_mb, rss_mb
 from bench.rows import ALL, ROWS
 from bench.servers import command
-from bench.stores import Place, SqliteStores
+from bench.stores import SqliteStores, StoreLocation
 from bench.wrk import Sample, parse_report
 
 from hark.cli.bench import Load, Mode, Outcome, ack_body, payload_of, percentile, plan, push_bodies
@@ -102,11 +102,11 @@ def test_an_ack_names_transaction_partition_and_lease_of_each_message() -> None:
 
 def test_both_halves_the_connections_and_pop_fills_a_backlog_first() -> None:
     shape = Load(kind="push", queue="q", connections=9)
-    first, measured = plan(Mode.both, shape, 500)
-    assert (first, [(load.kind, load.connections) for load in measured]) == ([], [("push", 4), ("pop", 4)])
-    first, measured = plan(Mode.pop, shape, 450)
+    first, timed = plan(Mode.both, shape, 500)
+    assert (first, [(load.kind, load.connections) for load in timed]) == ([], [("push", 4), ("pop", 4)])
+    first, timed = plan(Mode.pop, shape, 450)
     assert [load.requests for load in first] == [5]
-    assert [load.kind for load in measured] == ["pop"]
+    assert [load.kind for load in timed] == ["pop"]
 
 
 # Readings and reports --------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ def test_of_both_sides_the_slower_counts_and_consumers_are_behind_by_what_the_ba
     assert together(1000, 1000, (50, 10)).left_behind == 0
 
 
-def test_peers_are_measured_in_batches_without_their_start_and_by_their_best_settings() -> None:
+def test_peers_are_timed_in_batches_without_their_start_and_by_their_best_settings() -> None:
     assert batches(2500) == [1000, 1000, 500]
     assert compare.rate(Span(100, 101), [Span(110.5, 112), Span(110, 113)], 80) == 20
     figures = [
@@ -221,10 +221,10 @@ def test_another_database_of_a_server_keeps_the_rest_of_its_url() -> None:
 
 
 def test_servers_get_a_folder_or_the_url_of_a_database(tmp_path: Path) -> None:
-    database = Place(tmp_path, "postgresql://h/b", 1)
-    assert command("hark", 80, Place(tmp_path))[1:] == ["serve", "--port", "80", "--data", str(tmp_path)]
+    database = StoreLocation(tmp_path, "postgresql://h/b", 1)
+    assert command("hark", 80, StoreLocation(tmp_path))[1:] == ["serve", "--port", "80", "--data", str(tmp_path)]
     assert command("hark", 80, database)[1:] == ["serve", "--port", "80"], "HARK_ENGINE has the URL"
-    assert command("floor", 80, Place(tmp_path))[2:] == ["bench.floor", "80", str(tmp_path)]
+    assert command("floor", 80, StoreLocation(tmp_path))[2:] == ["bench.floor", "80", str(tmp_path)]
     assert command("floor", 80, database)[2:] == ["bench.postgres.floor", "80", "postgresql://h/b"]
 
 
@@ -248,21 +248,21 @@ def test_the_insertion_limit_fills_the_table_of_hark(tmp_path: Path, method: str
 # Demands ---------------------------------------------------------------------------------------------------
 
 
-def test_demands_pass_fail_or_were_not_measured() -> None:
+def test_demands_pass_fail_or_were_not_timed() -> None:
     figures = [figure(ratio_l=0.5, ratio_floor=0.7)]
     values = {"rss": [79.9], "start": [0.9, 1.2, 9.0], "backlog_push1": [1.6]}
     run = Run(machine={"generator": "wrk"}, figures=figures, values=values)
-    verdicts = {(demand.text, demand.unit): demand.holds for demand in must.demands(run)}
+    outcomes = {(demand.text, demand.unit): demand.holds for demand in must.demands(run)}
     title = ROWS["push1"].title
-    assert verdicts[title, "x floor"] is False
-    assert verdicts["push 1, 64 connections", "L"] is True
-    assert verdicts["memory of an idle server", "MB"] is True
-    assert verdicts["start to first answer, empty store", "s"] is False
-    assert verdicts["push1 with a long history", "x empty store"] is False
-    assert verdicts["pop 100 + ack", "L"] is None
+    assert outcomes[title, "x floor"] is False
+    assert outcomes["push 1, 64 connections", "L"] is True
+    assert outcomes["memory of an idle server", "MB"] is True
+    assert outcomes["start to first answer, empty store", "s"] is False
+    assert outcomes["push1 with a long history", "x empty store"] is False
+    assert outcomes["pop 100 + ack", "L"] is None
 
 
-def test_without_wrk_only_what_is_no_ratio_of_loads_is_judged() -> None:
+def test_without_wrk_only_what_is_no_ratio_of_loads_is_checked() -> None:
     values = {"rss": [79.9], "backlog_push1": [1.6]}
     run = Run(machine={"generator": "hark bench"}, figures=[figure(ratio_l=9, ratio_floor=9)], values=values)
     assert [demand.text for demand in must.demands(run) if demand.holds is not None] == ["memory of an idle server"]
@@ -271,8 +271,8 @@ def test_without_wrk_only_what_is_no_ratio_of_loads_is_judged() -> None:
 def test_demands_are_those_of_the_engine() -> None:
     values = {"pinned": [0.6], "cost_10": [2.0], "peer_pgqueuer": [5.5], "together_p99": [90.0]}
     run = Run(machine={"generator": "wrk", "engine": "postgres"}, values=values)
-    verdicts = {demand.unit: demand.holds for demand in must.demands(run) if demand.holds is not None}
-    assert verdicts == {"x the first": True, "x COPY": False, "x pgqueuer": True, "ms": True}
+    outcomes = {demand.unit: demand.holds for demand in must.demands(run) if demand.holds is not None}
+    assert outcomes == {"x the first": True, "x COPY": False, "x pgqueuer": True, "ms": True}
     without_wrk = msgspec.structs.replace(run, machine=run.machine | {"generator": "hark bench"})
     assert "ms" not in {demand.unit for demand in must.demands(without_wrk) if demand.holds is not None}
 

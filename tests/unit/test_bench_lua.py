@@ -188,7 +188,7 @@ def test_wrk_counts_what_was_consumed_and_refused_acks_are_errors(runs: dict[str
     assert refused.errors > 0
 
 
-def test_the_built_in_generator_sends_exactly_the_requests_it_is_told_to() -> None:
+def test_the_built_in_generator_sends_exactly_the_requests_it_is_notified_to() -> None:
     recorder = Recorder(0)
     with listening(recorder) as port:
         load = Load(kind="push", queue="q", connections=3, batch=2, requests=10)

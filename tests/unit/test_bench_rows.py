@@ -13,11 +13,11 @@ from bench.__main__ import chosen
 from bench.client import polling
 from bench.client.program import PUSHERS, Taken, push_at_once
 from bench.delivery.apart import apart
-from bench.delivery.fair import Shares, told_for_nothing
+from bench.delivery.fair import Shares, empty_wakes
 from bench.delivery.leaks import RELEASED, growth, queues
 from bench.delivery.pair import free_udp_ports, peer_settings
 from bench.delivery.sockets import TEXT, Frames, frame, upgrade
-from bench.delivery.states import WAYS, Ledger, Wish
+from bench.delivery.states import WAYS, Ledger, PopParams
 from bench.delivery.waiters import decode_popped, item, items, waiting_pop
 from bench.delivery.wires import Metrics, Waiting
 from bench.figures import Figure, Run
@@ -34,7 +34,7 @@ from bench.wrk import lua_script
 from hark.polling import PollingStrategy
 
 
-def verdicts(engine: str, **values: float) -> dict[tuple[str, str], bool]:
+def outcomes(engine: str, **values: float) -> dict[tuple[str, str], bool]:
     """What holds of what was measured on an engine, by text and unit."""
     run = Run(machine={"engine": engine, "generator": "wrk"}, values={name: [value] for name, value in values.items()})
     return {(demand.text, demand.unit): demand.holds for demand in must.demands(run) if demand.holds is not None}
@@ -59,8 +59,8 @@ def test_rows_are_those_of_the_engine() -> None:
         chosen("s3", "push1", quick=False)
 
 
-def test_nobody_may_be_lost_on_the_way_and_none_is_too_few() -> None:
-    assert verdicts("sqlite", deliver_lost=0.0, waiting_lost=1.0, deliver_p50=4.0) == {
+def test_no_one_may_be_lost_on_the_way_and_none_is_too_few() -> None:
+    assert outcomes("sqlite", deliver_lost=0.0, waiting_lost=1.0, deliver_p50=4.0) == {
         ("push to delivery at a waiting client: not delivered", "messages"): True,
         ("10,000 waiting pops: not delivered", "messages"): False,
         ("push to delivery at a waiting client: p50", "ms"): True,
@@ -69,7 +69,7 @@ def test_nobody_may_be_lost_on_the_way_and_none_is_too_few() -> None:
 
 @pytest.mark.parametrize("engine", ["sqlite", "postgres"])
 def test_what_work_queues_must_do_is_demanded_of_both_engines(engine: str) -> None:
-    found = {text: holds for (text, _), holds in verdicts(engine, due_p99=25.0, shared1=0.6).items()}
+    found = {text: holds for (text, _), holds in outcomes(engine, due_p99=25.0, shared1=0.6).items()}
     assert found == {
         "a message due at T reaches a waiting consumer: p99 behind T": False,
         "shared group, one partition, 64 consumers: push 1, pop 1, ack": True,
@@ -77,7 +77,7 @@ def test_what_work_queues_must_do_is_demanded_of_both_engines(engine: str) -> No
 
 
 def test_what_client_and_worker_must_do_is_demanded() -> None:
-    assert verdicts("sqlite", client_push=2.9, client_consume=2.1, tasks_celery=5.0, tasks_p50=11.0) == {
+    assert outcomes("sqlite", client_push=2.9, client_consume=2.1, tasks_celery=5.0, tasks_p50=11.0) == {
         ("single pushes of one client process", "x the official client"): False,
         ("consume + ack in batches of 100", "x the official client"): True,
         ("tasks that do nothing, per worker process", "x Celery"): True,
@@ -107,8 +107,8 @@ def test_what_is_demanded_of_a_bucket_is_demanded_of_no_other_store() -> None:
     ],
 )
 def test_a_bound_is_kept_or_broken(name: str, good: float, bad: float) -> None:
-    assert list(verdicts("s3", **{name: good}).values()) == [True]
-    assert list(verdicts("s3", **{name: bad}).values()) == [False]
+    assert list(outcomes("s3", **{name: good}).values()) == [True]
+    assert list(outcomes("s3", **{name: bad}).values()) == [False]
 
 
 # Delivery --------------------------------------------------------------------------------------------------
@@ -122,11 +122,11 @@ def served(payload: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("size", [0, 1, 125, 126, 65_535, 65_536])
-def test_frames_are_cut_out_of_what_comes_in_any_pieces(size: int) -> None:
+def test_frames_are_cut_out_of_what_comes_in_any_parts(size: int) -> None:
     stream = served(b"x" * size) + served(b"next")
     frames = Frames()
-    pieces = [stream[: size // 2 + 1], stream[size // 2 + 1 : -1], stream[-1:]]
-    got = [each for piece in pieces for each in frames.feed(piece)]
+    chunks = [stream[: size // 2 + 1], stream[size // 2 + 1 : -1], stream[-1:]]
+    got = [each for chunk in chunks for each in frames.read(chunk)]
     assert got == [(TEXT, b"x" * size), (TEXT, b"next")]
 
 
@@ -146,13 +146,13 @@ def test_a_push_is_json_with_the_number_of_each_message_in_its_payload() -> None
 
 
 def test_the_subscription_of_a_socket_names_a_partition_only_if_it_wants_one() -> None:
-    assert msgspec.json.decode(msgspec.json.encode(Wish("q"))) == {
+    assert msgspec.json.decode(msgspec.json.encode(PopParams("q"))) == {
         "type": "subscribe",
         "queue": "q",
         "batch": 1,
         "id": "s",
     }
-    assert msgspec.json.decode(msgspec.json.encode(Wish("q", "p1")))["partition"] == "p1"
+    assert msgspec.json.decode(msgspec.json.encode(PopParams("q", "p1")))["partition"] == "p1"
 
 
 def waiting(**empty: int) -> Metrics:
@@ -161,7 +161,7 @@ def waiting(**empty: int) -> Metrics:
 
 def test_what_is_left_has_a_client_and_only_wakes_since_the_first_look_were_for_nothing() -> None:
     assert waiting().delivery.left == 10
-    assert told_for_nothing(waiting(push=3, poll=1), waiting(push=5, poll=1, timer=2)) == {"push": 2, "timer": 2}
+    assert empty_wakes(waiting(push=3, poll=1), waiting(push=5, poll=1, timer=2)) == {"push": 2, "timer": 2}
 
 
 def test_the_spread_is_between_the_most_and_the_least_served() -> None:
@@ -174,7 +174,7 @@ def test_growth_is_from_the_middle_of_the_first_quarter_to_that_of_the_last() ->
     assert growth([5]) == 0
 
 
-def test_the_ledger_knows_what_nobody_settled_and_refuses_a_second_settlement() -> None:
+def test_the_ledger_knows_what_no_one_settled_and_refuses_a_second_settlement() -> None:
     ledger = Ledger()
     first, _ = ledger.push("q"), ledger.push("q")
     ledger.settle("q", first)
@@ -189,7 +189,7 @@ def test_clients_of_each_state_have_a_queue_of_their_own() -> None:
     assert sum(name.endswith(RELEASED) for name in names) == 2 * len(WAYS) - 1
 
 
-def test_two_servers_are_told_of_each_others_ports() -> None:
+def test_two_servers_are_notified_of_each_others_ports() -> None:
     first, second = free_udp_ports(2)
     assert first != second
     assert peer_settings(first, second) == {"HARK_PEER_PORT": str(first), "HARK_PEERS": f"127.0.0.1:{second}"}
@@ -315,9 +315,9 @@ def test_a_job_reaches_its_process_as_it_is() -> None:
 
 
 def test_each_place_is_a_prefix_of_its_own(tmp_path: Path) -> None:
-    places = [bucket().create(tmp_path / name) for name in ("001-hark", "002-hark")]
-    assert places[0].url == "s3://hark-stub/001-hark?endpoint=http://127.0.0.1:1"
-    assert places[1].url != places[0].url
-    assert command("hark", 80, places[0])[1:] == ["serve", "--port", "80"]
+    stores = [bucket().create(tmp_path / name) for name in ("001-hark", "002-hark")]
+    assert stores[0].url == "s3://hark-stub/001-hark?endpoint=http://127.0.0.1:1"
+    assert stores[1].url != stores[0].url
+    assert command("hark", 80, stores[0])[1:] == ["serve", "--port", "80"]
     with pytest.raises(RuntimeError, match="can't be copied"):
-        bucket().copy(places[0], tmp_path / "new")
+        bucket().copy(stores[0], tmp_path / "new")

@@ -17,7 +17,7 @@ from bench.hostile.attacks import ATTACKS, CALM, Attack, Plan, attack
 from bench.raw import RawClient, get, lone_pushes, post
 from bench.rows import ALL, ROWS
 from bench.servers import ROOT, Kind, running
-from bench.stores import Place
+from bench.stores import StoreLocation
 
 
 def pair(metric: str, before: list[float], after: list[float], required: float | None = None) -> Pair:
@@ -40,7 +40,7 @@ def test_nothing_in_the_benchmark_imports_what_hark_no_longer_uses() -> None:
 
 @pytest.mark.parametrize("kind", ["bare", "floor"])
 def test_a_reference_answers_pushes(tmp_path: Path, kind: Kind) -> None:
-    with running(kind, Place(tmp_path / kind)) as server:
+    with running(kind, StoreLocation(tmp_path / kind)) as server:
         with RawClient(server.port) as client:
             body = b'{"items":[{"queue":"q","payload":1}]}'
             assert [client.ask(post(b"/api/v1/push", body)) for _ in range(3)] == [201, 201, 201]
@@ -50,11 +50,11 @@ def test_a_reference_answers_pushes(tmp_path: Path, kind: Kind) -> None:
         assert 0 < sample.p50_ms <= sample.p99_ms
 
 
-async def test_a_raw_client_reads_an_answer_in_pieces_and_says_when_there_is_none() -> None:
+async def test_a_raw_client_reads_an_answer_in_parts_and_says_when_there_is_none() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        for piece in (b"HTTP/1.1 20", b"3 x\r\nContent-Len", b"gth: 4\r\n\r\nab", b"cd"):
-            writer.write(piece)
+        for chunk in (b"HTTP/1.1 20", b"3 x\r\nContent-Len", b"gth: 4\r\n\r\nab", b"cd"):
+            writer.write(chunk)
             await asyncio.sleep(0.01)
         await reader.readuntil(b"\r\n\r\n")
         writer.close()
@@ -87,10 +87,10 @@ def test_each_attack_has_two_bounds_on_both_engines() -> None:
 async def test_what_an_attack_sends_is_http_that_goes_on_and_on(each: Attack) -> None:
     sent = 0
     parser = httptools.HttpRequestParser(object())
-    async for piece in each.stream(0):
+    async for chunk in each.stream(0):
         with contextlib.suppress(httptools.HttpParserError, httptools.HttpParserUpgrade):  # Some are too large for it.
-            parser.feed_data(piece)
-        sent += len(piece)
+            parser.feed_data(chunk)
+        sent += len(chunk)
         if sent > 100_000 or each.name == "slow":
             break
     assert parser.get_method() in (b"GET", b"POST") or each.name == "slow"
@@ -115,31 +115,31 @@ async def test_an_attack_ends_in_time_and_connects_again_where_it_is_thrown_out(
 
 
 def test_more_is_better_only_for_throughput() -> None:
-    assert pair("throughput", [10, 10, 30], [15, 14, 14], 1.4).verdict == "pass"
-    assert pair("throughput", [10], [13], 1.4).verdict == "FAIL"
-    assert pair("p50_ms", [10], [7], 0.75).verdict == "pass"
-    assert pair("p50_ms", [10], [8], 0.75).verdict == "FAIL"
-    assert pair("rss_mb", [10], [80]).verdict == ""
+    assert pair("throughput", [10, 10, 30], [15, 14, 14], 1.4).outcome == "pass"
+    assert pair("throughput", [10], [13], 1.4).outcome == "FAIL"
+    assert pair("p50_ms", [10], [7], 0.75).outcome == "pass"
+    assert pair("p50_ms", [10], [8], 0.75).outcome == "FAIL"
+    assert pair("rss_mb", [10], [80]).outcome == ""
 
 
 def test_rounds_that_disagree_do_not_show_that_something_is_worse() -> None:
-    assert pair("p99_ms", [10, 10, 10], [9, 11, 12], 1.0).verdict == "noise"
-    assert pair("p99_ms", [10, 10, 10], [11, 12, 13], 1.0).verdict == "FAIL"
+    assert pair("p99_ms", [10, 10, 10], [9, 11, 12], 1.0).outcome == "noise"
+    assert pair("p99_ms", [10, 10, 10], [11, 12, 13], 1.0).outcome == "FAIL"
 
 
 def test_nothing_before_has_no_ratio() -> None:
     lost = pair("", [0, 0], [0, 1])
-    assert (lost.ratio, lost.ratios, lost.verdict) == (None, [], "")
+    assert (lost.ratio, lost.ratios, lost.outcome) == (None, [], "")
     assert compare.table([lost, pair("throughput", [1], [2], 1.4)]).row_count == 2
 
 
-def test_what_both_measured_is_paired_by_title_and_the_rest_is_left_out() -> None:
+def test_what_both_timed_is_paired_by_title_and_the_rest_is_left_out() -> None:
     def run(throughput: float, cpu_l: float) -> Run:
         figure = Figure(row="push1", title="t", server="hark", throughput=throughput, cpu_l=cpu_l)
         return Run(machine={}, figures=[figure, figure], values={"end_lost": [0, 0]})
 
     found = list(compare.pairs("postgres", run(100, 9), run(150, 6)))
-    assert [(each.metric, each.demand, each.verdict) for each in found] == [
+    assert [(each.metric, each.demand, each.outcome) for each in found] == [
         ("throughput", ">= 1.4 x", "pass"),
         ("cpu_l", "<= 5", "FAIL"),
         ("", "", ""),

@@ -75,7 +75,7 @@ def test_numbers_are_exact(number: float) -> None:
 
 
 @given(st.binary(max_size=20))
-def test_bytes_of_anybody_are_a_key_or_refused(data: bytes) -> None:
+def test_bytes_of_anyone_are_a_key_or_refused(data: bytes) -> None:
     try:
         key = decode_key(data)
     except InvalidKey:

@@ -101,7 +101,7 @@ def test_a_stack_follows_for_people_to_read() -> None:
     assert lines[1] == "    Traceback (most recent call last):"
 
 
-def test_colors_are_for_terminals_without_a_wish_against_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colors_are_for_terminals_without_a_request_against_them(monkeypatch: pytest.MonkeyPatch) -> None:
     warning = record("late", level=logging.WARNING)
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert "\x1b[33mWARNING\x1b[0m" in formatter_for(Terminal()).format(warning)

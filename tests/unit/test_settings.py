@@ -64,7 +64,13 @@ def test_the_defaults_are_those_that_are_promised() -> None:
         "retention": {"completed_seconds": 7 * day, "idle_group_days": 30, "interval_ms": 300_000},
         "encryption": {"key": "", "old_keys": ()},
         "postgres": {"pool_size": 8, "prepared": True, "statement_timeout_ms": 30_000, "wait_ms": 10_000},
-        "s3": {"endpoint_url": "", "region": "", "request_timeout_ms": 10_000, "patience_ms": 20_000, "linger_ms": 50}
+        "s3": {
+            "endpoint_url": "",
+            "region": "",
+            "request_timeout_ms": 10_000,
+            "retry_timeout_ms": 20_000,
+            "linger_ms": 50,
+        }
         | {"snapshot_records": 1000, "snapshot_bytes": 64 * mib, "grace_seconds": 3600, "skew_margin_ms": 1000}
         | {"cache_bytes": 256 * mib, "max_record_bytes": 32 * mib, "put_dollars": 5, "get_dollars": 0.4},
         "fallback": {"initial_ms": 100, "max_ms": 5000, "threshold": 3, "multiplier": 3, "jitter": 0.1, "tick_ms": 50}
@@ -210,10 +216,10 @@ def test_an_alias_of_the_seeds_sets_its_setting(alias: str, text: str, name: str
     ],
 )
 def test_of_several_aliases_those_of_the_sidecar_win_then_those_of_queues(name: str, aliases: list[str]) -> None:
-    env = {alias: str(200 + place) for place, alias in enumerate(aliases)}
-    for place, alias in enumerate(aliases):
+    env = {alias: str(200 + index) for index, alias in enumerate(aliases)}
+    for index, alias in enumerate(aliases):
         loaded = load({}, env)
-        assert shown(loaded.settings, name) == 200 + place
+        assert shown(loaded.settings, name) == 200 + index
         assert loaded.sources[name] == f"{alias} (alias)"
         del env[alias]
 
@@ -477,8 +483,8 @@ def test_a_key_without_a_word_about_jwt_is_refused_and_with_one_it_is_not(variab
     assert f"{variable} sets it" in text
     assert "auth.jwt_enabled" in text
     assert SECRET not in text
-    for said in ("true", "false"):
-        check_whole(load({}, {variable: value, "HARK_AUTH_JWT_ENABLED": said}))
+    for flag in ("true", "false"):
+        check_whole(load({}, {variable: value, "HARK_AUTH_JWT_ENABLED": flag}))
 
 
 def test_two_secrets_are_one_too_many() -> None:
@@ -534,7 +540,7 @@ def test_jwts_without_an_issuer_or_an_audience_are_warned_about() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("[encryption]\nkey = '" + KEY + "'\n", True),
         ("engine = 'postgresql://me:secret@db/hark'\n", True),
@@ -542,16 +548,16 @@ def test_jwts_without_an_issuer_or_an_audience_are_warned_about() -> None:
         ("port = 7000\n", False),
     ],
 )
-def test_a_settings_file_with_secrets_that_others_can_read_is_told_of(text: str, told: bool) -> None:
+def test_a_settings_file_with_secrets_that_others_can_read_is_notified_of(text: str, reported: bool) -> None:
     file = toml(text)
     file.chmod(0o644)
     notes = load({}, {}).notes
-    assert [("hark.toml" in note, "chmod 600" in note) for note in notes] == ([(True, True)] if told else [])
+    assert [("hark.toml" in note, "chmod 600" in note) for note in notes] == ([(True, True)] if reported else [])
     file.chmod(0o600)
     assert load({}, {}).notes == ()
 
 
-def test_a_private_key_that_others_can_read_is_told_of(tmp_path: Path) -> None:
+def test_a_private_key_that_others_can_read_is_notified_of(tmp_path: Path) -> None:
     key = tmp_path / "key.pem"
     key.touch()
     key.chmod(0o640)

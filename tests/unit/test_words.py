@@ -116,4 +116,4 @@ def test_errors_and_log_lines_have_none_of_the_words() -> None:
 def test_a_word_that_comes_back_is_found_with_its_remedy() -> None:
     (line,) = found_in("The lease expires.\nWhoever waits is notified.", "page.md")
     assert line == "page.md:2: 'Whoever' (write: the consumer, the caller): Whoever waits is notified."
-    assert found_in("test_who_is_told_when, the judged", "page.md") == []
+    assert found_in("test_who_is_notified_when, the judged", "page.md") == []

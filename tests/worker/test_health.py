@@ -11,11 +11,11 @@ import pytest
 from hark.api.types.delivery import Delivered
 from hark.client.calling import CallPolicy
 from hark.client.client import Client
-from hark.client.delivery.settling import Settled, Verdict
+from hark.client.delivery.settling import Settled, SettleDecision
 from hark.client.transport.http import HttpTransport
 from hark.errors import InvalidInput
 from hark.worker import MetricsMiddleware, RetryPolicy, Worker
-from hark.worker.retrying import Ended, Held
+from hark.worker.retrying import Ended, InFlight
 from hark.worker.stats import Stats
 from tests.worker.workers import SECONDS, burst, running
 
@@ -55,7 +55,7 @@ async def test_health_says_what_the_worker_does_and_that_it_stops(server_url: st
         await stopping
 
 
-async def test_a_worker_whose_slots_are_all_held_by_functions_that_do_not_end_is_ill(
+async def test_a_worker_whose_slots_are_all_leased_by_functions_that_do_not_end_is_ill(
     server_url: str, queue: str
 ) -> None:
     worker = Worker(server_url, queue=queue, concurrency=1)
@@ -152,7 +152,7 @@ async def test_a_server_that_is_away_for_long_is_seen_in_the_health(
     await client.close()
 
 
-async def test_statistics_tell_what_was_done(worker: Worker) -> None:
+async def test_statistics_report_what_was_done(worker: Worker) -> None:
 
     @worker.task
     async def work() -> None: ...
@@ -172,7 +172,7 @@ async def test_statistics_tell_what_was_done(worker: Worker) -> None:
 def ended(task: str) -> Ended:
     """A delivery that ended well."""
     message = Delivered("id", "t", None, None, None, "", "p", "Default", "l", "g", "q", 1, 0, 1)  # type: ignore[arg-type]  # Nobody reads the payload.
-    return Ended(Held("l", [message]), message, Verdict(message), "done", task, 0.5)
+    return Ended(InFlight("l", [message]), message, SettleDecision(message), "done", task, 0.5)
 
 
 def test_the_rate_is_that_of_the_last_seconds() -> None:
@@ -195,8 +195,8 @@ def test_deliveries_are_counted_once_however_they_ended() -> None:
     """So that the seconds can be divided by them: a failure is counted as retried or dead too."""
     stats = Stats()
     message = ended("a").message
-    failed = Ended(Held("l", [message]), message, Verdict(message, "failed"), "failed", "a", 0.5)
-    back = Ended(Held("l", [message]), message, Verdict(message, "retry"), "handed_back", "a", 0.5)
+    failed = Ended(InFlight("l", [message]), message, SettleDecision(message, "failed"), "failed", "a", 0.5)
+    back = Ended(InFlight("l", [message]), message, SettleDecision(message, "retry"), "handed_back", "a", 0.5)
     stats.add([(ended("a"), Settled(True)), (failed, Settled(True)), (back, Settled(True)), (back, None)])
     assert (stats.tasks["a"].ended, stats.totals.ended, stats.totals.seconds) == (4, 4, 2.0)
     stats = Stats()

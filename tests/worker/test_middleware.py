@@ -153,8 +153,8 @@ async def test_log_records_of_a_task_say_which_it_is(
     await burst(worker)
     logger.info("outside")
     caplog.handler.removeFilter(add_task_fields)
-    told = [record for record in caplog.records if record.name == logger.name]
-    assert [(r.getMessage(), *(r.__dict__[field] for field in ("task", "message_id", "attempt"))) for r in told] == [
+    logged = [record for record in caplog.records if record.name == logger.name]
+    assert [(r.getMessage(), *(r.__dict__[field] for field in ("task", "message_id", "attempt"))) for r in logged] == [
         ("task started", "work", pushed.id, 1),
         ("in a thread", "work", pushed.id, 1),
         ("task completed", "work", pushed.id, 1),

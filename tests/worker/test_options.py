@@ -50,22 +50,22 @@ def test_the_file_counts_over_the_default(environment: dict[str, str]) -> None:
 
 
 def test_the_environment_counts_over_the_file(environment: dict[str, str]) -> None:
-    told = environment | {
+    variables = environment | {
         "HARK_WORKER_CONCURRENCY": "4",
         "HARK_WORKER_GRACE_SECONDS": "6",
         "HARK_POLLING_MIN_INTERVAL_MS": "200",
     }
-    plan = plan_for(WorkerRunOptions(), environment=told)
+    plan = plan_for(WorkerRunOptions(), environment=variables)
     assert (plan.concurrency, plan.grace_seconds, plan.lease_seconds) == (4, 6, 7)
     assert plan.polling == PollingStrategy.adaptive(min_interval_ms=200, max_interval_ms=9000)
 
 
 def test_what_the_program_says_counts_over_all(environment: dict[str, str]) -> None:
-    told = environment | {"HARK_WORKER_CONCURRENCY": "4", "HARK_POLLING_STRATEGY": "adaptive"}
+    variables = environment | {"HARK_WORKER_CONCURRENCY": "4", "HARK_POLLING_STRATEGY": "adaptive"}
     fixed = PollingStrategy.fixed(interval_ms=50)
-    plan = plan_for(WorkerRunOptions(polling=fixed, grace_seconds=0), concurrency=5, lease=9, environment=told)
+    plan = plan_for(WorkerRunOptions(polling=fixed, grace_seconds=0), concurrency=5, lease=9, environment=variables)
     assert (plan.concurrency, plan.lease_seconds, plan.grace_seconds, plan.polling) == (5, 9, 0, fixed)
-    plan = plan_for(WorkerRunOptions(concurrency=6, health=("", 1)), concurrency=5, environment=told)
+    plan = plan_for(WorkerRunOptions(concurrency=6, health=("", 1)), concurrency=5, environment=variables)
     assert (plan.concurrency, plan.health) == (6, ("", 1))
 
 

@@ -14,11 +14,11 @@ import pytest
 
 from hark.worker import Worker, current
 from tests.worker.program import make
-from tests.worker.workers import SECONDS, burst, running, until_it_waits, until_nobody_waits
+from tests.worker.workers import SECONDS, burst, running, until_it_waits, until_no_consumer_waits
 
 PROCESS_SECONDS = 60.0
 """What a process never needs to say something; Python alone takes seconds to start on a busy machine."""
-PATIENCE = 8.0
+WAIT_SECONDS = 8.0
 """Seconds that a busy machine may need in addition; far less than what would be wrong."""
 
 
@@ -27,23 +27,23 @@ class Process:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
-        self.said: list[str] = []
+        self.output: list[str] = []
 
     async def line(self, beginning: str) -> str:
         """Read on until a line that begins so."""
         assert self.process.stdout is not None
         async with asyncio.timeout(PROCESS_SECONDS):
             while line := (await self.process.stdout.readline()).decode().strip():
-                self.said.append(line)
+                self.output.append(line)
                 if line.startswith(beginning):
                     return line
-        raise AssertionError(f"the worker ended without {beginning!r}; it said: {self.said}")
+        raise AssertionError(f"the worker ended without {beginning!r}; it said: {self.output}")
 
     async def end(self) -> int:
         """Read all that is left, and wait for its end."""
         assert self.process.stdout is not None
         async with asyncio.timeout(PROCESS_SECONDS):
-            self.said += (await self.process.stdout.read()).decode().splitlines()
+            self.output += (await self.process.stdout.read()).decode().splitlines()
             return await self.process.wait()
 
 
@@ -99,7 +99,7 @@ async def test_a_task_of_a_killed_worker_runs_elsewhere_within_one_lease_time(se
                 at, attempt = await started
     assert attempt == 2
     # At once when its lease ends, not at the next look of somebody: the benchmark has the exact figure.
-    assert at - killed < lease + PATIENCE
+    assert at - killed < lease + WAIT_SECONDS
 
 
 async def test_sigterm_under_load_loses_nothing_and_doubles_nothing(server_url: str, queue: str) -> None:
@@ -111,7 +111,7 @@ async def test_sigterm_under_load_loses_nothing_and_doubles_nothing(server_url: 
         await process.line("done 50")
         process.process.send_signal(signal.SIGTERM)
         assert await process.end() == 0
-    first = [line for line in process.said if line.startswith("done")]
+    first = [line for line in process.output if line.startswith("done")]
     assert 0 < len(first) < count
     done = [int(line.split()[1]) for line in first]
     left = await left_over(server_url, queue)
@@ -133,13 +133,13 @@ async def test_what_does_not_finish_in_the_grace_period_goes_back_and_the_proces
         process.process.send_signal(signal.SIGTERM)
         assert (await process.line("ended")).split() == ["ended", "0", "2", "1"]  # A thread is left.
         assert await process.end() == 0
-        assert time.monotonic() - began < grace + PATIENCE
+        assert time.monotonic() - began < grace + WAIT_SECONDS
     await worker.close()
     assert await left_over(server_url, queue) == [(1, 1), (2, 1)]
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-async def test_a_second_signal_waits_for_nobody(server_url: str, queue: str, loop: str) -> None:
+async def test_a_second_signal_waits_for_no_one(server_url: str, queue: str, loop: str) -> None:
     worker = make(server_url, queue)
     await worker.tasks["nap"].push(1, 3600)
     async with worker_process(server_url, queue, grace=600, loop=loop) as process:
@@ -177,7 +177,7 @@ async def test_a_handler_that_blocks_its_loop_for_three_leases_keeps_its_tasks(s
             assert (await process.line("ended")).split() == ["ended", "2", "0", "0"]
         assert found.events == []
     assert seen == []
-    assert Counter(process.said)["start 1"] == 1
+    assert Counter(process.output)["start 1"] == 1
 
 
 async def test_a_handler_that_blocks_its_loop_for_ever_does_not_keep_the_process_from_ending(
@@ -189,11 +189,11 @@ async def test_a_handler_that_blocks_its_loop_for_ever_does_not_keep_the_process
         await process.line("start 1")
         await until_it_waits(server_url, queue)
         await worker.tasks["nap"].push(2, 0)  # It is taken, and can't begin.
-        await until_nobody_waits(server_url, queue)
+        await until_no_consumer_waits(server_url, queue)
         began = time.monotonic()
         process.process.send_signal(signal.SIGTERM)
         assert await process.end() == 1
-        assert time.monotonic() - began < 1 + PATIENCE
+        assert time.monotonic() - began < 1 + WAIT_SECONDS
     await worker.close()
     assert await left_over(server_url, queue) == [(1, 1), (2, 1)]  # At once, and uncounted.
 
@@ -212,7 +212,7 @@ async def test_a_blocked_loop_does_not_keep_a_signal_from_stopping_the_pulls(ser
         await process.line("start 1")
         await until_it_waits(server_url, queue)
         process.process.send_signal(signal.SIGTERM)
-        await until_nobody_waits(server_url, queue)  # The line has given up its poll; the loop is still blocked.
+        await until_no_consumer_waits(server_url, queue)  # The line has given up its poll; the loop is still blocked.
         async with running(other) as found:
             await worker.tasks["nap"].push(2, 0)
             await found.ended(1)

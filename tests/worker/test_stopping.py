@@ -17,7 +17,7 @@ from hark.errors import HarkError
 from hark.model import QUEUE_MODE
 from hark.worker import Worker, WorkerRunOptions, current
 from hark.worker.options import plan_for
-from hark.worker.worker_run import Shift, stop_signals
+from hark.worker.worker_run import WorkerRun, stop_signals
 from tests.worker.workers import SECONDS, ScriptedServer, ask, burst, push_raw, running, until_it_waits
 
 
@@ -190,13 +190,13 @@ async def test_the_grace_period_counts_from_the_call_although_the_loop_is_late(
     late = 0.0
     plan = plan_for(WorkerRunOptions(grace_seconds=AN_HOUR, handle_signals=False), lease=10 * AN_HOUR)
     transport = HttpTransport(server_url)
-    shift = Shift(
+    worker_run = WorkerRun(
         transport, queue, QUEUE_MODE, worker.tasks, (), plan, name="late", monotonic=lambda: time.monotonic() + late
     )
-    run = asyncio.create_task(shift.run())
+    run = asyncio.create_task(worker_run.run())
     async with asyncio.timeout(SECONDS):
         await started.wait()
-        shift.stop()
+        worker_run.stop()
         late = AN_HOUR  # A handler blocks the loop for as long: nobody could do anything until now.
         summary = await run
     await transport.close()
@@ -208,7 +208,7 @@ async def test_a_run_that_is_cancelled_while_it_stops_says_so(worker: Worker) ->
     run = asyncio.create_task(worker.run(WorkerRunOptions(handle_signals=False, grace_seconds=AN_HOUR)))
     async with asyncio.timeout(SECONDS):
         await started.wait()
-        asking = asyncio.create_task(worker.stop())
+        stop_task = asyncio.create_task(worker.stop())
         while not stopping.is_set():
             await asyncio.sleep(0)
             if worker.stats is not None and worker.stats.stopping:
@@ -218,10 +218,10 @@ async def test_a_run_that_is_cancelled_while_it_stops_says_so(worker: Worker) ->
         run.cancel()
         with pytest.raises(asyncio.CancelledError):
             await run
-        await asking
+        await stop_task
 
 
-async def test_a_push_that_nobody_answers_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_push_that_no_one_answers_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     server, line = ScriptedServer(), ScriptedServer()
     monkeypatch.setattr(server, "fork", lambda: line)  # What is pulled and settled goes there, in a loop of its own.
     line.answer_pop("1")

@@ -12,8 +12,8 @@ import pytest
 
 from hark.api.types.delivery import Delivered
 from hark.worker import Discard, Retry, RetryPolicy, Worker, current
-from hark.worker.executor import Workbench
-from hark.worker.retrying import Ended, Held
+from hark.worker.executor import Executor
+from hark.worker.retrying import Ended, InFlight
 from tests.worker.workers import SECONDS, ask, burst, dead_letters, push_raw, running
 
 AT_ONCE = RetryPolicy.schedule([0, 0])
@@ -249,25 +249,25 @@ class Bench:
     def __init__(self, function: Callable[[], Any], timeout: float | None = None) -> None:
         worker = Worker(queue="q")
         worker.task("t", timeout=timeout, retry=RetryPolicy.never())(function)
-        self.told: asyncio.Queue[Ended] = asyncio.Queue()
+        self.reports: asyncio.Queue[Ended] = asyncio.Queue()
         self.slots = 0
-        self.bench = Workbench(worker.tasks, (), worker_id="w", concurrency=2, finished=self._finished)
+        self.bench = Executor(worker.tasks, (), worker_id="w", concurrency=2, finished=self._finished)
 
     def start(self) -> None:
         """Receive a message of the task."""
         data = msgspec.Raw(b'{"task":"t"}')
         message = Delivered("id", "t", None, data, None, "", "p", "Default", "lease", "g", "q", 1, 0, 1)
-        self.bench.receive(Held("lease", [message]))
+        self.bench.receive(InFlight("lease", [message]))
 
     def _finished(self, ended: Sequence[Ended], slots: int) -> None:
         self.slots += slots
         for one in ended:
-            self.told.put_nowait(one)
+            self.reports.put_nowait(one)
 
     async def ended(self) -> Ended:
         """The next that ended."""
         async with asyncio.timeout(SECONDS):
-            return await self.told.get()
+            return await self.reports.get()
 
 
 async def test_a_function_that_has_ended_is_done_although_the_worker_stops_at_that_moment() -> None:

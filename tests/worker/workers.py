@@ -29,19 +29,19 @@ class Running:
         self.worker = worker
         self.events: list[TaskEvent] = []
         self.summary: Summary | None = None
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
-    def hear(self, event: TaskEvent) -> None:
+    def on_event(self, event: TaskEvent) -> None:
         """A delivery ended."""
         self.events.append(event)
-        self._news.set()
+        self._changed.set()
 
     async def ended(self, count: int) -> list[TaskEvent]:
         """Wait until so many deliveries ended."""
         async with asyncio.timeout(SECONDS):
             while len(self.events) < count:
-                self._news.clear()
-                await self._news.wait()
+                self._changed.clear()
+                await self._changed.wait()
         return self.events
 
 
@@ -49,7 +49,7 @@ class Running:
 async def running(worker: Worker, **options: Any) -> AsyncIterator[Running]:
     """Run the worker within the block, and stop it gracefully at its end."""
     found = Running(worker)
-    unlisten = worker.listen(found.hear)
+    unlisten = worker.listen(found.on_event)
     task = asyncio.create_task(worker.run(WorkerRunOptions(handle_signals=False, **options)))
     try:
         await asyncio.sleep(0)  # Its first step: from here on there is something to stop.
@@ -82,7 +82,7 @@ async def until_it_waits(url: str, queue: str) -> None:
             pass
 
 
-async def until_nobody_waits(url: str, queue: str) -> None:
+async def until_no_consumer_waits(url: str, queue: str) -> None:
     """Until the server knows of no consumer that waits there."""
     async with asyncio.timeout(SECONDS):
         while await _waits(url, queue):

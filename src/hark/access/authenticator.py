@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from hark.access.identity import ANYBODY, Identity
+from hark.access.identity import UNRESTRICTED, Identity
 from hark.access.jwts import Key, key_files, read_keys, verify
 from hark.access.tokens import PREFIX, Look, Token, TokenFile, look_at, matches, microseconds, split, tokens_path
 from hark.clock import SECOND, Clock
@@ -45,7 +45,7 @@ class Open:
     def identify(self, credential: str | None) -> Identity:
         """Return an identity with all permissions."""
         del credential
-        return ANYBODY
+        return UNRESTRICTED
 
 
 class _Known(msgspec.Struct, frozen=True):
@@ -100,12 +100,12 @@ class Authenticator:
         if credential is None:
             if self._enabled:
                 raise Unauthorized("this server requires a token; send it as `Authorization: Bearer <token>`")
-            return ANYBODY
+            return UNRESTRICTED
         # A lookup compares texts only if their keyed hashes are equal, so its duration reveals nothing.
         known = self._known.get(credential)
         if known is not None and now < known.until:
             return known.identity
-        return self._verify(credential, now) if self._enabled else ANYBODY
+        return self._verify(credential, now) if self._enabled else UNRESTRICTED
 
     def _verify(self, credential: str, now: int) -> Identity:
         if credential.startswith(PREFIX):

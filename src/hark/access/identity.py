@@ -58,7 +58,7 @@ def _covers(pattern: str, prefix: str) -> bool:
     return any(fnmatch.fnmatchcase(prefix[:length], pattern[:-1]) for length in range(len(prefix) + 1))
 
 
-ANYBODY = Identity("", Role.ADMIN)
+UNRESTRICTED = Identity("", Role.ADMIN)
 """The identity of every request while authentication is off."""
-NOBODY = Identity("", Role.READ_ONLY, ())
+ANONYMOUS = Identity("", Role.READ_ONLY, ())
 """The identity of requests that are not identified, such as those to public routes. It has no queues."""

@@ -138,7 +138,7 @@ def split(text: str) -> tuple[str, str] | None:
 
 def matches(token: Token | None, secret: str) -> bool:
     """Return whether the secret belongs to the token, in constant time."""
-    return hmac.compare_digest(_hash(secret), _NOBODYS if token is None else token.sha256) and token is not None
+    return hmac.compare_digest(_hash(secret), _NO_TOKEN_HASH if token is None else token.sha256) and token is not None
 
 
 def check_subject(name: object, field: str) -> str:
@@ -179,7 +179,7 @@ def _hash(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-_NOBODYS = _hash("")
+_NO_TOKEN_HASH = _hash("")
 """Used for the comparison if the token does not exist; no secret of the right length has this hash."""
 
 

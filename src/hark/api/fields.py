@@ -153,7 +153,7 @@ FIELDS: Mapping[str, str] = {
     "discarded": "Number of messages that were discarded after their last attempt.",
     "oldestMessage": "Creation time of the oldest message. Null: no messages.",
     "newestMessage": "Creation time of the newest message. Null: no messages.",
-    "places": "Positions of the consumer groups. Present only with `places=true`.",
+    "positions": "Positions of the consumer groups. Present only with `positions=true`.",
     "partitionsPending": "Number of partitions with unsettled messages.",
     "conflation": "Always false, because Hark does not support conflation.",
     "effectivePending": "The same as `pending`.",

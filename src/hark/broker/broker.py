@@ -13,7 +13,7 @@ import msgspec
 
 from hark.batching import Answer, BatchSizes
 from hark.broker.delivery.delivery import Delivery, Gone
-from hark.broker.engine_calls import Asking, Batchers, EngineCalls, measured
+from hark.broker.engine_calls import Batchers, EngineCalls, LastPolls, instrumented
 from hark.broker.explain import Circumstances, explain, explain_without_groups
 from hark.broker.export import export_queue
 from hark.broker.keyvalue import KeyValue
@@ -23,7 +23,7 @@ from hark.broker.sealing import ReadablePops, SealedQueues
 from hark.broker.tallies import Operations, Tallies
 from hark.broker.timers import LoopTimers, Timers
 from hark.broker.upkeep import Duties, Readiness
-from hark.broker.work_queues import Places, WorkQueues, shown_dead_letters
+from hark.broker.work_queues import QueueLookup, WorkQueues, shown_dead_letters
 from hark.clock import Clock, ShiftedClock
 from hark.engine.api import Engine
 from hark.errors import Conflict, EngineFailure, HarkError, Unavailable
@@ -93,19 +93,19 @@ class Broker:
         """The time of the engine."""
         self.tallies = Tallies(clock)
         self.engine_calls = EngineCalls()
-        self.engine = measured(engine, self.engine_calls, self.tallies)
+        self.engine = instrumented(engine, self.engine_calls, self.tallies)
         self.readiness = Readiness(self.engine, self.engine_calls)
         self._settings = settings
         self._sealed = SealedQueues(self.engine, settings.encryption)
         self.readable = ReadablePops(self._sealed, self._take, self.settle, self.give_back)
-        self.places = Places(self.engine)
+        self.queue_lookup = QueueLookup(self.engine)
         self.work_queues = WorkQueues(self, settings.queue, clock)
         self.operations = Operations(clock)
         self._peers = peers
         self._timers = timers or LoopTimers(clock)
         self._random = random
         self._flags: dict[str, bool] = {}
-        self._flags_told = 0
+        self._flag_changes = 0
         self._duties = Duties()
 
     async def start(self) -> None:
@@ -122,9 +122,9 @@ class Broker:
             make_batcher=self._batchers.make,
             check_pushes=self.check_pushes,
         )
-        await self.engine.start(self._hint, self._key_news)
+        await self.engine.start(self._hint, self._on_key_notification)
         self._clock.ahead = self.engine.ahead
-        self._asking = Asking(self._clock)
+        self._last_polls = LastPolls(self._clock)
         # In real time, independent of the clock: a test that advances a year must not observe every second of it.
         self.observed = Observer(
             self.engine, self.tallies, LoopTimers(self._clock), self._standing, self._settings.limits.max_streams
@@ -133,7 +133,7 @@ class Broker:
         await self._sealed.learn()
         if self._peers is not None:
             secret = self._settings.peer.secret.encode() or await self.engine.peer_secret()
-            await self._peers.start(secret, self._heard, self._heard_keys)
+            await self._peers.start(secret, self._on_peer_hints, self._on_peer_keys)
         self._duties.begin(self.engine, self._settings, self._clock, self.operations, self.refresh_flags)
         self.observed.start()
 
@@ -149,26 +149,26 @@ class Broker:
     def _hint(self, hints: Sequence[Hint]) -> None:
         """Distribute hints about changes through this server."""
         for hint in hints:
-            self.tallies.touched.add(hint.queue)
+            self.tallies.changed_queues.add(hint.queue)
         self.delivery.hint(hints)
         if self._peers is not None:
-            self._peers.tell(hints)
+            self._peers.notify(hints)
 
-    def _heard(self, hints: Sequence[Hint]) -> None:
+    def _on_peer_hints(self, hints: Sequence[Hint]) -> None:
         """Distribute hints about changes through another server."""
         for hint in hints:
-            self.tallies.touched.add(hint.queue)
-        self.delivery.hint(self.engine.hear(hints), "peer")
+            self.tallies.changed_queues.add(hint.queue)
+        self.delivery.hint(self.engine.on_hints(hints), "peer")
 
-    def _key_news(self, news: KeyNotification) -> None:
+    def _on_key_notification(self, notification: KeyNotification) -> None:
         """Keys were changed through this server."""
-        self.keyvalue.watchers.tell(news)
+        self.keyvalue.watchers.notify(notification)
         if self._peers is not None:
-            self._peers.tell_keys(news)
+            self._peers.notify_keys(notification)
 
-    def _heard_keys(self, news: KeyNotification) -> None:
+    def _on_peer_keys(self, notification: KeyNotification) -> None:
         """Keys were changed through another server."""
-        self.keyvalue.watchers.tell(news)
+        self.keyvalue.watchers.notify(notification)
 
     def stop_waiting(self) -> None:
         """End all waiting pops, streams and watches, because the server shuts down."""
@@ -264,7 +264,7 @@ class Broker:
         return self._submit(msgspec.structs.replace(request, patient=True) if self.engine.shared else request)
 
     def _submit(self, request: PopRequest) -> asyncio.Future[PopResult]:
-        self._asking.note(request)
+        self._last_polls.note(request)
         # An engine that follows others keeps payloads elsewhere. With auto-ack too, only what was read is settled.
         if self._sealed.may_concern(request) or self.engine.follows:
             return asyncio.ensure_future(self.readable.pop(request))
@@ -325,15 +325,17 @@ class Broker:
 
     async def _seal_errors(self, items: Sequence[T]) -> list[T]:
         """Operations with the error texts of settlements as they are to be stored."""
-        told = {
+        with_error = {
             index: item for index, item in enumerate(items) if isinstance(item, Settlement) and item.error is not None
         }
-        if not told:
+        if not with_error:
             return list(items)
-        queues = await self.places.queues_of([item.partition_id or item.transaction_id for item in told.values()])
+        queues = await self.queue_lookup.queues_of(
+            [item.partition_id or item.transaction_id for item in with_error.values()]
+        )
         await self._sealed.learn_of(queues)
         sealed: list[Any] = list(items)
-        for (index, item), queue in zip(told.items(), queues, strict=True):
+        for (index, item), queue in zip(with_error.items(), queues, strict=True):
             sealed[index] = msgspec.structs.replace(item, error=self._sealed.seal_text(queue, item.error or ""))
         return sealed
 
@@ -353,11 +355,11 @@ class Broker:
         if pushes:
             self.check_pushes()
         weight = len(transaction.operations) + len(keys.checks) + len(keys.mutations) + len(keys.messages)
-        told = transaction
+        sealed = transaction
         if self._may_seal:
-            told = msgspec.structs.replace(transaction, operations=await self._seal_errors(transaction.operations))
+            sealed = msgspec.structs.replace(transaction, operations=await self._seal_errors(transaction.operations))
         for _ in range(_SEALING_TRIES):
-            wanted = self._sealed.seal_transaction(told) if self._sealed.names else told
+            wanted = self._sealed.seal_transaction(sealed) if self._sealed.names else sealed
             outcome = await self._batchers.transact.submit(wanted, weight)
             if outcome.code != "sealing_mismatch":
                 self._note_settled(transaction, outcome)
@@ -402,20 +404,20 @@ class Broker:
         """Delete queues with their messages and groups. False for a queue that does not exist."""
         deleted = await self.engine.delete_queues(names)
         self.work_queues.forget(names)
-        self.tallies.touched.update(names)
+        self.tallies.changed_queues.update(names)
         return deleted
 
     async def set_maintenance(self, flag: str, enabled: bool) -> None:
         """Stop or resume all pushes or all pops. The setting survives restarts."""
         await self.engine.write_flag(flag, enabled)
-        self._flags_told += 1
+        self._flag_changes += 1
         self._take_over(self._flags | {flag: enabled})
 
     async def refresh_flags(self) -> None:
         """Read the maintenance flags, which another server can have changed."""
-        told = self._flags_told
+        sealed = self._flag_changes
         flags = await self.engine.read_flags()
-        if told == self._flags_told:  # Otherwise they can be older than a change through this server.
+        if sealed == self._flag_changes:  # Otherwise they can be older than a change through this server.
             self._take_over(flags)
 
     def _take_over(self, flags: dict[str, bool]) -> None:
@@ -482,8 +484,10 @@ class Broker:
         facts = first(await self.engine.explain([Explain(message_id, group)]))
         facts = msgspec.structs.replace(facts, groups=[self._readable(facts, one) for one in facts.groups])
         missing = await self._missing_key(facts.message)
-        told = [explain(facts, one, self._circumstances(facts.message, one.group, missing)) for one in facts.groups]
-        return Explained(facts.message, told or [explain_without_groups(facts)])
+        explanations = [
+            explain(facts, one, self._circumstances(facts.message, one.group, missing)) for one in facts.groups
+        ]
+        return Explained(facts.message, explanations or [explain_without_groups(facts)])
 
     def _readable(self, facts: Facts, group: GroupFacts) -> GroupFacts:
         """What is known of a message in a group, with readable error texts."""
@@ -518,8 +522,8 @@ class Broker:
             missing_key=missing_key,
             pop_maintenance=self.maintenance(POP_MAINTENANCE),
             waiting=self.delivery.count_waiting(message, group),
-            asked_at=self._asking.last(message, group),
-            known_since=self._asking.since,
+            last_polled=self._last_polls.last(message, group),
+            known_since=self._last_polls.since,
             alone=not self.engine.shared,
         )
 
@@ -545,7 +549,7 @@ class Broker:
     async def trace(self, trace: NewTrace) -> str:
         """Record a trace event of a message. Returns its id. The data of an encrypted queue is encrypted."""
         if self._may_seal:
-            [queue] = await self.places.queues_of([trace.partition_id])
+            [queue] = await self.queue_lookup.queues_of([trace.partition_id])
             await self._sealed.learn_of([queue])
             trace = msgspec.structs.replace(trace, data=self._sealed.seal_bytes(queue, trace.data))
         return first(await self.engine.trace([trace]))

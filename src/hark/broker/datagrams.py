@@ -27,11 +27,11 @@ class Senders:
     """For each sender, the highest sequence heard and a bit for each of those just below it."""
 
     def __init__(self) -> None:
-        self._heard: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
+        self._received: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
 
     def is_new(self, sender: bytes, sequence: int) -> bool:
         """Note a sequence of a sender; False when it may have been noted before."""
-        highest, bits = self._heard.get(sender, (sequence, 0))
+        highest, bits = self._received.get(sender, (sequence, 0))
         if sequence > highest:
             ahead = sequence - highest
             # A huge step must not make a huge number.
@@ -39,10 +39,10 @@ class Senders:
         behind = highest - sequence
         if behind >= WINDOW or bits >> behind & 1:
             return False
-        self._heard[sender] = highest, bits | 1 << behind
-        self._heard.move_to_end(sender)
-        if len(self._heard) > MAX_SENDERS:
-            self._heard.popitem(last=False)
+        self._received[sender] = highest, bits | 1 << behind
+        self._received.move_to_end(sender)
+        if len(self._received) > MAX_SENDERS:
+            self._received.popitem(last=False)
         return True
 
 
@@ -65,13 +65,13 @@ _HEAD = struct.Struct(">4sB16sQq")
 _SIGNATURE_BYTES = 32
 _LIST_BYTES = 3
 """What msgpack puts before a list, at most (of less than 65,536 items)."""
-_MOST_COUNTED = 65_535
+_MOST_MESSAGES = 65_535
 """Of one partition; beyond that it makes no difference to anybody."""
 _COUNT_BYTES = 3
 _ROOM = MAX_BYTES - _HEAD.size - _SIGNATURE_BYTES - _LIST_BYTES
 
 T = TypeVar("T", str, bytes)
-Counts = tuple[Annotated[int, msgspec.Meta(ge=1, le=_MOST_COUNTED)], ...]
+Counts = tuple[Annotated[int, msgspec.Meta(ge=1, le=_MOST_MESSAGES)], ...]
 Reason = Literal["size", "magic", "version", "signature", "own", "time", "replay", "content"]
 """Why a datagram is refused."""
 
@@ -152,17 +152,17 @@ class Packer:
         if hint.partitions is None:
             yield _notice(hint, None, (), ())
         else:
-            told = 0
+            sent = 0
             for partitions in self._chunks(hint.partitions, room, _COUNT_BYTES if hint.counts else 0):
-                yield _notice(hint, partitions, (), hint.counts[told : told + len(partitions)])
-                told += len(partitions)
+                yield _notice(hint, partitions, (), hint.counts[sent : sent + len(partitions)])
+                sent += len(partitions)
         for ended in self._chunks(hint.ended, room, 0):
             yield _notice(hint, (), ended, ())
 
-    def _key_notices(self, news: KeyNotification) -> Iterator[bytes]:
+    def _key_notices(self, notification: KeyNotification) -> Iterator[bytes]:
         """HintKind of keys as bytes that fit; of a key that does not fit alone it is said that any may have changed."""
         room = _ROOM - len(self._encode(KeysChanged(()))) - _LIST_BYTES
-        keys = None if news.keys is None else [encode_key(key) for key in news.keys]
+        keys = None if notification.keys is None else [encode_key(key) for key in notification.keys]
         if keys is None or any(len(self._encode(key)) > room for key in keys):
             yield self._encode(KeysChanged(None))
             return
@@ -214,7 +214,7 @@ class Unpacker:
             raise Refusal("replay")
         try:
             return [
-                _key_news(notice) if isinstance(notice, KeysChanged) else _hint(notice)
+                _key_notification(notice) if isinstance(notice, KeysChanged) else _hint(notice)
                 for notice in self._decode(content[_HEAD.size :])
             ]
         except (msgspec.DecodeError, InvalidKey):
@@ -224,13 +224,13 @@ class Unpacker:
 def _notice(
     hint: Hint, partitions: tuple[str, ...] | None, ended: tuple[str, ...], counts: tuple[int, ...]
 ) -> MessageAvailable | PartitionFree:
-    counts = tuple(min(count, _MOST_COUNTED) for count in counts)
-    if hint.news == "message":
+    counts = tuple(min(count, _MOST_MESSAGES) for count in counts)
+    if hint.kind == "message":
         return MessageAvailable(hint.queue, partitions, counts)
     return PartitionFree(hint.queue, hint.group, partitions, ended, counts)
 
 
-def _key_news(notice: KeysChanged) -> KeyNotification:
+def _key_notification(notice: KeysChanged) -> KeyNotification:
     return KeyNotification(None if notice.keys is None else tuple(decode_key(key) for key in notice.keys))
 
 

@@ -32,32 +32,32 @@ from hark.settings import Settings
 
 _MOST = 100_000
 
-_Wish = tuple[str | None, str | None, str | None, str]
+_PopKey = tuple[str | None, str | None, str | None, str]
 
 
-class Asking:
+class LastPolls:
     """The last time that each group asked, by what it asked for; the oldest are forgotten when there are too many."""
 
     def __init__(self, clock: Clock, most: int = _MOST) -> None:
         self._clock = clock
         self._most = most
-        self._last: dict[_Wish, int] = {}
+        self._last: dict[_PopKey, int] = {}
         self.since = clock.now()
         """Who is not known has not asked since then."""
 
     def note(self, request: PopRequest) -> None:
         """A consumer asks."""
-        wish = (request.queue, request.namespace, request.task, request.group)
-        if wish not in self._last and len(self._last) >= self._most:
+        key = (request.queue, request.namespace, request.task, request.group)
+        if key not in self._last and len(self._last) >= self._most:
             self.since = max(self.since, self._last.pop(next(iter(self._last))))
-        self._last[wish] = self._clock.now()
+        self._last[key] = self._clock.now()
 
     def last(self, message: MessageFacts, group: str) -> int | None:
         """Time of the group's last pop that could have received a message; None: no pop since `since`."""
-        wishes: list[_Wish] = [(message.queue, None, None, group)]
+        keys: list[_PopKey] = [(message.queue, None, None, group)]
         for namespace in (None, message.namespace):
-            wishes += [(None, namespace, task, group) for task in (None, message.task)]
-        found = [self._last[wish] for wish in wishes if wish in self._last]
+            keys += [(None, namespace, task, group) for task in (None, message.task)]
+        found = [self._last[key] for key in keys if key in self._last]
         return max(found, default=None)
 
 
@@ -116,12 +116,12 @@ class EngineCalls:
             self.answered_at = None
 
 
-def measured(engine: Engine, calls: EngineCalls, tallies: Tallies) -> Engine:
+def instrumented(engine: Engine, calls: EngineCalls, tallies: Tallies) -> Engine:
     """The same engine, with every call noted."""
-    return cast(Engine, _Measured(engine, calls, tallies))
+    return cast(Engine, _InstrumentedEngine(engine, calls, tallies))
 
 
-class _Measured:
+class _InstrumentedEngine:
     """Stands for an engine."""
 
     def __init__(self, engine: Engine, calls: EngineCalls, tallies: Tallies) -> None:
@@ -150,7 +150,7 @@ class _Measured:
         return self._engine.follows
 
     def __getattr__(self, name: str) -> Any:
-        # What is not a verb: `hear`, and what some engines have beside the protocol.
+        # What is not a verb: `on_hints`, and what some engines have beside the protocol.
         return getattr(self._engine, name)
 
 
@@ -174,7 +174,7 @@ def _touching(verb: Verb, tallies: Tallies) -> Verb:
     """A verb that those should hear of who look at the queue."""
 
     async def call(queue: str, *args: Any, **named: Any) -> Any:
-        tallies.touched.add(queue)
+        tallies.changed_queues.add(queue)
         return await verb(queue, *args, **named)
 
     return call

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from hark.clock import EARLIEST, LATEST, MILLISECOND, SECOND
-from hark.model import QUEUE_MODE, Ahead, Explanation, Facts, GroupFacts, Held, Reason, Retrying
+from hark.model import QUEUE_MODE, Ahead, CurrentLease, Explanation, Facts, GroupFacts, Reason, Retrying
 
 _LONGEST_ERROR = 200
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
@@ -82,7 +82,7 @@ SEEN_INTERVAL = 3600 * SECOND
 RECENTLY = 5 * SECOND
 """A consumer that popped this recently is expected to pop again soon."""
 
-Said = tuple[Reason, str, dict[str, object]]
+Finding = tuple[Reason, str, dict[str, object]]
 
 
 class Circumstances(NamedTuple):
@@ -91,7 +91,7 @@ class Circumstances(NamedTuple):
     pop_maintenance: bool = False
     waiting: int = 0
     """Number of consumers that wait on this server and could receive the message."""
-    asked_at: int | None = None
+    last_polled: int | None = None
     """Time of the group's last pop on this server; None: no pop since `known_since`."""
     known_since: int = 0
     missing_key: str | None = None
@@ -102,9 +102,9 @@ class Circumstances(NamedTuple):
 
 def explain(facts: Facts, group: GroupFacts, here: Circumstances) -> Explanation:
     """Explain the state of a message for one group."""
-    rules = (_for_others, _settled, _nobody, _taken, _stopped, _waiting, _bounded)
-    said = next((found for rule in rules if (found := rule(facts, group, here)) is not None), None)
-    reason, text, data = said or _nothing_in_the_way(facts, group, here)
+    rules = (_for_others, _settled, _no_consumer, _taken, _stopped, _waiting, _bounded)
+    finding = next((found for rule in rules if (found := rule(facts, group, here)) is not None), None)
+    reason, text, data = finding or _nothing_in_the_way(facts, group, here)
     return Explanation(group.group, reason, text, data)
 
 
@@ -118,7 +118,7 @@ def explain_without_groups(facts: Facts) -> Explanation:
 # 1. and 2. Done, or not for it -----------------------------------------------------------------------------
 
 
-def _for_others(facts: Facts, group: GroupFacts, _here: Circumstances) -> Said | None:
+def _for_others(facts: Facts, group: GroupFacts, _here: Circumstances) -> Finding | None:
     owner = facts.message.owner
     if owner is None or owner == group.group:
         return None
@@ -126,13 +126,13 @@ def _for_others(facts: Facts, group: GroupFacts, _here: Circumstances) -> Said |
     return "other_group", f"Requeued from the dead letters of {name}, for that group only.", {"owner": owner or None}
 
 
-def _nobody(_facts: Facts, group: GroupFacts, _here: Circumstances) -> Said | None:
+def _no_consumer(_facts: Facts, group: GroupFacts, _here: Circumstances) -> Finding | None:
     if group.mode is not None:
         return None
     return "no_group", f"No consumer of {the_group(group.group)} has ever popped from this queue.", {}
 
 
-def _settled(facts: Facts, group: GroupFacts, _here: Circumstances) -> Said | None:
+def _settled(facts: Facts, group: GroupFacts, _here: Circumstances) -> Finding | None:
     message, at = facts.message, facts.at
     if message.stored and not group.settled and (group.mode is not None or group.dead is None):
         return None
@@ -162,7 +162,7 @@ def _settled(facts: Facts, group: GroupFacts, _here: Circumstances) -> Said | No
     return _done(facts, group, over)
 
 
-def _done(facts: Facts, group: GroupFacts, over: bool) -> Said:
+def _done(facts: Facts, group: GroupFacts, over: bool) -> Finding:
     # A message can be created slightly later than now, so that it is after the start of a group.
     settled_at = max(group.settled_at or 0, facts.message.created_at or 0)
     options = facts.options
@@ -181,7 +181,7 @@ def _failure(attempts: int, error: str | None, failed_at: int) -> dict[str, obje
     return {"attempts": attempts, "error": error, "failedAt": moment(failed_at)}
 
 
-def _expired(expired_at: int) -> Said:
+def _expired(expired_at: int) -> Finding:
     text = f"Expired at {moment(expired_at)}: its time to live ended before a delivery."
     return "expired", text, {"expiredAt": moment(expired_at)}
 
@@ -195,30 +195,30 @@ def _removed_text(facts: Facts) -> str:
 # 3. Taken or lost ------------------------------------------------------------------------------------------
 
 
-def _taken(facts: Facts, group: GroupFacts, _here: Circumstances) -> Said | None:
-    if group.held is not None:
-        held = group.held
-        since = "" if held.since is None else f" since {moment(held.since)}"
-        until = f"{moment(held.until)} ({in_time(held.until - facts.at)})"
+def _taken(facts: Facts, group: GroupFacts, _here: Circumstances) -> Finding | None:
+    if group.lease is not None:
+        lease = group.lease
+        since = "" if lease.since is None else f" since {moment(lease.since)}"
+        until = f"{moment(lease.until)} ({in_time(lease.until - facts.at)})"
         attempt = 1 if group.retry is None else group.retry.attempts + 1
-        data = _held_data(held) | {"attempt": attempt}
-        return "leased", f"Leased to {who(held.consumer)}{since} until {until}.", data
+        data = _lease_data(lease) | {"attempt": attempt}
+        return "leased", f"Leased to {who(lease.consumer)}{since} until {until}.", data
     expires_at = facts.message.expires_at
     return _expired(expires_at) if expires_at is not None and expires_at <= facts.at else None
 
 
-def _held_data(held: Held) -> dict[str, object]:
+def _lease_data(lease: CurrentLease) -> dict[str, object]:
     return {
-        "consumer": held.consumer or None,
-        "since": None if held.since is None else moment(held.since),
-        "until": moment(held.until),
+        "consumer": lease.consumer or None,
+        "since": None if lease.since is None else moment(lease.since),
+        "until": moment(lease.until),
     }
 
 
 # 4. Stopped ------------------------------------------------------------------------------------------------
 
 
-def _stopped(facts: Facts, group: GroupFacts, here: Circumstances) -> Said | None:
+def _stopped(facts: Facts, group: GroupFacts, here: Circumstances) -> Finding | None:
     if here.pop_maintenance:
         return "pop_maintenance", "All deliveries are stopped for maintenance. Turn pop maintenance off.", {}
     if facts.queue_paused:
@@ -232,14 +232,14 @@ def _stopped(facts: Facts, group: GroupFacts, here: Circumstances) -> Said | Non
 # 5. Waiting ------------------------------------------------------------------------------------------------
 
 
-def _waiting(facts: Facts, group: GroupFacts, _here: Circumstances) -> Said | None:
+def _waiting(facts: Facts, group: GroupFacts, _here: Circumstances) -> Finding | None:
     causes = [_delayed(facts), _too_young(facts), _retry(facts, group), _behind(facts, group)]
     found = [cause for cause in causes if cause is not None]
     # If several end at the same time, the first one wins.
     return max(found, key=lambda cause: cause[0])[1] if found else None
 
 
-Waits = tuple[int, Said]
+Waits = tuple[int, Finding]
 """The end of the wait, and its explanation."""
 
 
@@ -292,17 +292,17 @@ def _behind(facts: Facts, group: GroupFacts) -> Waits | None:
     if found is None:
         return None
     until, reason, text, data = found
-    place: dict[str, object] = {"messageId": ahead.message_id, "offset": ahead.offset, "reason": reason}
+    ahead_data: dict[str, object] = {"messageId": ahead.message_id, "offset": ahead.offset, "reason": reason}
     sentence = f"Waits for the earlier message {ahead.message_id} of its partition, which {text}."
-    return until, ("behind", sentence, {"ahead": place | data, "aheadMessages": group.ahead_messages})
+    return until, ("behind", sentence, {"ahead": ahead_data | data, "aheadMessages": group.ahead_messages})
 
 
 def _cause_ahead(ahead: Ahead, at: int) -> tuple[int, Reason, str, dict[str, object]] | None:
     """Until when and why an earlier message blocks later ones; None if it does not."""
-    held, retry, deliver_at = ahead.held, ahead.retry, ahead.deliver_at
-    if held is not None:
-        until = f"{moment(held.until)} ({in_time(held.until - at)})"
-        return held.until, "leased", f"is leased to {who(held.consumer)} until {until}", _held_data(held)
+    lease, retry, deliver_at = ahead.lease, ahead.retry, ahead.deliver_at
+    if lease is not None:
+        until = f"{moment(lease.until)} ({in_time(lease.until - at)})"
+        return lease.until, "leased", f"is leased to {who(lease.consumer)} until {until}", _lease_data(lease)
     if retry is not None and retry.due > max(at, deliver_at or 0):
         after = "" if retry.error is None else f" after the error {quoted(retry.error)}"
         text = f"is retried at {moment(retry.due)} ({in_time(retry.due - at)}){after}"
@@ -316,7 +316,7 @@ def _cause_ahead(ahead: Ahead, at: int) -> tuple[int, Reason, str, dict[str, obj
 # 6. Bounds -------------------------------------------------------------------------------------------------
 
 
-def _bounded(facts: Facts, group: GroupFacts, _here: Circumstances) -> Said | None:
+def _bounded(facts: Facts, group: GroupFacts, _here: Circumstances) -> Finding | None:
     if group.window_until is not None:
         until = group.window_until
         text = (
@@ -347,31 +347,31 @@ def _limit_data(scope: str, limit: float) -> dict[str, object]:
 # 7. Ready --------------------------------------------------------------------------------------------------
 
 
-def _nothing_in_the_way(facts: Facts, group: GroupFacts, here: Circumstances) -> Said:
+def _nothing_in_the_way(facts: Facts, group: GroupFacts, here: Circumstances) -> Finding:
     before = group.ahead_messages
     data: dict[str, object] = {"waiting": here.waiting, "aheadMessages": before}
     if group.retry is not None:
         data |= {"attempts": group.retry.attempts, "error": group.retry.error}
     after = f" after {before} earlier messages" if before > 1 else " after 1 earlier message" if before else ""
-    asked_at, everywhere = _last_ask(facts, group, here)
-    if here.waiting or facts.at - asked_at <= RECENTLY:
+    last_polled, everywhere = _last_ask(facts, group, here)
+    if here.waiting or facts.at - last_polled <= RECENTLY:
         waiting = "1 consumer waits" if here.waiting == 1 else f"{here.waiting} consumers wait"
         text = f"Ready{after}: the next pop of {the_group(group.group)} receives it. {waiting} on this server now."
         return "ready", text, data
     where = "" if everywhere else " on this server"
     text = (
-        f"Ready{after}, but no consumer of {the_group(group.group)} has popped{where} since {moment(asked_at)}"
-        f" ({ago(facts.at - asked_at)}). Check that its consumers run."
+        f"Ready{after}, but no consumer of {the_group(group.group)} has popped{where} since {moment(last_polled)}"
+        f" ({ago(facts.at - last_polled)}). Check that its consumers run."
     )
-    return "not_asked", text, data | {"askedAt": moment(asked_at), "askedHereOnly": not everywhere}
+    return "not_asked", text, data | {"askedAt": moment(last_polled), "askedHereOnly": not everywhere}
 
 
 def _last_ask(facts: Facts, group: GroupFacts, here: Circumstances) -> tuple[int, bool]:
     """A time after which no consumer popped, and whether that is known for all servers."""
     elsewhere = group.last_seen + SEEN_INTERVAL
-    mine = here.known_since if here.asked_at is None else here.asked_at
+    mine = here.known_since if here.last_polled is None else here.last_polled
     if here.alone:
-        return (min(mine, elsewhere) if here.asked_at is None else mine), True
+        return (min(mine, elsewhere) if here.last_polled is None else mine), True
     return (max(mine, elsewhere), True) if elsewhere <= facts.at else (mine, False)
 
 

@@ -58,15 +58,15 @@ async def export_queue(engine: Engine, sealed: SealedQueues, name: str) -> Async
     if not found:
         raise NotFound("Queue not found", code="queue_not_found")
     groups = await engine.group_stats(queue=name)
-    places = {one.partition: one.offset for one in await engine.offsets(name, "head")}
+    offsets = {one.partition: one.offset for one in await engine.offsets(name, "head")}
     ends = {one.partition: one.offset for one in await engine.offsets(name, "tail")}
     yield _lines([_queue_line(found[0]), *map(_group_line, groups)])
     standings = {group.group: await _standings(engine, name, group) for group in groups}
     counts: Counter[type[msgspec.Struct]] = Counter()
-    names = [one for one in places if one in ends]
+    names = [one for one in offsets if one in ends]
     for start in range(0, len(names), _PARTITIONS):
         chunk = names[start : start + _PARTITIONS]
-        answers = await engine.read([_wish(name, one, places[one]) for one in chunk])
+        answers = await engine.read([_read_request(name, one, offsets[one]) for one in chunk])
         for partition, answer in zip(chunk, answers, strict=True):
             end = ends[partition]
             yield _lines(
@@ -121,10 +121,10 @@ async def _messages(
             yield wanted
         if not answer.more or answer.next_offset >= end:
             return
-        [answer] = await engine.read([_wish(queue, partition, answer.next_offset)])
+        [answer] = await engine.read([_read_request(queue, partition, answer.next_offset)])
 
 
-def _wish(queue: str, partition: str, offset: int) -> Read:
+def _read_request(queue: str, partition: str, offset: int) -> Read:
     return Read(queue=queue, partition=partition, offset=offset, limit=_MESSAGES)
 
 

@@ -110,14 +110,14 @@ class KeyValue:
     async def _read_together(self, requests: Sequence[Sequence[Key]]) -> list[list[KeyEntry | None]]:
         # Watchers of the same key are notified at the same time, so the key is read once. (Keyed by its bytes, because
         # in Python the keys [1] and [true] are equal.)
-        places: dict[bytes, int] = {}
+        indexes: dict[bytes, int] = {}
         keys: list[Key] = []
         found = []
         for key in chain.from_iterable(requests):
-            place = places.setdefault(encode_key(key), len(keys))
-            if place == len(keys):
+            index = indexes.setdefault(encode_key(key), len(keys))
+            if index == len(keys):
                 keys.append(key)
-            found.append(place)
+            found.append(index)
         entries = await self._engine.read_keys(keys)
         rest = iter(found)
         return [[entries[next(rest)] for _ in request] for request in requests]

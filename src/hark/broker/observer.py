@@ -202,10 +202,10 @@ class BusyQueues:
         self._before: dict[str, tuple[int, int, int]] = {}
         self._window: deque[dict[str, tuple[int, int, int]]] = deque(maxlen=_WINDOW)
 
-    def note(self, tallies: Tallies, touched: Iterable[str]) -> None:
+    def note(self, tallies: Tallies, changed: Iterable[str]) -> None:
         """A second is over in which something happened to these queues."""
         done: dict[str, tuple[int, int, int]] = {}
-        for name in touched:
+        for name in changed:
             tally = tallies.queues.get(name)
             if tally is None:  # Too many queues were busy since, so it is counted with the others.
                 self._before.pop(name, None)
@@ -243,18 +243,18 @@ LARGE = 10_000
 """A queue is large if it has more places than this: positions of groups in partitions."""
 
 
-class Fold:
+class SurveyTotals:
     """Takes the entries of a survey in their order; those of one queue follow each other."""
 
     def __init__(self, totals: Totals, began: int, most_queues: int = MOST_QUEUES, large: int = LARGE) -> None:
-        self._census = totals
+        self._totals = totals
         self._began = began
         self._most = most_queues
-        self._large_places = large
+        self._large_positions = large
         self._large: dict[str, LargeQueue] = {}
-        self._held: dict[str, int] = {}
+        self._in_flight: dict[str, int] = {}
         for (queue, _), number in totals.in_flight.items():
-            self._held[queue] = self._held.get(queue, 0) + number
+            self._in_flight[queue] = self._in_flight.get(queue, 0) + number
         self._queue: str | None = None
         self._partitions = self._stored = self._scheduled = 0
         self._open: dict[str, GroupDepth] = {}
@@ -275,7 +275,7 @@ class Fold:
                 self._scheduled += depth.scheduled
             else:
                 group = self._open.get(depth.group) or GroupDepth(
-                    in_flight=self._census.in_flight.get((depth.queue, depth.group), 0)
+                    in_flight=self._totals.in_flight.get((depth.queue, depth.group), 0)
                 )
                 self._open[depth.group] = GroupDepth(
                     waiting=group.waiting + depth.messages,
@@ -292,7 +292,7 @@ class Fold:
         if queue is None:
             return
         found = LargeQueue(self._partitions, self._stored, self._scheduled, self._open)
-        if found.partitions * max(1, len(found.groups)) > self._large_places:
+        if found.partitions * max(1, len(found.groups)) > self._large_positions:
             self._large[queue] = found
         if (worst := found.furthest_behind) is not None:
             scheduled = worst.scheduled
@@ -303,9 +303,9 @@ class Fold:
         self._by_queue[queue] = QueueDepth(
             self._partitions,
             backlog,
-            self._held.get(queue, 0),
+            self._in_flight.get(queue, 0),
             self._oldest,
-            self._census.dead_letters.get(queue, 0),
+            self._totals.dead_letters.get(queue, 0),
             scheduled,
         )
         self._all_partitions += self._partitions
@@ -328,13 +328,13 @@ class Fold:
         return Depths(
             began=self._began,
             at=now,
-            queues=self._census.queues,
+            queues=self._totals.queues,
             partitions=self._all_partitions,
             backlog=self._all_backlog,
             scheduled=self._all_scheduled,
-            in_flight=sum(self._held.values()),
+            in_flight=sum(self._in_flight.values()),
             oldest_waiting=self._all_oldest,
-            dead_letters=sum(self._census.dead_letters.values()),
+            dead_letters=sum(self._totals.dead_letters.values()),
             by_queue=self._longest(),
             large=self._large,
         )
@@ -362,7 +362,7 @@ class Counting:
         # A queue that was made since the survey began only has the name of the one that was found.
         new = [stats.info.name for stats in page.items if stats.info.name in large and stats.info.created_at > began]
         exact = {} if not new else await self._recounted(new)
-        return QueuePage([exact.get(one.info.name) or _counted(one, large) for one in page.items], page.total)
+        return QueuePage([exact.get(one.info.name) or _ready_counts(one, large) for one in page.items], page.total)
 
     async def _recounted(self, names: Sequence[str]) -> dict[str, QueueStats]:
         page = await self.engine.queue_stats(QueueFilter(names=names))
@@ -415,7 +415,7 @@ class Counting:
         return ({}, 0) if depths is None else (depths.large, depths.began)
 
 
-def _counted(stats: QueueStats, large: Mapping[str, LargeQueue]) -> QueueStats:
+def _ready_counts(stats: QueueStats, large: Mapping[str, LargeQueue]) -> QueueStats:
     """A queue with the messages that the survey found, if it is a large one."""
     found = large.get(stats.info.name)
     if found is None:
@@ -533,7 +533,7 @@ class Surveyor:
         self._is_watched = is_watched
         self._found = found
         self._step = step
-        self._alarm: asyncio.Future[None] | None = None
+        self._wakeup: asyncio.Future[None] | None = None
         self._is_first = True
 
     async def run(self) -> None:
@@ -548,22 +548,22 @@ class Surveyor:
 
     def attend(self) -> None:
         """A client began to watch: a postponed survey may be due."""
-        _end(self._alarm)
+        _end(self._wakeup)
 
     async def _survey(self) -> None:
         began = self._timers.now()
-        fold = Fold(await self._engine.totals(), began)
+        survey_totals = SurveyTotals(await self._engine.totals(), began)
         await self._rest(self._timers.now() - began, self._timers.now())
-        place: tuple[int, str] | None = (0, "")
-        while place is not None:
+        after: tuple[int, str] | None = (0, "")
+        while after is not None:
             began = self._timers.now()
-            step = await self._engine.survey(place, self._step)
-            fold.add(step.depths)
-            place = step.next
+            step = await self._engine.survey(after, self._step)
+            survey_totals.add(step.depths)
+            after = step.next
             now = self._timers.now()
-            if place is None:
+            if after is None:
                 self._is_first = False
-                self._found(fold.finish(now))
+                self._found(survey_totals.finish(now))
             await self._rest(now - began, now)
 
     async def _rest(self, took: int, ended: int, started: int | None = None) -> None:
@@ -576,18 +576,18 @@ class Surveyor:
                 due = max(due, started + (_INTERVAL if watched else _INTERVAL_UNWATCHED))
             if due <= self._timers.now():
                 return
-            alarm = self._alarm = asyncio.get_running_loop().create_future()
-            timer = self._timers.at(due, lambda alarm=alarm: _end(alarm))  # type: ignore[misc]  # mypy can't infer it
+            wakeup = self._wakeup = asyncio.get_running_loop().create_future()
+            timer = self._timers.at(due, lambda wakeup=wakeup: _end(wakeup))  # type: ignore[misc]  # mypy can't infer it
             try:
-                await alarm
+                await wakeup
             finally:
-                self._alarm = None
+                self._wakeup = None
                 timer.cancel()
 
 
-def _end(alarm: asyncio.Future[None] | None) -> None:
-    if alarm is not None and not alarm.done():
-        alarm.set_result(None)
+def _end(wakeup: asyncio.Future[None] | None) -> None:
+    if wakeup is not None and not wakeup.done():
+        wakeup.set_result(None)
 
 
 class Watcher:
@@ -609,7 +609,7 @@ class Watcher:
             self._came.clear()
         return None if self._closed else sample
 
-    def tell(self, sample: Sample) -> None:
+    def notify(self, sample: Sample) -> None:
         """There is a new one."""
         if self._next is not None:  # What changed in a sample that is never seen is not named in this one.
             sample = msgspec.structs.replace(sample, more=True)
@@ -651,10 +651,10 @@ class Watchers:
         """One is gone."""
         self._all.discard(watcher)
 
-    def tell(self, sample: Sample) -> None:
+    def notify(self, sample: Sample) -> None:
         """Send a sample to all watchers."""
         for watcher in self._all:
-            watcher.tell(sample)
+            watcher.notify(sample)
 
     def close(self) -> None:
         """There will be no more samples."""
@@ -683,7 +683,7 @@ class Observer:
         self._timers = timers
         self._standing = standing
         self.watchers = Watchers(max_watchers)
-        self._asked_at = 0
+        self._last_requested = 0
         self._surveyor = Surveyor(engine, timers, self._is_watched, self._found)
         self._survey: asyncio.Task[None] | None = None
         self._timer: Timer | None = None
@@ -741,7 +741,7 @@ class Observer:
 
     def attend(self) -> None:
         """Refresh the statistics of the store more often for a while, after a request for them."""
-        self._asked_at = self._timers.now()
+        self._last_requested = self._timers.now()
         self._surveyor.attend()
 
     def watch(self) -> Watcher:
@@ -753,7 +753,7 @@ class Observer:
     # How it becomes known ----------------------------------------------------------------------------------
 
     def _is_watched(self) -> bool:
-        return bool(self.watchers) or self._timers.now() - self._asked_at < _ATTENTION
+        return bool(self.watchers) or self._timers.now() - self._last_requested < _ATTENTION
 
     def _found(self, depths: Depths) -> None:
         self._depths = depths
@@ -763,16 +763,16 @@ class Observer:
 
     def _tick(self) -> None:
         now = self._timers.now()
-        touched, self._tallies.touched = self._tallies.touched, set()
+        changed, self._tallies.changed_queues = self._tallies.changed_queues, set()
         rates, latency = self._meter.read(now)
-        self._busy.note(self._tallies, touched)
+        self._busy.note(self._tallies, changed)
         self._history.tick(now, self._depths)
         self.latest = Sample(
             point=Point(now, rates, latency, self._depths),
             standing=self._standing(),
             busiest=self._busy.busiest() if self.watchers else (),
-            changed=tuple(sorted(touched)[:_MOST_CHANGED]),
-            more=len(touched) > _MOST_CHANGED,
+            changed=tuple(sorted(changed)[:_MOST_CHANGED]),
+            more=len(changed) > _MOST_CHANGED,
         )
-        self.watchers.tell(self.latest)
+        self.watchers.notify(self.latest)
         self._set()

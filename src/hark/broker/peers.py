@@ -55,11 +55,11 @@ class Directory:
         """Whether there are peers, resolved or not."""
         return bool(self._ports)
 
-    async def keep_looking(self) -> None:
+    async def keep_resolving(self) -> None:
         """Resolve names until cancelled. A name that fails does not delay the others."""
-        await asyncio.gather(*(self._keep_looking_for(name) for name in self._names))
+        await asyncio.gather(*(self._keep_resolving(name) for name in self._names))
 
-    async def _keep_looking_for(self, name: str) -> None:
+    async def _keep_resolving(self, name: str) -> None:
         complained = False
         while True:
             try:
@@ -117,7 +117,7 @@ class Gathering:
     """The hints of the last few milliseconds, by news, queue and group."""
 
     def __init__(self) -> None:
-        self._subjects: dict[_Subject, _Told] = {}
+        self._subjects: dict[_Subject, _MergedHints] = {}
         self._keys: dict[bytes, Key] | None = {}
         """By their bytes; None: any."""
 
@@ -127,21 +127,21 @@ class Gathering:
     def add(self, hints: Iterable[Hint]) -> None:
         """Add hints that peers need. Arrivals for one group are left out, because the general hint covers them."""
         for hint in hints:
-            if hint.news == "message" and hint.group is not None:
+            if hint.kind == "message" and hint.group is not None:
                 continue
-            subject = (hint.news, hint.queue, hint.group)
-            told = self._subjects.get(subject)
-            if told is None:
-                told = self._subjects[subject] = _Told()
-            told.add(hint)
+            subject = (hint.kind, hint.queue, hint.group)
+            merged = self._subjects.get(subject)
+            if merged is None:
+                merged = self._subjects[subject] = _MergedHints()
+            merged.add(hint)
 
-    def add_keys(self, news: KeyNotification) -> None:
+    def add_keys(self, notification: KeyNotification) -> None:
         """Take which keys were changed."""
         if self._keys is None:
             return
-        if news.keys is not None:
-            self._keys |= {encode_key(key): key for key in news.keys}
-        if news.keys is None or len(self._keys) > MAX_KEYS:
+        if notification.keys is not None:
+            self._keys |= {encode_key(key): key for key in notification.keys}
+        if notification.keys is None or len(self._keys) > MAX_KEYS:
             self._keys = None
 
     def take_keys(self) -> KeyNotification | None:
@@ -158,16 +158,16 @@ class Gathering:
             Hint(
                 queue,
                 group,
-                partitions=None if told.partitions is None else tuple(told.partitions),
-                news=news,
-                ended=tuple(told.ended),
-                counts=told.counts(),
+                partitions=None if merged.partitions is None else tuple(merged.partitions),
+                kind=kind,
+                ended=tuple(merged.ended),
+                counts=merged.counts(),
             )
-            for (news, queue, group), told in subjects.items()
+            for (kind, queue, group), merged in subjects.items()
         ]
 
 
-class _Told:
+class _MergedHints:
     """The merged hints of one subject; `ended` is a set that keeps its order."""
 
     def __init__(self) -> None:
@@ -207,8 +207,8 @@ _REMEDIES = {
     "replay": "it was received before; no action is needed unless this repeats",
 }
 
-Heard = Callable[[Sequence[Hint]], None]
-HeardKeys = Callable[[KeyNotification], None]
+OnHints = Callable[[Sequence[Hint]], None]
+OnKeys = Callable[[KeyNotification], None]
 
 
 class Peers:
@@ -239,59 +239,59 @@ class Peers:
         self._gathering = Gathering()
         self._packer: Packer | None = None
         self._timer: asyncio.Handle | None = None
-        self._looking: asyncio.Task[None] | None = None
+        self._resolving: asyncio.Task[None] | None = None
         self._counts: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
         self._complained_at: dict[str, int] = {}
 
-    async def start(self, secret: bytes, heard: Heard, heard_keys: HeardKeys) -> None:
+    async def start(self, secret: bytes, on_hints: OnHints, on_keys: OnKeys) -> None:
         """Begin to hear and to tell; does not wait until the others are found."""
         self._packer = Packer(secret, self._sender, self._clock)
         unpacker = Unpacker(secret, self._sender, self._clock)
-        asyncio.get_running_loop().add_reader(self._udp, self._hear, unpacker, heard, heard_keys)
-        self._looking = asyncio.create_task(self._directory.keep_looking(), name="peers")
+        asyncio.get_running_loop().add_reader(self._udp, self._receive, unpacker, on_hints, on_keys)
+        self._resolving = asyncio.create_task(self._directory.keep_resolving(), name="peers")
 
     async def close(self) -> None:
         """Tell what is left to tell and close the socket."""
         if self._udp.fileno() < 0:
             return
-        self._tell_gathered()
+        self._send_gathered()
         self._packer = None
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+        if self._resolving is not None:
+            self._resolving.cancel()
+            await asyncio.gather(self._resolving, return_exceptions=True)
             asyncio.get_running_loop().remove_reader(self._udp)
         self._udp.close()
 
-    def tell(self, hints: Sequence[Hint]) -> None:
+    def notify(self, hints: Sequence[Hint]) -> None:
         """Tell the others soon, together with what follows within the linger."""
         if not self._directory or self._packer is None:
             return
         self._gathering.add(hints)
-        self._tell_soon()
+        self._send_soon()
 
-    def tell_keys(self, news: KeyNotification) -> None:
+    def notify_keys(self, notification: KeyNotification) -> None:
         """Tell the others soon which keys were changed."""
         if not self._directory or self._packer is None:
             return
-        self._gathering.add_keys(news)
-        self._tell_soon()
+        self._gathering.add_keys(notification)
+        self._send_soon()
 
-    def _tell_soon(self) -> None:
+    def _send_soon(self) -> None:
         if self._timer is None and self._gathering:
-            self._timer = asyncio.get_running_loop().call_later(self._linger, self._tell_gathered)
+            self._timer = asyncio.get_running_loop().call_later(self._linger, self._send_gathered)
 
     def metrics(self) -> dict[str, float]:
         """Counts since the start; datagrams and hints are counted for each peer they went to."""
-        counted = ("datagrams_sent", "hints_sent", "send_errors", "datagrams_received", "hints_received")
+        counters = ("datagrams_sent", "hints_sent", "send_errors", "datagrams_received", "hints_received")
         return {
             "peers": len(self._directory.found),
-            **{name: self._counts[name] for name in counted},
+            **{name: self._counts[name] for name in counters},
             "datagrams_refused": self._refused.total(),
             **{f"refused_{reason}": count for reason, count in self._refused.items()},
         }
 
-    def _tell_gathered(self) -> None:
+    def _send_gathered(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -314,8 +314,8 @@ class Peers:
             self._counts["datagrams_sent"] += 1
             self._counts["hints_sent"] += notices
 
-    def _hear(self, unpacker: Unpacker, heard: Heard, heard_keys: HeardKeys) -> None:
-        news: list[Hint | KeyNotification] = []
+    def _receive(self, unpacker: Unpacker, on_hints: OnHints, on_keys: OnKeys) -> None:
+        received: list[Hint | KeyNotification] = []
         for _ in range(_DATAGRAMS_AT_ONCE):
             try:
                 # One byte more than allowed: a longer datagram is cut off and must not pass for a whole one.
@@ -325,20 +325,20 @@ class Peers:
             except OSError:
                 continue  # An earlier datagram had no receiver; this socket still works.
             self._counts["datagrams_received"] += 1
-            accepted = self._believed(unpacker, datagram, address)
-            news += accepted
+            accepted = self._accepted(unpacker, datagram, address)
+            received += accepted
             if accepted and address[:2] not in self._siblings:
                 for sibling in self._siblings:
                     self._send(datagram, len(accepted), sibling)
-        self._counts["hints_received"] += len(news)
-        hints = [one for one in news if isinstance(one, Hint)]
+        self._counts["hints_received"] += len(received)
+        hints = [one for one in received if isinstance(one, Hint)]
         if hints:
-            heard(hints)
-        for one in news:
+            on_hints(hints)
+        for one in received:
             if isinstance(one, KeyNotification):
-                heard_keys(one)
+                on_keys(one)
 
-    def _believed(self, unpacker: Unpacker, datagram: bytes, address: SocketAddress) -> list[Hint | KeyNotification]:
+    def _accepted(self, unpacker: Unpacker, datagram: bytes, address: SocketAddress) -> list[Hint | KeyNotification]:
         try:
             return unpacker.unpack(datagram)
         except Refusal as refusal:

@@ -416,20 +416,20 @@ def _sort(group: str, result: PopResult, failures: dict[str, HarkError]) -> _Sor
     closed: set[str] = set()
     readable: int | None = None
     for message in result.messages:
-        place, failure = message.partition_id, failures.get(message.id)
+        partition_id, failure = message.partition_id, failures.get(message.id)
         if failure is not None and failure.code != "encryption_key_missing":
             aside.append(_settlement(group, result, message, failure))
-        elif place in closed:
-            if failure is not None and not before.get(place):
+        elif partition_id in closed:
+            if failure is not None and not before.get(partition_id):
                 aside.append(_settlement(group, result, message, None))
         elif failure is None:
-            before[place] = before.get(place, 0) + 1
+            before[partition_id] = before.get(partition_id, 0) + 1
         else:
-            closed.add(place)
-            if not before.get(place):
+            closed.add(partition_id)
+            if not before.get(partition_id):
                 aside.append(_settlement(group, result, message, None))
             elif readable is None:
-                readable = before[place]
+                readable = before[partition_id]
     return _Sorted(aside, readable)
 
 

@@ -100,7 +100,7 @@ MOST_QUEUES = 10_000
 
 _UNSETTLED = {"retry": "retried", "failed": "failed", "dlq": "failed"}
 """What a settlement is counted as that completes nothing and makes no dead letter."""
-_ALL_JUDGED = {list}
+_ALL_LISTS = {list}
 _AGES = 64
 """More bits than the age of any message in microseconds has."""
 
@@ -165,7 +165,7 @@ class Tallies:
         """By queue, the one that was busy longest ago first."""
         self.total = Tally()
         """All queues together, also those that are not in `queues` any more."""
-        self.touched: set[str] = set()
+        self.changed_queues: set[str] = set()
         """Queues that something happened to since the sampler took this set and left a new one."""
         self.push_requests = self.pop_requests = self.empty_pops = self.settle_requests = self.transactions = 0
         self.refused_settlements = 0
@@ -177,7 +177,7 @@ class Tallies:
 
     def of(self, queue: str) -> Tally:
         """The numbers of a queue that something happens to now."""
-        self.touched.add(queue)
+        self.changed_queues.add(queue)
         queues = self.queues
         tally = queues.get(queue)
         if tally is not None:
@@ -317,10 +317,10 @@ class Tallies:
 
 def _answered(requests: Sequence[Sequence[Q]], answers: Sequence[Sequence[A] | HarkError]) -> Iterator[tuple[Q, A]]:
     """The items of all requests with their outcomes, without the requests that could not be judged."""
-    judged = cast(Sequence[Sequence[A]], answers)
-    if set(map(type, answers)) != _ALL_JUDGED:
+    answered = cast(Sequence[Sequence[A]], answers)
+    if set(map(type, answers)) != _ALL_LISTS:
         pairs = [
-            (items, found) for items, found in zip(requests, judged, strict=True) if not isinstance(found, HarkError)
+            (items, found) for items, found in zip(requests, answered, strict=True) if not isinstance(found, HarkError)
         ]
-        requests, judged = [items for items, _ in pairs], [found for _, found in pairs]
-    return zip(chain.from_iterable(requests), chain.from_iterable(judged), strict=True)
+        requests, answered = [items for items, _ in pairs], [found for _, found in pairs]
+    return zip(chain.from_iterable(requests), chain.from_iterable(answered), strict=True)

@@ -69,7 +69,7 @@ class _LoopTimer:
 K = TypeVar("K", bound=Hashable)
 
 
-class Agenda(Generic[K]):
+class TickQueue(Generic[K]):
     """Keys by the tick at which they are due, the end of the tick that their time falls into.
 
     Only ticks are in the heap and each of them once, so that moving a key costs a look into two dicts.
@@ -128,35 +128,35 @@ _SOON = MILLISECOND
 """A look that found that something was due a moment ago is repeated after this, not in the same turn for ever."""
 
 
-class _Alarm(NamedTuple):
+class _Wakeup(NamedTuple):
     due: int
     timer: Timer
 
 
-class Alarms:
+class Wakeups:
     """The next one of each lane. They outlive it: what one lane learned may be for the consumers of another."""
 
     def __init__(self, timers: Timers, ring: Callable[[str | None], None]) -> None:
         self._timers = timers
         self._ring = ring
-        self._alarms: dict[str | None, _Alarm] = {}
+        self._wakeups: dict[str | None, _Wakeup] = {}
 
     def note(self, lane: str | None, due: int) -> None:
         """Ring for a lane at a time, unless it rings before: the look at that time tells when the next has to be."""
         due = max(due, self._timers.now() + _SOON)
-        alarm = self._alarms.get(lane)
-        if alarm is not None:
-            if alarm.due <= due:
+        wakeup = self._wakeups.get(lane)
+        if wakeup is not None:
+            if wakeup.due <= due:
                 return
-            alarm.timer.cancel()
-        self._alarms[lane] = _Alarm(due, self._timers.at(due, lambda: self._rings(lane)))
+            wakeup.timer.cancel()
+        self._wakeups[lane] = _Wakeup(due, self._timers.at(due, lambda: self._rings(lane)))
 
     def clear(self) -> None:
         """Remove all alarms, because no consumer waits."""
-        for alarm in self._alarms.values():
-            alarm.timer.cancel()
-        self._alarms.clear()
+        for wakeup in self._wakeups.values():
+            wakeup.timer.cancel()
+        self._wakeups.clear()
 
     def _rings(self, lane: str | None) -> None:
-        del self._alarms[lane]
+        del self._wakeups[lane]
         self._ring(lane)

@@ -122,7 +122,7 @@ class Readiness:
     def __init__(self, engine: Engine, calls: EngineCalls) -> None:
         self._engine = engine
         self._calls = calls
-        self._asking: asyncio.Task[str | None] | None = None
+        self._check: asyncio.Task[str | None] | None = None
         self.stopping = False
         """The server is shutting down: clients should use another server if they can."""
 
@@ -137,10 +137,10 @@ class Readiness:
 
     async def reach(self) -> str | None:
         """Ping the store regardless of its last response. Returns why it cannot be reached, or None."""
-        if self._asking is None or self._asking.done():
+        if self._check is None or self._check.done():
             # All callers share one ping: health checks need no token and must not overload a store in trouble.
-            self._asking = asyncio.create_task(self._ask())
-        return await asyncio.shield(self._asking)
+            self._check = asyncio.create_task(self._ask())
+        return await asyncio.shield(self._check)
 
     async def _ask(self) -> str | None:
         try:

@@ -68,20 +68,20 @@ class Watcher(ABC):
         self.shown = dict(shown)
         """What its client knows."""
         self._keeper = keeper
-        self._told: dict[bytes, Key] = {}
+        self._outdated: dict[bytes, Key] = {}
         """Keys that may have changed, the one told first first."""
         self._due: dict[bytes, int] = {}
         """When to read keys without a notification, because their entries expire."""
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._timer: Timer | None = None
         self._rings_at = 0
 
     @abstractmethod
-    def tell(self, identity: bytes, key: Key) -> None:
+    def notify(self, identity: bytes, key: Key) -> None:
         """A key was written or removed."""
 
     @abstractmethod
-    def tell_all(self) -> None:
+    def notify_all(self) -> None:
         """Any key may have been."""
 
     @property
@@ -104,15 +104,15 @@ class Watcher(ABC):
     async def next(self) -> Sequence[Change]:
         """Changes with readable values, as soon as there are some; nothing when the watcher is closed."""
         while not self.closed:
-            self._news.clear()
+            self._changed.clear()
             changes: Sequence[Change] = ()
             if self._must_look:
                 try:
                     changes = await self._look()
                 except (Unavailable, Overloaded) as failure:
                     log.debug("a watcher tries again later: %s", failure)
-                    self._keeper.timers.at(self._keeper.timers.now() + _RETRY, self._news.set)
-                    await self._news.wait()
+                    self._keeper.timers.at(self._keeper.timers.now() + _RETRY, self._changed.set)
+                    await self._changed.wait()
                     continue
             polled, self.polled = self.polled, False
             if changes:
@@ -120,7 +120,7 @@ class Watcher(ABC):
                     self._keeper.missed(self)
                 return self._readable(changes)
             if not self._must_look:
-                await self._news.wait()
+                await self._changed.wait()
         return ()
 
     def close(self) -> None:
@@ -131,7 +131,7 @@ class Watcher(ABC):
                 self._timer.cancel()
                 self._timer = None
             self._keeper.forget(self)
-            self._news.set()
+            self._changed.set()
 
     def _readable(self, changes: Sequence[Change]) -> Sequence[Change]:
         return [
@@ -140,13 +140,13 @@ class Watcher(ABC):
 
     async def _look(self) -> Sequence[Change]:
         """Read some of the changed keys, and compare them with the state of the client."""
-        read = dict(list(self._told.items())[:AT_ONCE])
+        read = dict(list(self._outdated.items())[:AT_ONCE])
         for identity in read:
-            del self._told[identity]
+            del self._outdated[identity]
         try:
             entries = await self._keeper.fetch(list(read.values()))
         except BaseException:  # Nothing was seen: it has to look again.
-            self._told = read | self._told
+            self._outdated = read | self._outdated
             raise
         changes = [
             change
@@ -195,7 +195,7 @@ class Watcher(ABC):
         now = self._keeper.timers.now()
         for identity in [identity for identity, due in self._due.items() if due <= now]:
             del self._due[identity]
-            self.tell(identity, self.shown[identity].key)
+            self.notify(identity, self.shown[identity].key)
         self._set_timer()
 
 
@@ -205,25 +205,25 @@ class KeyWatcher(Watcher):
     def __init__(self, keeper: Keeper, keys: Mapping[bytes, Key], shown: Mapping[bytes, Shown]) -> None:
         super().__init__(keeper, shown)
         self.keys = keys
-        self.tell_all()
+        self.notify_all()
 
     def identities(self) -> Iterable[bytes]:
         """The bytes of its keys."""
         return self.keys
 
-    def tell(self, identity: bytes, key: Key) -> None:
+    def notify(self, identity: bytes, key: Key) -> None:
         """One of its keys was written or removed."""
-        self._told[identity] = key
-        self._news.set()
+        self._outdated[identity] = key
+        self._changed.set()
 
-    def tell_all(self) -> None:
+    def notify_all(self) -> None:
         """Any of its keys may have been."""
-        self._told |= self.keys
-        self._news.set()
+        self._outdated |= self.keys
+        self._changed.set()
 
     @property
     def _must_look(self) -> bool:
-        return bool(self._told)
+        return bool(self._outdated)
 
 
 class PrefixWatcher(Watcher):
@@ -243,25 +243,25 @@ class PrefixWatcher(Watcher):
         self._behind = True
         """All have to be listed."""
 
-    def tell(self, identity: bytes, key: Key) -> None:
+    def notify(self, identity: bytes, key: Key) -> None:
         """A key below the prefix was written or removed."""
         if self._behind or (self._edge is not None and identity > self._edge):
             return
-        self._told[identity] = key
-        if len(self._told) > self._limit:
+        self._outdated[identity] = key
+        if len(self._outdated) > self._limit:
             self._behind = True
-            self._told.clear()
-        self._news.set()
+            self._outdated.clear()
+        self._changed.set()
 
-    def tell_all(self) -> None:
+    def notify_all(self) -> None:
         """Any key below the prefix may have been."""
         self._behind = True
-        self._told.clear()
-        self._news.set()
+        self._outdated.clear()
+        self._changed.set()
 
     @property
     def _must_look(self) -> bool:
-        return self._behind or bool(self._told)
+        return self._behind or bool(self._outdated)
 
     async def _look(self) -> Sequence[Change]:
         if self._behind:
@@ -283,7 +283,7 @@ class PrefixWatcher(Watcher):
         try:
             entries = await self._keeper.fetch_range(KeyRange(prefix=self.prefix, limit=self._limit))
         except BaseException:
-            self.tell_all()
+            self.notify_all()
             raise
         listed = {encode_key(entry.key): entry for entry in entries}
         edge = max(listed) if len(listed) >= self._limit else None
@@ -377,21 +377,21 @@ class Watchers:
                 timer.cancel()
             watcher.close()
 
-    def tell(self, news: KeyNotification) -> None:
+    def notify(self, notification: KeyNotification) -> None:
         """Keys were written or removed, here or by another server."""
         if not self._all:
             return
-        if news.keys is None:
+        if notification.keys is None:
             for watcher in list(self._all):
-                watcher.tell_all()
+                watcher.notify_all()
             return
-        for key in news.keys:
+        for key in notification.keys:
             identity = encode_key(key)
             for watcher in self._by_key.get(identity, ()):
-                watcher.tell(identity, key)
+                watcher.notify(identity, key)
             for length in range(1, len(key)) if self._by_prefix else ():
                 for watcher in self._by_prefix.get(encode_key(key[:length]), ()):
-                    watcher.tell(identity, key)
+                    watcher.notify(identity, key)
 
     async def fetch(self, keys: Sequence[Key]) -> list[KeyEntry | None]:
         """Entries as they are stored."""
@@ -461,7 +461,7 @@ class Watchers:
     def _poll(self, watcher: Watcher) -> None:
         assert self._fallback is not None
         watcher.polled = True
-        watcher.tell_all()
+        watcher.notify_all()
         # How it ends is not waited for: a client that reads slowly looks late, and must not hold up the others.
         self._fallback.polled(watcher, found=False)
 

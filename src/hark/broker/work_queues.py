@@ -94,7 +94,7 @@ async def shown_dead_letters(engine: Engine, sealed: SealedQueues, where: DeadLe
 _KEPT = 10_000
 
 
-class Places:
+class QueueLookup:
     """Finds queues by the ids of partitions and messages, and remembers those of partitions.
 
     What is remembered stays true: a partition never changes its queue, and an id is never given again.
@@ -219,7 +219,7 @@ class WorkQueues:
             raise HarkError(outcome.error or "the message was not stored", code=outcome.code)
         return outcome.message_id
 
-    def wish(self, queue: str, consumer: str = "") -> PopRequest:
+    def pop_request(self, queue: str, consumer: str = "") -> PopRequest:
         """What each consumer of a work queue asks for: the next message."""
         lasts = self._settings.lock_duration
         return PopRequest(queue=queue, group_mode="shared", lease_ms=lasts, consumer=consumer)
@@ -234,7 +234,7 @@ class WorkQueues:
     ) -> PopResult:
         """Take the next message, if there is one in time."""
         await self.prepare({queue: labels})
-        return await self._broker.pop(self.wish(queue, consumer), wait_seconds, gone=gone)
+        return await self._broker.pop(self.pop_request(queue, consumer), wait_seconds, gone=gone)
 
     async def settle(
         self,

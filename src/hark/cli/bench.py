@@ -130,8 +130,8 @@ def push_bodies(load: Load) -> Iterator[bytes]:
         )
 
     def body(turn: int) -> bytes:
-        places = (turn * load.batch + i if load.spread else turn for i in range(load.batch))
-        return b'{"items":[' + b",".join(map(item, places)) + b"]}"
+        indexes = (turn * load.batch + i if load.spread else turn for i in range(load.batch))
+        return b'{"items":[' + b",".join(map(item, indexes)) + b"]}"
 
     if load.transaction_ids:
         return map(body, count())
@@ -402,13 +402,13 @@ def _show(outcomes: Sequence[Outcome]) -> None:
     table(columns, rows)
 
 
-def _measure(url: str, first: Sequence[Load], measured: Sequence[Load], queue: str) -> list[Outcome]:
+def _measure(url: str, first: Sequence[Load], timed: Sequence[Load], queue: str) -> list[Outcome]:
     """Run the loads, then delete the queue."""
     call(url, operations.HEALTH)
     try:
         if first:
             generate(url, *first)
-        return generate(url, *measured)
+        return generate(url, *timed)
     except ConnectionError as error:
         raise Failure(f"the benchmark of {url} stopped early: {error}; check the server with: hark doctor") from error
     finally:

@@ -188,17 +188,17 @@ def _directory(settings: Settings) -> Path | None:
 
 def _existing(directory: Path) -> Path:
     """Find the part of a path that already exists."""
-    return next((place for place in (directory, *directory.absolute().parents) if place.exists()), Path("/"))
+    return next((existing for existing in (directory, *directory.absolute().parents) if existing.exists()), Path("/"))
 
 
 def _writable(directory: Path) -> Check:
     """Check that a file can be written, by writing one."""
-    place = _existing(directory)
+    existing = _existing(directory)
     try:
-        with tempfile.TemporaryFile(dir=place):
+        with tempfile.TemporaryFile(dir=existing):
             return Check("data", "ok", f"{directory} is writable")
     except OSError as error:
-        detail = f"{place} is not writable: {error.strerror}"
+        detail = f"{existing} is not writable: {error.strerror}"
         return Check("data", "fail", detail, "change its owner or mode, or set HARK_DATA to another directory")
 
 

@@ -98,7 +98,7 @@ def _iso(moment: int) -> str:
     return (datetime.fromtimestamp(0, UTC) + timedelta(microseconds=min(moment, LATEST))).isoformat()
 
 
-def _counted(counts: Counter[str]) -> str:
+def _counts_text(counts: Counter[str]) -> str:
     return ", ".join(f"{count} {status}" for status, count in counts.items() if count)
 
 
@@ -229,11 +229,11 @@ class Importer:
         """Describe the result."""
         parts = []
         if self._line is not None:
-            parts.append(f"queue {self._queue}: {_counted(self._counts) or 'no messages'}")
+            parts.append(f"queue {self._queue}: {_counts_text(self._counts) or 'no messages'}")
             parts.append(f"groups created: {', '.join(self._groups) or 'none'}")
         for kind, counts in (("dead letters", self._letter_counts), ("keys", self._key_counts)):
             if counts.total() or (self._line is None and kind == "keys"):
-                parts.append(f"{kind}: {_counted(counts) or 'none'}")
+                parts.append(f"{kind}: {_counts_text(counts) or 'none'}")
         return f"imported {'; '.join(parts)}"
 
     # Lines -------------------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ class Importer:
             if ttl <= 0:
                 self._counts["expired"] += 1
                 return
-        self._place_groups(line)
+        self._position_groups(line)
         self._batch.append(
             _Item(
                 queue=self._queue,
@@ -358,7 +358,7 @@ class Importer:
         if items >= _BATCH_ITEMS or self._bytes >= _BATCH_BYTES:
             self._flush()
 
-    def _place_groups(self, line: MessageLine) -> None:
+    def _position_groups(self, line: MessageLine) -> None:
         """Start groups here whose next offset is at or before this message; the others start at the end, for now."""
         for group, offset in list(self._positions.items()):
             if line.offset >= offset:

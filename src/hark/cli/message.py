@@ -64,9 +64,9 @@ def explain(
             ("Created", found.created_at),
         ]
     )
-    for told in found.reasons:
-        say(f"\n{_group(told.consumer_group)} {told.reason}")
-        say_folded(told.text, indent="  ")
+    for reason in found.reasons:
+        say(f"\n{_group(reason.consumer_group)} {reason.reason}")
+        say_folded(reason.text, indent="  ")
 
 
 def _group(name: str | None) -> str:

@@ -54,22 +54,28 @@ def _rows(one: types.groups.WaitingPop | types.groups.WaitingStream | types.grou
     """Make one row, or one for each subscription of a stream."""
     match one:
         case types.groups.WaitingPop():
-            yield ("pop", one.id, *_wish(one), one.state, one.waiting_since, one.deadline, None)
+            yield ("pop", one.id, *_source_of(one), one.state, one.waiting_since, one.deadline, None)
         case types.groups.WaitingStream():
             credit = f"{one.credit}, {one.unsettled} unsettled" + _stopped(one)
-            for wish in one.subscriptions:
-                yield ("stream", one.id, *_wish(wish), wish.state, one.waiting_since, None, credit)
+            for subscription in one.subscriptions:
+                yield ("stream", one.id, *_source_of(subscription), subscription.state, one.waiting_since, None, credit)
             if not one.subscriptions:
                 yield ("stream", one.id, *([None] * 6), one.waiting_since, None, credit)
         case types.groups.WaitingBrowser():
             yield ("browser", None, one.queue, one.partition, *([None] * 7))
 
 
-def _wish(wish: types.groups.StreamSubscription) -> Row:
+def _source_of(subscription: types.groups.StreamSubscription) -> Row:
     """Make the cells for the queue or the labels that a consumer waits for."""
-    labels = (("namespace", wish.namespace), ("task", wish.task))
+    labels = (("namespace", subscription.namespace), ("task", subscription.task))
     named = ", ".join(f"{name} {value}" for name, value in labels if value)
-    return wish.queue or named, wish.partition, group_name(wish.consumer_group), wish.consumer, wish.batch
+    return (
+        subscription.queue or named,
+        subscription.partition,
+        group_name(subscription.consumer_group),
+        subscription.consumer,
+        subscription.batch,
+    )
 
 
 def _stopped(stream: types.groups.WaitingStream) -> str:

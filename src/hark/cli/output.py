@@ -23,7 +23,7 @@ class Bar(Protocol):
         """Set the completed amount, and the total if it is known."""
 
 
-class _Nobody:
+class _Hidden:
     def reach(self, done: int, total: int | None = None) -> None:
         """Show nothing."""
 
@@ -32,7 +32,7 @@ class _Nobody:
 def counting(what: str, unit: str) -> Iterator[Bar]:
     """Show the progress of a task, counted in a unit, until the block ends."""
     if not sys.stderr.isatty():
-        yield _Nobody()
+        yield _Hidden()
         return
     from rich.console import Console
     from rich.progress import (

@@ -110,11 +110,13 @@ def _print_tables(loaded: Loaded, strategy: PollingStrategy, batch_seconds: floa
     say("")
     _print_costs("Worker", rows)
     batch = batch_seconds or strategy.initial_interval()
-    held = loaded.settings.pop.default_timeout_ms / 1000
+    longest_wait = loaded.settings.pop.default_timeout_ms / 1000
     say("")
     say(f"Cost: ${AWS_S3.get_per_thousand:g} per 1,000 polls of a bucket ({AWS_S3.name}, GET requests).")
     say("      Polls of a Hark server are free.")
-    say(f"Idle: one poll every {strategy.longest_interval():g} s; a server holds an empty poll for up to {held:g} s.")
+    say(
+        f"Idle: one poll every {strategy.longest_interval():g} s; a server holds an empty poll for up to {longest_wait:g} s."
+    )
     say(f"Busy: one poll for each batch, which takes {batch * 1000:g} ms here (--batch-ms).")
 
 

@@ -133,7 +133,7 @@ def pop(
     operation, names = operations.POP, [name for name in (queue, partition) if name is not None]
     if names:
         operation = operations.POP_OF_QUEUE if partition is None else operations.POP_OF_QUEUE_PARTITION
-    patience = (_LONGEST_WAIT_MS if timeout is None else timeout) / 1000 if wait else 0
+    wait_seconds = (_LONGEST_WAIT_MS if timeout is None else timeout) / 1000 if wait else 0
     answer = call(
         url,
         operation,
@@ -152,7 +152,7 @@ def pop(
             "subscriptionFrom": subscription_from,
             "consumer": consumer,
         },
-        timeout=patience + _GRACE_SECONDS,
+        timeout=wait_seconds + _GRACE_SECONDS,
     )
     messages = list(answer.read().messages) if answer.body else []
     if not messages:

@@ -53,17 +53,17 @@ class _Child:
         self._directory = directory
         self._stop = stop
         self._process: subprocess.Popen[bytes] | None = None
-        self._told = False
+        self._reported = False
 
     def __enter__(self) -> _Child:
         # The worker reads from one end and stops when the other end is closed: so it never outlives its parent.
-        self._held, self._life = os.pipe()
+        self._lifeline, self._life = os.pipe()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.signal(signal.SIGTERM)
         self.wait()
-        os.close(self._held)
+        os.close(self._lifeline)
         os.close(self._life)
 
     @property
@@ -75,11 +75,11 @@ class _Child:
         """Start the process, unless a signal has arrived."""
         if self._stop.is_set():
             return
-        self._told = False
+        self._reported = False
         self._process = subprocess.Popen(
-            [*self._command, "--parent", str(self._held)],
+            [*self._command, "--parent", str(self._lifeline)],
             cwd=self._directory,
-            pass_fds=(self._held,),
+            pass_fds=(self._lifeline,),
             process_group=0,
         )
 
@@ -98,8 +98,8 @@ class _Child:
         """Report once that the process has ended."""
         if self._stop.is_set():
             return
-        if self._process is not None and self._process.poll() is not None and not self._told:
-            self._told = True
+        if self._process is not None and self._process.poll() is not None and not self._reported:
+            self._reported = True
             code = self._process.returncode
             complain(f"reload: the worker ended with exit code {code}; it restarts when a file changes")
 

@@ -54,7 +54,7 @@ def decode(body: bytes | msgspec.Raw, shape: type[T]) -> T:
         ) from error
 
 
-def _place(operation: Operation[Any], names: Sequence[str]) -> str:
+def _path_of(operation: Operation[Any], names: Sequence[str]) -> str:
     """Return the path of an operation; an empty name would make it that of another one."""
     if not all(names) and not operation.path.endswith(":path}"):
         raise Failure("a name or an ID is empty; names and IDs must not be empty", exit_code=USAGE)
@@ -80,7 +80,7 @@ def call(
     """Call an operation with the names in its path; raise `Failure` with the server's text if the server rejects it."""
     answer = send(url, operation, *names, query=query, body=body, timeout=timeout)
     if answer.status >= 400:
-        raise _refusal(url, operation.method, _place(operation, names), answer.status, answer.body)
+        raise _refusal(url, operation.method, _path_of(operation, names), answer.status, answer.body)
     return answer
 
 
@@ -133,7 +133,7 @@ def send(
     timeout: float = TIMEOUT_SECONDS,
 ) -> Answer[T]:
     """Call an operation and return the response, whatever its status; `None` in a query means absent."""
-    with _opened(url, operation.method, _place(operation, names), query, body, timeout) as response:
+    with _opened(url, operation.method, _path_of(operation, names), query, body, timeout) as response:
         headers = {name.lower(): value for name, value in response.headers.items()}
         return Answer(response.status, response.read(), headers, operation.answer)
 
@@ -142,7 +142,7 @@ def stream(
     url: str, operation: Operation[str], *names: str, query: Query, silence: float = SILENCE_SECONDS
 ) -> Iterator[bytes]:
     """Yield the parts of a response as they arrive; fail after that many seconds of silence."""
-    route = _place(operation, names)
+    route = _path_of(operation, names)
     with _opened(url, operation.method, route, query, None, silence) as response:
         if response.status >= 400:
             raise _refusal(url, operation.method, route, response.status, response.read())

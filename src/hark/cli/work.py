@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 DEFAULT_ATTRIBUTE = "worker"
 
 
-def find_worker(place: str, directory: Path) -> Worker:
+def find_worker(target: str, directory: Path) -> Worker:
     """Import `module:attribute` from a directory; the attribute is a worker, or a function that returns one."""
-    name, _, attribute = place.partition(":")
+    name, _, attribute = target.partition(":")
     names = (attribute or DEFAULT_ATTRIBUTE).split(".")
     if not name or not all(part.isidentifier() for part in (*name.split("."), *names)):
-        raise Failure(f"{place!r} does not name a worker; use MODULE:ATTRIBUTE, such as app:worker", exit_code=USAGE)
+        raise Failure(f"{target!r} does not name a worker; use MODULE:ATTRIBUTE, such as app:worker", exit_code=USAGE)
     if str(directory) not in sys.path:
         sys.path.insert(0, str(directory))
-    return _worker_of(place, _attribute_of(name, names, directory))
+    return _worker_of(target, _attribute_of(name, names, directory))
 
 
 def _attribute_of(name: str, names: list[str], directory: Path) -> object:
@@ -51,7 +51,7 @@ def _attribute_of(name: str, names: list[str], directory: Path) -> object:
     return found
 
 
-def _worker_of(place: str, found: object) -> Worker:
+def _worker_of(target: str, found: object) -> Worker:
     from hark.worker.worker import Worker
 
     if not isinstance(found, Worker) and callable(found) and not isinstance(found, type):
@@ -59,11 +59,11 @@ def _worker_of(place: str, found: object) -> Worker:
         try:
             found = make()
         except Exception as error:
-            raise Failure(f"the function {place!r}, which should return a worker, failed:\n{_trace(error)}") from error
+            raise Failure(f"the function {target!r}, which should return a worker, failed:\n{_trace(error)}") from error
     if not isinstance(found, Worker):
         kind = type(found).__name__ if not isinstance(found, type) else f"the class {found.__name__}"
         raise Failure(
-            f"{place!r} is {_article(kind)}; expected a hark.Worker, or a function that returns one", exit_code=USAGE
+            f"{target!r} is {_article(kind)}; expected a hark.Worker, or a function that returns one", exit_code=USAGE
         )
     return found
 
@@ -149,7 +149,7 @@ def register_work(main: typer.Typer) -> None:
 
 def work(
     *,
-    place: Annotated[
+    target: Annotated[
         str,
         typer.Argument(
             metavar="MODULE:ATTRIBUTE",
@@ -265,7 +265,7 @@ def work(
 
         stop_with(parent)
     raise typer.Exit(
-        _run(place, loaded, health_host or _HEALTH_HOST, burst=burst, live=not no_progress, as_json=as_json)
+        _run(target, loaded, health_host or _HEALTH_HOST, burst=burst, live=not no_progress, as_json=as_json)
     )
 
 
@@ -286,14 +286,14 @@ def _arguments_without_reload() -> list[str]:
     return [argument for argument in given if argument != "--reload"]
 
 
-def _run(place: str, loaded: Loaded, health_host: str, *, burst: bool, live: bool, as_json: bool) -> int:
+def _run(target: str, loaded: Loaded, health_host: str, *, burst: bool, live: bool, as_json: bool) -> int:
     from hark.cli.work import find_worker
     from hark.cli.working import options_of, run
 
-    worker = find_worker(place, Path.cwd())
+    worker = find_worker(target, Path.cwd())
     if not worker.tasks:
         raise Failure(
-            f"{place!r} has no tasks, so every message in its queue would fail; "
+            f"{target!r} has no tasks, so every message in its queue would fail; "
             "import the module that has its @worker.task functions",
             exit_code=USAGE,
         )

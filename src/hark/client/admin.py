@@ -13,7 +13,7 @@ from hark.api.types.leases import ExplainedMessage, LeasePage
 from hark.api.types.messages import ListedMessage, NamedTraces, ShownMessage, TraceEvent, TraceNames
 from hark.api.types.queues import ListedQueue, Namespace, Overview, Task
 from hark.api.types.server import Health, Maintenance, MaintenanceBody, SystemMetrics
-from hark.client.arguments import Placed, Wrapped, json_value, optional_moment, placed
+from hark.client.arguments import Identified, Wrapped, ids_of, json_value, optional_moment
 from hark.client.calling import Caller
 from hark.errors import NotFound, Unavailable
 from hark.model import MessageState
@@ -27,7 +27,7 @@ class Traces:
 
     async def add(
         self,
-        message: Placed | Wrapped | None = None,
+        message: Identified | Wrapped | None = None,
         data: object = None,
         *,
         event: str = "info",
@@ -41,7 +41,7 @@ class Traces:
         `data` is any JSON value, `event` the type of the event. `by_name` finds the event by each of the `names`.
         `group` is the consumer group; the default is the group of the delivery.
         """
-        partition, transaction = placed(message, partition_id, transaction_id)
+        partition, transaction = ids_of(message, partition_id, transaction_id)
         delivered = getattr(message, "delivered", message)
         body = {
             "partitionId": partition,
@@ -55,7 +55,7 @@ class Traces:
 
     async def of(
         self,
-        message: Placed | Wrapped | None = None,
+        message: Identified | Wrapped | None = None,
         *,
         partition_id: str | None = None,
         transaction_id: str | None = None,
@@ -63,7 +63,7 @@ class Traces:
         offset: int = 0,
     ) -> tuple[TraceEvent, ...]:
         """The trace events of a message, oldest first."""
-        partition, transaction = placed(message, partition_id, transaction_id)
+        partition, transaction = ids_of(message, partition_id, transaction_id)
         query = {"limit": limit, "offset": offset}
         return (await self._caller.ask(operations.LIST_OF_MESSAGE, partition, transaction, query=query)).traces
 

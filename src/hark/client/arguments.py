@@ -199,7 +199,7 @@ KeyParts = Sequence[str | float | bool]
 """A key of the key-value store as users write it, for example `("users", 17)`."""
 
 
-class Placed(Protocol):
+class Identified(Protocol):
     """An object that identifies a message: a delivery, a dead letter or a stored message."""
 
     @property
@@ -211,7 +211,7 @@ class Placed(Protocol):
         """The id of the partition of the message."""
 
 
-class Held(Placed, Protocol):
+class DeliveredMessage(Identified, Protocol):
     """A delivered message."""
 
     @property
@@ -227,23 +227,25 @@ class Wrapped(Protocol):
     """A client's message, which wraps a delivery."""
 
     @property
-    def delivered(self) -> Held:
+    def delivered(self) -> DeliveredMessage:
         """The wrapped delivery."""
 
 
-def held(message: Held | Wrapped) -> Held:
+def delivered_message(message: DeliveredMessage | Wrapped) -> DeliveredMessage:
     """The delivery of a message."""
-    return cast(Held, _delivery(message))
+    return cast(DeliveredMessage, _delivery(message))
 
 
-def _delivery(message: object) -> Placed:
+def _delivery(message: object) -> Identified:
     found = getattr(message, "delivered", message)
     if not (hasattr(found, "partition_id") and hasattr(found, "transaction_id")):
         raise InvalidInput(f"message: expected a delivered message, got {message!r}")
-    return cast(Placed, found)
+    return cast(Identified, found)
 
 
-def placed(message: Placed | Wrapped | None, partition_id: str | None, transaction_id: str | None) -> tuple[str, str]:
+def ids_of(
+    message: Identified | Wrapped | None, partition_id: str | None, transaction_id: str | None
+) -> tuple[str, str]:
     """The partition id and the transaction id of a message, given as an object or as these two ids."""
     if message is not None:
         if partition_id is not None or transaction_id is not None:

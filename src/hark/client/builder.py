@@ -137,12 +137,12 @@ class Builder:
 
     def __repr__(self) -> str:
         default = Choices()
-        said = [
+        choices = [
             f"{name}={value!r}"
             for name in Choices.__struct_fields__
             if (value := getattr(self._choices, name)) != getattr(default, name)
         ]
-        return f"{type(self).__name__}({', '.join(said)})"
+        return f"{type(self).__name__}({', '.join(choices)})"
 
     def queue(self, name: str) -> Self:
         """Select the queue by its name."""

@@ -73,7 +73,7 @@ class CallOptions(TypedDict, total=False):
     """Called with the first line of a response as soon as it arrives."""
 
 
-def place(operation: Operation[Any], *names: str) -> str:
+def path_of(operation: Operation[Any], *names: str) -> str:
     """The path of an operation, with percent-encoded names."""
     for name in names:
         if not isinstance(name, str):
@@ -177,7 +177,7 @@ class Caller:
 
     async def send(self, operation: Operation[Any], *names: str, **options: Unpack[CallOptions]) -> Answer:
         """Call an operation with the names in its path. See `call`."""
-        return await self.call(operation.method, place(operation, *names), **options)
+        return await self.call(operation.method, path_of(operation, *names), **options)
 
     async def read(self, shape: type[T], method: str, route: str, **options: Unpack[CallOptions]) -> T:
         """Send a request and decode the response."""

@@ -13,13 +13,13 @@ from hark.client.arguments import a_name
 from hark.client.builder import Choices
 from hark.client.calling import Caller, CallPolicy
 from hark.client.delivery.consuming import Consumption, Handler, Messages
-from hark.client.delivery.io_thread import Line
+from hark.client.delivery.io_thread import IoThread
 from hark.client.delivery.leases import Holds, LeaseKeeper
 from hark.client.delivery.message import Message
-from hark.client.delivery.prefetcher import Desk, Supply, wish_of
+from hark.client.delivery.prefetcher import ConsumerSession, Prefetcher, pop_params_of
 from hark.client.delivery.settling import Settler
 from hark.client.delivery.socket import SocketSource
-from hark.client.delivery.sources import PollSource, Source, Wish
+from hark.client.delivery.sources import PollSource, PopParams, Source
 from hark.client.groups import DeadLetters, Groups
 from hark.client.keys import KeyValue
 from hark.client.pushing import Buffers, Pusher
@@ -65,7 +65,7 @@ class Client:
         self._on_open = on_open
         self._opened = self._closed = False
         self._holds = Holds(transport, retry)
-        self._supplies: set[Supply] = set()
+        self._prefetchers: set[Prefetcher] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.buffers = Buffers(lambda: self.pusher)
 
@@ -130,65 +130,72 @@ class Client:
         self._check_open()
         # With renew_lease(True) leases are renewed from delivery on, otherwise from `async with message` on.
         seconds = choices.renewed_seconds if choices.renew else None
-        wish = wish_of(choices, wait=choices.wait or False, lease_seconds=seconds or choices.lease_seconds)
-        source = PollSource(self.caller, wish, self.settler.give_back)
+        params = pop_params_of(choices, wait=choices.wait or False, lease_seconds=seconds or choices.lease_seconds)
+        source = PollSource(self.caller, params, self.settler.give_back)
         try:
             delivered = await source.take(choices.batch)
         except asyncio.CancelledError:
             self._retire(source)
             raise
-        return await self._desk.receive(delivered, choices, wish.lease_seconds, begin=seconds is not None)
+        return await self._session.receive(delivered, choices, params.lease_seconds, begin=seconds is not None)
 
     def iterate(self, choices: Choices) -> Messages:
         """Iterate over messages with these choices."""
-        wish = self._lasting_wish(choices)
-        return Messages(lambda: self._supply(choices, wish), self._retire, choices)
+        params = self._waiting_params(choices)
+        return Messages(lambda: self._open_prefetcher(choices, params), self._retire, choices)
 
     def consume(self, choices: Choices, handler: Handler) -> Consumption:
         """Consume messages into a handler with these choices."""
-        wish = self._lasting_wish(choices)
+        params = self._waiting_params(choices)
         # A handler that blocks the event loop must not keep the messages of the others from being read and renewed.
         apart = choices.concurrency > 1 and choices.renewed_seconds is not None
-        return Consumption(lambda: self._supply(choices, wish, apart), choices, handler)
+        return Consumption(lambda: self._open_prefetcher(choices, params, apart), choices, handler)
 
     @cached_property
-    def _desk(self) -> Desk:
-        return Desk(self.caller, self.settler, self._holds)
+    def _session(self) -> ConsumerSession:
+        return ConsumerSession(self.caller, self.settler, self._holds)
 
     @staticmethod
-    def _lasting_wish(choices: Choices) -> Wish:
+    def _waiting_params(choices: Choices) -> PopParams:
         wait = not choices.polling and choices.wait is not False
-        wish = wish_of(choices, wait=wait, lease_seconds=choices.renewed_seconds or choices.lease_seconds)
-        if choices.idle_ms is not None and choices.idle_ms < wish.timeout_ms:
-            return wish_of(choices, wait=wait, lease_seconds=wish.lease_seconds, timeout_ms=choices.idle_ms)
-        return wish
+        params = pop_params_of(choices, wait=wait, lease_seconds=choices.renewed_seconds or choices.lease_seconds)
+        if choices.idle_ms is not None and choices.idle_ms < params.timeout_ms:
+            return pop_params_of(choices, wait=wait, lease_seconds=params.lease_seconds, timeout_ms=choices.idle_ms)
+        return params
 
-    async def _supply(self, choices: Choices, wish: Wish, apart: bool = False) -> Supply:
+    async def _open_prefetcher(self, choices: Choices, params: PopParams, apart: bool = False) -> Prefetcher:
         """A supply of messages, received in the thread of the lease keeper if `apart`."""
-        line = await self._holds.line() if apart else None
+        io_thread = await self._holds.io_thread() if apart else None
         self._check_open()
         strategy = self._polling
         if choices.polling:
             strategy = PollingStrategy.fixed(interval_ms=choices.poll_ms or _PLAIN_POLL_MS)
-        source, desk = self._source(wish, line)
+        source, session = self._source(params, io_thread)
         # A poll that does not wait would find nothing before the ack and then rest. A socket needs no poll at all.
-        overlaps = wish.wait and desk is self._desk
-        supply = Supply(
-            desk, source, choices, wish.lease_seconds, strategy, self._supplies.discard, overlaps=overlaps, line=line
+        overlaps = params.wait and session is self._session
+        prefetcher = Prefetcher(
+            session,
+            source,
+            choices,
+            params.lease_seconds,
+            strategy,
+            self._prefetchers.discard,
+            overlaps=overlaps,
+            io_thread=io_thread,
         )
-        self._supplies.add(supply)
-        return supply
+        self._prefetchers.add(prefetcher)
+        return prefetcher
 
-    def _source(self, wish: Wish, line: Line | None) -> tuple[Source, Desk]:
+    def _source(self, params: PopParams, io_thread: IoThread | None) -> tuple[Source, ConsumerSession]:
         """The source of messages and the session that settles them. With WebSockets both use the same socket."""
-        caller = self.caller if line is None else line.caller
-        if self.sockets and wish.wait and wish.timeout_ms:
-            source = SocketSource(caller, wish, headers=self.headers, disconnected=self._holds.hurry)
-            return source, Desk(self.caller, source.settler, self._holds, line)
-        settler = self.settler if line is None else Settler(caller)
-        return PollSource(caller, wish, settler.give_back), self._desk
+        caller = self.caller if io_thread is None else io_thread.caller
+        if self.sockets and params.wait and params.timeout_ms:
+            source = SocketSource(caller, params, headers=self.headers, disconnected=self._holds.hurry)
+            return source, ConsumerSession(self.caller, source.settler, self._holds, io_thread)
+        settler = self.settler if io_thread is None else Settler(caller)
+        return PollSource(caller, params, settler.give_back), self._session
 
-    def _retire(self, left: Supply | Source) -> None:
+    def _retire(self, left: Prefetcher | Source) -> None:
         """Close a supply or source that has no consumer any more."""
         task = asyncio.ensure_future(left.close())
         self._tasks.add(task)
@@ -223,7 +230,7 @@ class Client:
         self._closed = True
         steps: list[Callable[[], Coroutine[object, object, object]]] = [
             self.buffers.close,
-            self._close_supplies,
+            self._close_prefetchers,
             self._drain,
             self._holds.close,
             self.caller.transport.close,
@@ -242,8 +249,8 @@ class Client:
         if failure is not None:
             raise failure
 
-    async def _close_supplies(self) -> None:
-        await asyncio.gather(*(supply.close() for supply in list(self._supplies)), *self._tasks)
+    async def _close_prefetchers(self) -> None:
+        await asyncio.gather(*(prefetcher.close() for prefetcher in list(self._prefetchers)), *self._tasks)
 
     async def _drain(self) -> None:
         await self.pusher.close()

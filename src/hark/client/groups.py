@@ -38,7 +38,7 @@ class Groups:
     async def get(self, name: str, *, limit: int = 1000) -> dict[str, tuple[ShownPosition, ...]]:
         """The position of a group in each partition, by queue. Empty for an unknown group."""
         queues = await self._caller.ask(operations.SHOW_GROUP, name, query={"limit": limit})
-        return {queue: places.partitions for queue, places in queues.items()}
+        return {queue: queue_positions.partitions for queue, queue_positions in queues.items()}
 
     async def lagging(self, *, min_lag_seconds: int = 3600, limit: int = 1000) -> tuple[LaggingPosition, ...]:
         """Partitions in which a message has waited at least this many seconds for a group."""

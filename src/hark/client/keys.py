@@ -298,7 +298,7 @@ class KeyWatch:
 
     async def _look(self) -> None:
         """Wait for changes once. During an outage, pause."""
-        asked = self._monotonic()
+        requested_at = self._monotonic()
         try:
             await self._ask(wait=True)
         except HarkError as error:
@@ -306,7 +306,7 @@ class KeyWatch:
                 raise
             await self._pause(error.retry_after or 0.0)
             return
-        if self._changes or self._monotonic() - asked >= min(_TOO_SOON, self._wait):
+        if self._changes or self._monotonic() - requested_at >= min(_TOO_SOON, self._wait):
             self._failures = 0
         else:
             await self._pause(0.0)
@@ -314,12 +314,12 @@ class KeyWatch:
     async def _ask(self, *, wait: bool) -> None:
         query = {**self._query, "versionstamps": self._known, "wait": wait, "timeout": round(self._wait * 1000)}
         _check_size(query)
-        news: PolledKeys | PolledPrefix = await self._caller.ask(
+        polled: PolledKeys | PolledPrefix = await self._caller.ask(
             self._operation, query=query, seconds=self._wait + _MARGIN
         )
-        stamps = news.versionstamps
+        stamps = polled.versionstamps
         self._known = stamps if isinstance(stamps, str) else ",".join(stamps)
-        self._changes.extend(Change(one.key, entry_of(one)) for one in news.entries)
+        self._changes.extend(Change(one.key, entry_of(one)) for one in polled.entries)
 
     async def _pause(self, at_least: float) -> None:
         self._failures += 1

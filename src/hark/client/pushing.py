@@ -257,11 +257,11 @@ class Buffer:
     async def add(self, message: NewMessage) -> None:
         """Add a message. Raises `FlushFailed` if an earlier message failed; this message was then not added."""
         message = stamped(message)
-        self._tell()
+        self._raise_failure()
         if self._is_full:
             async with self._room:
                 await self._room.wait_for(lambda: not self._is_full or self._failure is not None or self._closed)
-            self._tell()
+            self._raise_failure()
         if self._closed:
             raise client_closed()
         self._waiting.append(message)
@@ -279,7 +279,7 @@ class Buffer:
             # Messages that stayed buffered then were sent now, or are part of the new failure.
             again = () if self._failure is None else self._failure.refused
             self._failure = FlushFailed(earlier.cause, (*earlier.refused, *again), len(self._waiting))
-        self._tell()
+        self._raise_failure()
 
     async def close(self) -> None:
         """Flush for the last time. Messages that cannot be sent now are dropped and reported in the error."""
@@ -301,7 +301,7 @@ class Buffer:
     def _is_full(self) -> bool:
         return len(self._waiting) >= _BOUND * self._max_items
 
-    def _tell(self) -> None:
+    def _raise_failure(self) -> None:
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure

@@ -11,7 +11,15 @@ import msgspec
 
 from hark.api import operations
 from hark.api.types.messages import OperationResult
-from hark.client.arguments import MAX_DELAY, Held, PushOptions, Wrapped, held, milliseconds, new_message
+from hark.client.arguments import (
+    MAX_DELAY,
+    DeliveredMessage,
+    PushOptions,
+    Wrapped,
+    delivered_message,
+    milliseconds,
+    new_message,
+)
 from hark.client.calling import Caller
 from hark.client.delivery.message import Message
 from hark.client.delivery.settling import Settled
@@ -66,7 +74,7 @@ class Transaction:
 
     def ack(
         self,
-        message: Held | Wrapped,
+        message: DeliveredMessage | Wrapped,
         status: Status = "completed",
         *,
         error: str | None = None,
@@ -80,7 +88,7 @@ class Transaction:
         self._open()
         if status not in ("completed", "failed", "retry", "dlq"):
             raise InvalidInput(f"status: expected completed, failed, retry or dlq, got {status!r}")
-        delivered = held(message)
+        delivered = delivered_message(message)
         operation: dict[str, object] = {
             "type": "ack",
             "transactionId": delivered.transaction_id,
@@ -112,10 +120,10 @@ class Transaction:
         """The queue of a push in the fluent form: `.queue("orders").partition("customer-7").push(data)`."""
         return TransactionQueue(self.push, name)
 
-    def require(self, lease: str | Held | Wrapped) -> Transaction:
+    def require(self, lease: str | DeliveredMessage | Wrapped) -> Transaction:
         """Require that a lease is still valid, given by its id or a message. Otherwise nothing is applied."""
         self._open()
-        self._leases.append(lease if isinstance(lease, str) else held(lease).lease_id)
+        self._leases.append(lease if isinstance(lease, str) else delivered_message(lease).lease_id)
         return self
 
     # Commit ------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ const PAGES = {
   settings: ["settings", null],
   login: ["login", null],
 };
-const PLACES = [
+const PAGES_BY_KEY = [
   ["o", "Overview", "#/"],
   ["q", "Queues", "#/queues"],
   ["m", "Messages", "#/messages"],
@@ -65,7 +65,7 @@ async function visit() {
   const { first, params, query } = address();
   const root = h("div", { class: "page" });
   const page = { root, params, query, signal: leaving.signal, setTitle, setQuery };
-  markPlace(first);
+  markPage(first);
   try {
     const [list, one] = PAGES[first] ?? [];
     const name = params.length ? one : list;
@@ -110,7 +110,7 @@ function setQuery(changes) {
   history.replaceState(null, "", query.size ? `${path}?${query}` : path);
 }
 
-function markPlace(first) {
+function markPage(first) {
   closeMenu();
   for (const link of document.querySelectorAll("#nav nav a")) {
     if (link.getAttribute("href") === `#/${first}`) link.setAttribute("aria-current", "page");
@@ -129,7 +129,7 @@ function prepareShell() {
   const themes = document.getElementById("theme");
   themes.value = theme();
   themes.addEventListener("change", () => setTheme(themes.value));
-  document.getElementById("help").addEventListener("click", () => keys.help(PLACES));
+  document.getElementById("help").addEventListener("click", () => keys.help(PAGES_BY_KEY));
   document.querySelector(".skip").addEventListener("click", (event) => {
     event.preventDefault();
     main.focus();
@@ -152,7 +152,7 @@ async function showWho() {
 }
 
 prepareShell();
-keys.start(PLACES);
+keys.start(PAGES_BY_KEY);
 window.addEventListener("hashchange", () => {
   visit();
   showWho();

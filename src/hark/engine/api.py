@@ -30,7 +30,7 @@ Listener = Callable[[Sequence[model.Hint]], None]
 KeyListener = Callable[[model.KeyNotification], None]
 
 
-def ignore_keys(news: model.KeyNotification) -> None:
+def ignore_keys(notification: model.KeyNotification) -> None:
     """The key listener if no client watches keys."""
 
 
@@ -333,7 +333,7 @@ class Engine(KeyValueEngine, Protocol):
 
     # Other servers -----------------------------------------------------------------------------------------
 
-    def hear(self, hints: Sequence[model.Hint]) -> list[model.Hint]:
+    def on_hints(self, hints: Sequence[model.Hint]) -> list[model.Hint]:
         """Apply the hints of a peer on the same store, and return the hints for this server's consumers. Never raises.
 
         The result has the same form as hints of this server's verbs. [] if the store is not shared.

@@ -69,9 +69,9 @@ class HintBook(msgspec.Struct, eq=False):
     than one, because groups of other servers need them.
     """
 
-    _places: dict[tuple[str, str | None, HintKind], dict[str, int] | None] = {}
+    _partitions: dict[tuple[str, str | None, HintKind], dict[str, int] | None] = {}
     """Counts by partition. 0 stands for one poll, as in an ordered group."""
-    _told: dict[str, tuple[str, ...]] = {}
+    _excluded: dict[str, tuple[str, ...]] = {}
     _ended: dict[tuple[str, str], dict[str, None]] = {}
 
     def add(
@@ -79,15 +79,15 @@ class HintBook(msgspec.Struct, eq=False):
         queue: str,
         group: str | None,
         partitions: Iterable[str] | None,
-        news: HintKind = "free",
+        kind: HintKind = "free",
         counts: Mapping[str, int] | None = None,
     ) -> None:
         """Add ready partitions of a group (None: of every group); None: any partition. Counts are added up."""
-        key = (queue, group, news)
+        key = (queue, group, kind)
         if partitions is None:
-            self._places[key] = None
+            self._partitions[key] = None
             return
-        known = self._places.setdefault(key, {})
+        known = self._partitions.setdefault(key, {})
         if known is None:
             return
         if counts is None:
@@ -98,11 +98,11 @@ class HintBook(msgspec.Struct, eq=False):
                 known[partition] = known.get(partition, 0) + counts.get(partition, 1)
 
     def arrived(
-        self, queue: str, partitions: Iterable[str], told: Iterable[str], counts: Mapping[str, int] | None = None
+        self, queue: str, partitions: Iterable[str], excluded: Iterable[str], counts: Mapping[str, int] | None = None
     ) -> None:
-        """Add new messages of a queue. `told` has groups with separate hints, or that cannot receive the messages."""
+        """Add new messages of a queue. `excluded` has groups with separate hints, or that cannot receive the messages."""
         self.add(queue, None, partitions, "message", counts)
-        self._told[queue] = tuple(told)
+        self._excluded[queue] = tuple(excluded)
 
     def ended(self, queue: str, group: str, lease: str) -> None:
         """Add a lease that ended."""
@@ -111,16 +111,16 @@ class HintBook(msgspec.Struct, eq=False):
     def hints(self) -> list[Hint]:
         """The collected hints."""
         found = []
-        for (queue, group, news), places in self._places.items():
-            named = None if places is None or len(places) > MANY else places
+        for (queue, group, kind), noted in self._partitions.items():
+            named = None if noted is None or len(noted) > MANY else noted
             partitions = None if named is None else tuple(named)
-            told = self._told.get(queue, ()) if group is None and news == "message" else ()
-            ended = () if group is None or news != "free" else tuple(self._ended.pop((queue, group), ()))
+            excluded = self._excluded.get(queue, ()) if group is None and kind == "message" else ()
+            ended = () if group is None or kind != "free" else tuple(self._ended.pop((queue, group), ()))
             counts: tuple[int, ...] = ()
             # A hint for every group has counts only if a partition has more than one message.
             if named and max(named.values()) > (group is None):
                 counts = tuple([max(1, count) for count in named.values()])
-            found.append(Hint(queue, group, partitions, news, told, ended, counts))
+            found.append(Hint(queue, group, partitions, kind, excluded, ended, counts))
         for (queue, group), leases in self._ended.items():
             found.append(Hint(queue, group, (), "free", (), tuple(leases)))
         return found

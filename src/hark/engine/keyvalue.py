@@ -16,7 +16,7 @@ from hark.errors import Conflict, HarkError, Overloaded
 from hark.keys import EXACT, encode_key, prefix_bounds
 from hark.model import KeyMutation, KeyRange, KeyStats, KeyWritten, PushOutcome, Transaction, TransactionOutcome
 
-TOLD_ONE_BY_ONE = 1000
+MOST_NAMED = 1000
 """Maximum number of keys in the notification of one deletion; above it, the notification covers every key."""
 
 CHECK_FAILED = "check_failed"
@@ -193,12 +193,12 @@ class StatsMemory:
     def __init__(self, count: Callable[[], Awaitable[KeyStats]]) -> None:
         self._count = count
         self._known: KeyStats | None = None
-        self._counted_at = 0
+        self._read_at = 0
 
     async def stats(self, now: int) -> KeyStats:
         """The statistics, at most a minute old."""
         known = self._known
-        if known is None or known.entries < _MANY_ENTRIES or not 0 <= now - self._counted_at < _COUNT_AGAIN:
+        if known is None or known.entries < _MANY_ENTRIES or not 0 <= now - self._read_at < _COUNT_AGAIN:
             known = self._known = await self._count()
-            self._counted_at = now
+            self._read_at = now
         return known

@@ -14,7 +14,7 @@ import msgspec
 from starlette.requests import Request
 
 from hark.access.authenticator import Authenticates, credential_of
-from hark.access.identity import ANYBODY, NOBODY, Identity
+from hark.access.identity import ANONYMOUS, UNRESTRICTED, Identity
 from hark.access.jwts import MAX_LENGTH
 from hark.api.operations import Reach, Role
 from hark.broker import Broker
@@ -114,10 +114,10 @@ class Guesses:
         return [at for at in self._failures.get(address, ()) if at > since]
 
 
-def identity_of(asked: Mapping[str, Any]) -> Identity:
+def identity_of(scope: Mapping[str, Any]) -> Identity:
     """Return the identity of an ASGI scope or a starlette request; unrestricted if no `Edge` runs before the routes."""
-    exchange = asked.get(EXCHANGE)
-    return ANYBODY if exchange is None else exchange.identity
+    exchange = scope.get(EXCHANGE)
+    return UNRESTRICTED if exchange is None else exchange.identity
 
 
 def check_role(identity: Identity, role: Role) -> None:
@@ -181,7 +181,7 @@ def stamp(identity: Identity, messages: Sequence[NewMessage]) -> None:
             message.producer = subject
 
 
-def check_wish(identity: Identity, request: PopRequest) -> None:
+def check_pop(identity: Identity, request: PopRequest) -> None:
     """Raise `Forbidden` for a pop of a queue that the token may not use, or by namespace or task."""
     if not identity.restricted:
         return
@@ -195,11 +195,11 @@ def check_wish(identity: Identity, request: PopRequest) -> None:
 
 async def reached(identity: Identity, broker: Broker, id: str) -> str:
     """Return the id of a message or partition, or an unknown id if the token may not use its queue."""
-    return NOWHERE if identity.restricted and (await _foreign(identity, broker, [id]))[0] else id
+    return NOWHERE if identity.restricted and (await _forbidden(identity, broker, [id]))[0] else id
 
 
-async def _foreign(identity: Identity, broker: Broker, ids: Sequence[str]) -> list[bool]:
-    queues = await broker.places.queues_of(ids)
+async def _forbidden(identity: Identity, broker: Broker, ids: Sequence[str]) -> list[bool]:
+    queues = await broker.queue_lookup.queues_of(ids)
     return [queue is not None and not identity.may_use(queue) for queue in queues]
 
 
@@ -220,15 +220,15 @@ def settle(identity: Identity, broker: Broker, items: Sequence[Settlement]) -> a
 
 
 async def _settle_own(identity: Identity, broker: Broker, items: Sequence[Settlement]) -> list[SettleOutcome]:
-    return await broker.settle(await _without_foreign(identity, broker, items))
+    return await broker.settle(await _without_forbidden(identity, broker, items))
 
 
-async def _without_foreign(identity: Identity, broker: Broker, items: Sequence[Settlement]) -> list[Settlement]:
+async def _without_forbidden(identity: Identity, broker: Broker, items: Sequence[Settlement]) -> list[Settlement]:
     """Return the settlements, with an unknown id in those of queues that the token may not use."""
-    foreign = await _foreign(identity, broker, [item.partition_id or item.transaction_id for item in items])
+    forbidden = await _forbidden(identity, broker, [item.partition_id or item.transaction_id for item in items])
     return [
-        msgspec.structs.replace(item, partition_id=NOWHERE) if is_foreign else item
-        for item, is_foreign in zip(items, foreign, strict=True)
+        msgspec.structs.replace(item, partition_id=NOWHERE) if is_forbidden else item
+        for item, is_forbidden in zip(items, forbidden, strict=True)
     ]
 
 
@@ -242,7 +242,7 @@ async def transact(identity: Identity, broker: Broker, transaction: Transaction)
         if keys.checks or keys.mutations:
             check_unrestricted(identity, f"kv: {_KEYS}")
         settled = [operation for operation in operations if isinstance(operation, Settlement)]
-        own = iter(await _without_foreign(identity, broker, settled))
+        own = iter(await _without_forbidden(identity, broker, settled))
         operations = [next(own) if isinstance(operation, Settlement) else operation for operation in operations]
         transaction = msgspec.structs.replace(transaction, operations=operations)
     return await broker.transact(transaction)
@@ -282,7 +282,7 @@ class Edge:
         if operation.role is None or (self._public_metrics and exchange.path in METRICS_PATHS):
             if not self.authenticator.enabled:
                 self._sites.check_host(headers, public=True)
-            exchange.identity = NOBODY if operation.role is None else _SCRAPER
+            exchange.identity = ANONYMOUS if operation.role is None else _SCRAPER
             self._dress(exchange)
             return
         given = headers.get(b"authorization")
@@ -291,7 +291,7 @@ class Edge:
         else:
             identity = self._identify(self.credential(headers) if b"cookie" in headers else None)
         exchange.identity = identity
-        if identity is ANYBODY:
+        if identity is UNRESTRICTED:
             if headers.get(b"host") not in self._good_hosts:
                 self._sites.check_host(headers)
         elif identity.role < operation.role:
@@ -327,7 +327,7 @@ class Edge:
         if given is not None:
             return self._credential_of(given)
         cookie = headers.get(b"cookie")
-        return None if cookie is None or self._sites.is_foreign(headers) else cookie_value(cookie)
+        return None if cookie is None or self._sites.is_cross_site(headers) else cookie_value(cookie)
 
     def _dress(self, exchange: Exchange) -> None:
         if is_audited(exchange):

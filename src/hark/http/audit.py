@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from hark.access.identity import NOBODY
+from hark.access.identity import ANONYMOUS
 from hark.api.operations import Role
 from hark.api.types.server import AuditRecord
 from hark.clock import Clock
@@ -83,7 +83,7 @@ class Audit:
                 time_of(self._clock.now()),
                 action,
                 identity.subject,
-                "" if identity is NOBODY else identity.role.text,
+                "" if identity is ANONYMOUS else identity.role.text,
                 dict(target),
                 status,
                 result,
@@ -131,8 +131,8 @@ def is_audited(exchange: Exchange) -> bool:
 
 def target_of(exchange: Exchange, query: Mapping[str, str]) -> dict[str, object]:
     """Return the target of an action: names from the path, the query and the body."""
-    asked = {**{name: query[name] for name in _IN_QUERY if query.get(name)}, **exchange.params}
-    named = {name: value[:_LONGEST] if isinstance(value, str) else value for name, value in asked.items()}
+    parameters = {**{name: query[name] for name in _IN_QUERY if query.get(name)}, **exchange.params}
+    named = {name: value[:_LONGEST] if isinstance(value, str) else value for name, value in parameters.items()}
     return {**named, **(exchange.audit_target or {})}
 
 

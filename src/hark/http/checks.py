@@ -45,7 +45,7 @@ _STEPS = bytes.maketrans(b"[]", b"\x01\xff")  # As signed bytes: +1 and -1.
 def check_nesting(body: bytes) -> None:
     """Reject JSON that is nested too deeply, in one turn of the event loop."""
     if len(body) > 2 * MAX_DEPTH and _may_be_deep(body):
-        Scan().feed(body)
+        Scan().read(body)
 
 
 async def check_nesting_in_turns(body: bytes) -> None:
@@ -54,8 +54,8 @@ async def check_nesting_in_turns(body: bytes) -> None:
         check_nesting(body)
     elif _may_be_deep(body):
         scan = Scan()
-        async for piece in in_turns(pieces(memoryview(body))):
-            scan.feed(piece)
+        async for chunk in in_turns(chunks(memoryview(body))):
+            scan.read(chunk)
 
 
 def _may_be_deep(body: bytes) -> bool:
@@ -71,15 +71,15 @@ class Scan:
         self._rest = b""
         """The first half of an escape whose second half is in the next piece."""
 
-    def feed(self, piece: bytes) -> None:
+    def read(self, chunk: bytes) -> None:
         """Raise if the JSON is nested too deeply in this piece."""
-        if b"\\" in piece or self._rest:
-            piece = self._rest + piece
-            backslashes = len(piece) - len(piece.rstrip(b"\\"))
+        if b"\\" in chunk or self._rest:
+            chunk = self._rest + chunk
+            backslashes = len(chunk) - len(chunk.rstrip(b"\\"))
             self._rest = b"\\" * (backslashes % 2)
-            piece = piece[: len(piece) - len(self._rest)].replace(b"\\\\", b"").replace(b'\\"', b"")
+            chunk = chunk[: len(chunk) - len(self._rest)].replace(b"\\\\", b"").replace(b'\\"', b"")
         # Two quotes without a bracket between them change nothing for the brackets around them.
-        parts = piece.translate(_SIGNS, _NO_SIGNS).replace(b'""', b"").split(b'"')
+        parts = chunk.translate(_SIGNS, _NO_SIGNS).replace(b'""', b"").split(b'"')
         outside = b"".join(parts[self._in_string :: 2])
         self._in_string ^= len(parts) % 2 == 0
         opening = outside.count(b"[")
@@ -106,7 +106,7 @@ MAX_FLOATS = 20_000
 _LONG_NUMBER = b"0" * 500
 _VALUES_PER_LONG_NUMBER = 50
 _DIGITS = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else byte for byte in range(256))
-_PIECE = 64 * 1024
+_CHUNK = 64 * 1024
 _FEW_BYTES = 16 * 1024
 """A body of this size is decoded fast, whatever it has."""
 _LONGEST_REASON = 300
@@ -133,7 +133,7 @@ _TYPE_NAMES = {
 _EXPECTED = re.compile(r"Expected `([^`]*)`, got `([^`]*)`")
 _MISSING = re.compile(r"Object missing required field `([^`]*)`")
 _AT_MOST = "Expected `array` of at most length"
-_PLACE = re.compile(r"(.*) - at `\$\.?([^`]*)`", re.DOTALL)
+_PATH = re.compile(r"(.*) - at `\$\.?([^`]*)`", re.DOTALL)
 
 
 # Names and words -------------------------------------------------------------------------------------------
@@ -339,18 +339,18 @@ def check_values(number: int, payloads: Iterable[msgspec.Raw]) -> None:
 def separators(data: bytes | msgspec.Raw) -> int:
     """Return the number of commas and opening brackets: JSON has at most one value more. Those in strings count."""
     view = memoryview(data)
-    return len(view) - sum(len(piece.translate(None, b",[{")) for piece in pieces(view))
+    return len(view) - sum(len(chunk.translate(None, b",[{")) for chunk in chunks(view))
 
 
 def _long_numbers(data: bytes | msgspec.Raw) -> int:
     """Return how many values take as long to decode as the long numbers do: the square of their digits counts."""
-    runs = sum(piece.translate(_DIGITS).count(_LONG_NUMBER) for piece in pieces(memoryview(data)))
+    runs = sum(chunk.translate(_DIGITS).count(_LONG_NUMBER) for chunk in chunks(memoryview(data)))
     return runs * _VALUES_PER_LONG_NUMBER
 
 
-def pieces(view: memoryview) -> Iterator[bytes]:
+def chunks(view: memoryview) -> Iterator[bytes]:
     """Return the bytes in pieces that need no new memory from the system, which takes longer than a look at them."""
-    return (bytes(view[start : start + _PIECE]) for start in range(0, len(view), _PIECE))
+    return (bytes(view[start : start + _CHUNK]) for start in range(0, len(view), _CHUNK))
 
 
 def too_many_values(most: int = MAX_VALUES) -> InvalidInput:
@@ -421,20 +421,20 @@ class Floats:
 
 def explain(text: str, what: str, texts: Mapping[str, str] | None = None) -> str:
     """Rewrite a decoder error as `items[3].priority: expected an integer, got a string`."""
-    place = ""
-    if match := _PLACE.fullmatch(text):
-        text, place = match.groups()
+    path = ""
+    if match := _PATH.fullmatch(text):
+        text, path = match.groups()
     if match := _MISSING.fullmatch(text):
-        place = f"{place}.{match[1]}" if place else match[1]
+        path = f"{path}.{match[1]}" if path else match[1]
         text = "is required"
     elif match := _EXPECTED.fullmatch(text):
         text = f"expected {_type_names(match[1])}, got {_type_names(match[2])}"
     else:
         text = text[:1].lower() + text[1:_LONGEST_REASON]
-    known = texts.get(place.rpartition(".")[2]) if texts else None
+    known = texts.get(path.rpartition(".")[2]) if texts else None
     if known is not None:
-        return f"{place}: {known}" if "." in place else known
-    return f"{place or what}: {text}"
+        return f"{path}: {known}" if "." in path else known
+    return f"{path or what}: {text}"
 
 
 def _type_names(types: str) -> str:

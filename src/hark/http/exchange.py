@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import quote, unquote
 
-from hark.access.identity import NOBODY, Identity
+from hark.access.identity import ANONYMOUS, Identity
 from hark.api.operations import WEBSOCKET
 from hark.errors import HarkError
 from hark.http.routes.table import Operation
@@ -126,7 +126,6 @@ class Exchange:
         "given_id",
         "gone",
         "headers",
-        "held",
         "identity",
         "keep_alive",
         "method",
@@ -137,6 +136,7 @@ class Exchange:
         "query",
         "raw_path",
         "refusal",
+        "reserved_bytes",
         "route",
         "secure",
         "size",
@@ -171,7 +171,7 @@ class Exchange:
         self.secure = secure
         self.version = version
         self.body = b""
-        self.held = 0
+        self.reserved_bytes = 0
         """Bytes of the body that count as bytes in flight until the request has ended."""
         self.keep_alive = True
         self.waits = False
@@ -179,7 +179,7 @@ class Exchange:
         self.started = perf_counter()
         # What the edge finds out.
         self.route = ""
-        self.identity: Identity = NOBODY
+        self.identity: Identity = ANONYMOUS
         self.trace_context: str | None = None
         self.given_id: str | None = None
         """The request id, once it is known."""
@@ -238,9 +238,9 @@ class Exchange:
         """Send the first part of a response; `respond` sends the rest. False: send it as a whole."""
         return self.carrier.begin_response(self, status, headers, body)
 
-    def note_target(self, **said: object) -> None:
+    def note_target(self, **target: object) -> None:
         """Add details of the target of an action, for the audit log."""
-        self.audit_target = {**(self.audit_target or {}), **said}
+        self.audit_target = {**(self.audit_target or {}), **target}
 
     def leave(self) -> None:
         """Note that the client has disconnected."""
@@ -251,9 +251,9 @@ class Exchange:
             callback()
 
 
-def exchange_of(asked: Mapping[str, Any]) -> Exchange:
+def exchange_of(scope: Mapping[str, Any]) -> Exchange:
     """Return the exchange of an ASGI scope or of a starlette request."""
-    return cast(Exchange, asked[EXCHANGE])
+    return cast(Exchange, scope[EXCHANGE])
 
 
 HEADER = b"x-request-id"

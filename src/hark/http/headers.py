@@ -143,7 +143,7 @@ class Sites:
         """Return whether the settings allow an origin."""
         return self._any or origin in self._origins
 
-    def is_foreign(self, headers: Headers) -> bool:
+    def is_cross_site(self, headers: Headers) -> bool:
         """Return whether the request comes from a page of another site. Its cookies are ignored."""
         origin = headers.get(b"origin")
         return origin is not None and not _is_own(origin, headers)
@@ -182,8 +182,8 @@ def is_from_browser(headers: Headers) -> bool:
 
 def _is_own(origin: bytes, headers: Headers) -> bool:
     """Return whether an origin is this server."""
-    _, separator, place = origin.partition(b"://")
-    return bool(separator) and place == headers.get(b"host")
+    _, separator, authority = origin.partition(b"://")
+    return bool(separator) and authority == headers.get(b"host")
 
 
 def _refused(who: str) -> Forbidden:

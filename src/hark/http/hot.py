@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from hark.access.identity import ANYBODY
+from hark.access.identity import UNRESTRICTED
 from hark.api import operations
 from hark.api.operations import Reach
 from hark.api.types.delivery import AckAnswer, AckBatchBody, AckBody, PopReply, PushAnswer
@@ -46,7 +46,7 @@ from hark.http.items import (
     settlements_of,
     to_new_message,
 )
-from hark.http.pops import Pop, named, parse_pop, place_in_path, pop_params, pop_reply
+from hark.http.pops import Pop, named, parse_pop, pop_params, pop_reply, queue_in_path
 from hark.http.responses import (
     JSON_HEADERS,
     NO_STORE,
@@ -89,7 +89,7 @@ class HotRoutes:
         self._broker = broker
         self._settings = settings
         self._max_batch = settings.limits.max_batch
-        self._recall_pop = lru_cache(_POP_CACHE)(lambda place, query: parse_pop(place, query, settings))
+        self._recall_pop = lru_cache(_POP_CACHE)(lambda target, query: parse_pop(target, query, settings))
         self._tasks: set[asyncio.Future[Any]] = set()
 
     def table(self) -> Table:
@@ -117,7 +117,7 @@ class HotRoutes:
             bind(
                 operations.NEXT,
                 self.next,
-                query=pop_params(self._settings, place=True),
+                query=pop_params(self._settings, with_queue=True),
                 body=NextBody,
                 body_bytes=LARGE_BODY,
                 body_optional=True,
@@ -135,7 +135,7 @@ class HotRoutes:
         return bind(
             operation,
             self.pop,
-            query=pop_params(self._settings, place=operation.reach is Reach.QUERY),
+            query=pop_params(self._settings, with_queue=operation.reach is Reach.QUERY),
             answer={200: PopReply, 204: None},
             errors=(NOT_SUPPORTED, ANOTHER_MODE),
             hot=True,
@@ -182,7 +182,7 @@ class HotRoutes:
     def _push(self, exchange: Exchange, messages: list[NewMessage]) -> None:
         if len(messages) > self._max_batch:
             raise self._too_many("items", len(messages))
-        if exchange.identity is not ANYBODY:
+        if exchange.identity is not UNRESTRICTED:
             stamp(exchange.identity, messages)
         if exchange.trace_context is not None:
             carry(exchange, messages)
@@ -250,18 +250,18 @@ class HotRoutes:
         available or `timeout` is over. Returns 204 without a body if no message is available. Acknowledge each message
         with the `leaseId` before the lease expires.
         """
-        asked = self._asked(exchange)
-        exchange.waits = asked.wait_seconds > 0
-        request = named(asked.request, exchange)
-        future = self._broker.begin_pop(request, asked.wait_seconds, asked.priority)
+        pop = self._requested_pop(exchange)
+        exchange.waits = pop.wait_seconds > 0
+        request = named(pop.request, exchange)
+        future = self._broker.begin_pop(request, pop.wait_seconds, pop.priority)
         exchange.on_left = future.cancel
         when_done(future, partial(self._popped, exchange, request))
 
-    def _asked(self, exchange: Exchange) -> Pop:
-        place, query = place_in_path(exchange.params), exchange.query
+    def _requested_pop(self, exchange: Exchange) -> Pop:
+        target, query = queue_in_path(exchange.params), exchange.query
         if len(query) <= _KEPT_BYTES:
-            return self._recall_pop(place, query)
-        return parse_pop(place, query, self._settings)
+            return self._recall_pop(target, query)
+        return parse_pop(target, query, self._settings)
 
     def _popped(self, exchange: Exchange, request: PopRequest, future: asyncio.Future[PopResult]) -> None:
         if future.cancelled():
@@ -291,11 +291,11 @@ class HotRoutes:
         batch = decode_json(exchange.body or b"{}", NextBody, "body", ACK_TEXTS)
         if len(batch.acknowledgments) > self._max_batch:
             raise self._too_many("acknowledgments", len(batch.acknowledgments))
-        asked = self._asked(exchange)
-        exchange.waits = asked.wait_seconds > 0
+        pop = self._requested_pop(exchange)
+        exchange.waits = pop.wait_seconds > 0
         items = settlements_of(batch.acknowledgments, batch.consumer_group, "acknowledgments")
         settling = _settling(exchange, self._broker, items) if items else None
-        _Next(self._broker, exchange, asked).start(settling)
+        _Next(self._broker, exchange, pop).start(settling)
 
     # Ack ---------------------------------------------------------------------------------------------------
 
@@ -367,13 +367,23 @@ class _Next:
     response begins then, too.
     """
 
-    __slots__ = ("_asked", "_broker", "_exchange", "_line", "_popped", "_popping", "_request", "_settled", "_timer")
+    __slots__ = (
+        "_broker",
+        "_exchange",
+        "_line",
+        "_popped",
+        "_popping",
+        "_request",
+        "_requested_pop",
+        "_settled",
+        "_timer",
+    )
 
-    def __init__(self, broker: Broker, exchange: Exchange, asked: Pop) -> None:
+    def __init__(self, broker: Broker, exchange: Exchange, pop: Pop) -> None:
         self._broker = broker
         self._exchange = exchange
-        self._asked = asked
-        self._request = named(asked.request, exchange)
+        self._requested_pop = pop
+        self._request = named(pop.request, exchange)
         self._popping: asyncio.Future[PopResult] | None = None
         self._settled = self._popped = False
         self._line = b""
@@ -386,7 +396,7 @@ class _Next:
             self._note_settled([])
             return
         when_done(settling, self._on_settled)
-        if self._asked.wait_seconds:
+        if self._requested_pop.wait_seconds:
             self._pop()
 
     def _on_settled(self, settling: asyncio.Future[list[SettleOutcome]]) -> None:
@@ -418,9 +428,9 @@ class _Next:
             self._line = b""
 
     def _pop(self) -> None:
-        asked = self._asked
+        pop = self._requested_pop
         try:
-            popping = self._broker.begin_pop(self._request, asked.wait_seconds, asked.priority)
+            popping = self._broker.begin_pop(self._request, pop.wait_seconds, pop.priority)
         except HarkError as error:
             popping = asyncio.get_running_loop().create_future()
             popping.set_exception(error)

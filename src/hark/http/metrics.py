@@ -49,7 +49,7 @@ class BusiestQueues:
         """Recent activity; each scrape halves the earlier activity."""
         self._shown: dict[str, tuple[Tally, Tally]] = {}
         """Their tallies, and the values of these when the queues were chosen."""
-        self._said: dict[str, Tally] = {}
+        self._last_tallies: dict[str, Tally] = {}
         """The values of the last scrape."""
         self._retired = Tally()
         """The last values of replaced queues; their later messages count among the other queues."""
@@ -60,14 +60,14 @@ class BusiestQueues:
         chosen = self._choose(backlog)
         for name in set(self._shown).difference(chosen):
             del self._shown[name]
-            self._retired.add(self._said[name])
+            self._retired.add(self._last_tallies[name])
         for name in chosen:
             self._admit(name, is_new=name in new)
         numbers = {name: _difference(tally, base) for name, (tally, base) in self._shown.items()}
         rest = _difference(self._tallies.total, self._retired)
         for tally in numbers.values():
             rest = _difference(rest, tally)
-        self._said = numbers
+        self._last_tallies = numbers
         return {**numbers, REST: rest}
 
     def _note_busy(self) -> set[str]:
@@ -103,7 +103,7 @@ class BusiestQueues:
             return
         tally = tally or Tally()  # The queue has a backlog, but no activity in this process.
         if shown is not None:  # It was removed in between, and starts again at 0.
-            self._retired.add(self._said[name])
+            self._retired.add(self._last_tallies[name])
         base = Tally()
         if not is_new:
             base.add(tally)
@@ -155,8 +155,8 @@ def message_metrics(broker: Broker, store: Mapping[str, float], by_queue: Mappin
     )
     yield counter("hark_transactions_total", "Transactions that reached the store.", one(tallies.transactions))
     yield counter("hark_lease_expiries_total", "Leases that expired.", one(store.get("leases_expired", 0)))
-    buried = total.dead_lettered + store.get("expiries_buried", 0)
-    yield counter("hark_dead_lettered_messages_total", "Messages that were dead-lettered.", one(buried))
+    dead_lettered = total.dead_lettered + store.get("expiries_dead_lettered", 0)
+    yield counter("hark_dead_lettered_messages_total", "Messages that were dead-lettered.", one(dead_lettered))
     yield counter(
         "hark_damaged_messages_total",
         "Messages dead-lettered because their payload was damaged or missing.",
@@ -448,12 +448,12 @@ STORE: Mapping[str, Shown] = {
         "hark_store_s3_clock_offset_seconds", "Offset of the bucket clock ahead of the local clock, in seconds."
     ),
     "s3_cache_bytes": Shown("hark_store_s3_cache_bytes", "Size of the payload cache in bytes."),
-    "s3_cache_pieces": Shown("hark_store_s3_cache_pieces", "Entries in the payload cache."),
+    "s3_cache_entries": Shown("hark_store_s3_cache_entries", "Entries in the payload cache."),
     "s3_cache_hits": Shown(*_CACHE, {"result": "hit"}),
     "s3_cache_misses": Shown(*_CACHE, {"result": "miss"}),
 }
 """Metrics by the names of the engine values."""
-ELSEWHERE = frozenset(("leases_expired", "expiries_buried"))
+ELSEWHERE = frozenset(("leases_expired", "expiries_dead_lettered"))
 """Engine values that are part of the message metrics."""
 
 
@@ -515,7 +515,7 @@ class Metrics:
         self._broker = broker
         self._requests = requests
         self._shown = max(1, SHOWN // processes)
-        self.everybody: Callable[[], Awaitable[list[Metric]]] | None = None
+        self.all_processes: Callable[[], Awaitable[list[Metric]]] | None = None
         """Collects the metrics of all processes of this server; None: there is only this process."""
         self.load: Load = lambda: (0, 0)
         """The load of the server that has these metrics."""
@@ -524,12 +524,12 @@ class Metrics:
         PlatformCollector(registry=self._registry)
         GCCollector(registry=self._registry)
         self._busiest: BusiestQueues | None = None
-        self._counted: dict[str, float] = {}
+        self._last_store: dict[str, float] = {}
         """The last counters of the store. A counter must not fall, or Prometheus would see a restart."""
 
     async def scrape(self) -> bytes:
         """Return the metrics in the Prometheus text format."""
-        families = await (self.collect() if self.everybody is None else self.everybody())
+        families = await (self.collect() if self.all_processes is None else self.all_processes())
         # Formatting takes some milliseconds, so it runs in a thread.
         return await asyncio.to_thread(text, families)
 
@@ -542,7 +542,7 @@ class Metrics:
         try:
             async with asyncio.timeout(STORE_SECONDS):
                 store = await self._broker.engine.store_metrics()
-            self._counted = {name: number for name, number in store.items() if only_grows(name)}
+            self._last_store = {name: number for name, number in store.items() if only_grows(name)}
             return store
         except (HarkError, TimeoutError):
             return None
@@ -552,11 +552,11 @@ class Metrics:
         if self._busiest is None:
             self._busiest = BusiestQueues(broker.tallies, self._shown)
         by_queue = self._busiest.look(broker.observed.backlogs)
-        yield from message_metrics(broker, self._counted, by_queue)
+        yield from message_metrics(broker, self._last_store, by_queue)
         if (depths := broker.observed.depths) is not None:
             yield from depth_metrics(depths, by_queue.keys(), broker.delivery.timers.now())
         yield from delivery_metrics(broker)
         yield from call_metrics(broker)
-        yield from store_metrics(self._counted if store is None else store, is_up=store is not None)
+        yield from store_metrics(self._last_store if store is None else store, is_up=store is not None)
         yield from server_metrics(broker, self._requests, load)
         yield from self._registry.collect()

@@ -93,10 +93,10 @@ def document(table: Table) -> dict[str, object]:
     schemas = _Schemas(types, found)
     ids = _ids(operations)
     paths: dict[str, dict[str, object]] = {}
-    for place, (path, method, operation) in enumerate(operations):
+    for index, (path, method, operation) in enumerate(operations):
         shown = paths.setdefault(_NAMES.sub(r"{\1}", path), {})
         shown["get" if method == WEBSOCKET else method.lower()] = {
-            "operationId": ids[place],
+            "operationId": ids[index],
             "tags": [_tag(path)],
             **_texts(operation),
             "parameters": [*_path_parameters(path), *_query_parameters(operation)],
@@ -185,11 +185,11 @@ def _ids(operations: list[tuple[str, str, Operation]]) -> list[str]:
     """Return operation ids: the function names, with words of the path where a function has several routes."""
     paths = [path for path, _, _ in operations]
     names = [_function_name(path, operation) for path, _, operation in operations]
-    names = _told_apart(names, paths, lambda path: ["of", *found] if (found := _names_in(path)) else [])
-    return _told_apart(names, paths, lambda path: [path.rpartition("/")[2]])
+    names = _distinct(names, paths, lambda path: ["of", *found] if (found := _names_in(path)) else [])
+    return _distinct(names, paths, lambda path: [path.rpartition("/")[2]])
 
 
-def _told_apart(names: list[str], paths: list[str], words: Callable[[str], list[str]]) -> list[str]:
+def _distinct(names: list[str], paths: list[str], words: Callable[[str], list[str]]) -> list[str]:
     several = {name for name, number in Counter(names).items() if number > 1}
     return [
         "_".join([name, *words(path)]) if name in several else name for name, path in zip(names, paths, strict=True)

@@ -92,9 +92,9 @@ WAIT = BoolParam("wait", "Wait until a message is available, for at most `timeou
 _AUTOPILOT = BoolParam("autopilot", f"Use a `batch` of {AUTOPILOT_BATCH}, unless `batch` is given.")
 _CONFLATION = ChoiceParam("conflation", "Not supported. Other values than `false` return 501.", ("false", "0"))
 
-_PLACE = (_QUEUE, PARTITION, _NAMESPACE, _TASK)
+_TARGET = (_QUEUE, PARTITION, _NAMESPACE, _TASK)
 
-Place = tuple[str | None, str | None]
+QueuePath = tuple[str | None, str | None]
 """A queue and one of its partitions. None means any."""
 
 
@@ -107,10 +107,10 @@ class Pop(msgspec.Struct, frozen=True):
     """Waiting consumers with a higher number receive messages first."""
 
 
-def taking_params(settings: Settings, default_batch: int, *, place: bool) -> tuple[Param, ...]:
-    """Return the parameters of all routes that receive messages. `place`: including queue and partition."""
+def taking_params(settings: Settings, default_batch: int, *, with_queue: bool) -> tuple[Param, ...]:
+    """Return the parameters of all routes that receive messages. `with_queue`: including queue and partition."""
     return (
-        *(_PLACE if place else ()),
+        *(_TARGET if with_queue else ()),
         _GROUP,
         _GROUP_MODE,
         batch_param(settings, default_batch),
@@ -126,9 +126,9 @@ def taking_params(settings: Settings, default_batch: int, *, place: bool) -> tup
     )
 
 
-def pop_params(settings: Settings, *, place: bool) -> tuple[Param, ...]:
+def pop_params(settings: Settings, *, with_queue: bool) -> tuple[Param, ...]:
     """Return the parameters of a pop."""
-    taking = taking_params(settings, settings.pop.default_batch, place=place)
+    taking = taking_params(settings, settings.pop.default_batch, with_queue=with_queue)
     return (*taking, WAIT, timeout_param(settings), _AUTOPILOT)
 
 
@@ -144,22 +144,22 @@ def timeout_param(settings: Settings) -> IntParam:
     return IntParam("timeout", meaning, pop.default_timeout_ms, 0, pop.max_timeout_ms)
 
 
-def parse_pop(place: Place, query_string: bytes, settings: Settings) -> Pop:
+def parse_pop(target: QueuePath, query_string: bytes, settings: Settings) -> Pop:
     """Return the pop of a path, which may name a queue, and a query string."""
     try:
         query = dict(reversed(parse_qsl(query_string.decode("ascii"), keep_blank_values=True, errors="strict")))
     except UnicodeDecodeError:
         raise InvalidInput("the query string is not valid UTF-8; percent-encode the parameters as UTF-8") from None
-    place = place_of(place, query)
+    target = queue_of(target, query)
     default_batch = AUTOPILOT_BATCH if _AUTOPILOT.of(query) else settings.pop.default_batch
     timeout = timeout_param(settings).of(query)
-    request = pop_request(query, place, default_batch, settings)
+    request = pop_request(query, target, default_batch, settings)
     return Pop(request, timeout / 1000 if WAIT.of(query) else 0, priority_param(query))
 
 
-def pop_request(query: Mapping[str, str], place: Place, default_batch: int, settings: Settings) -> PopRequest:
+def pop_request(query: Mapping[str, str], target: QueuePath, default_batch: int, settings: Settings) -> PopRequest:
     """Return the request of a pop, or of another route that receives messages."""
-    queue, partition = place
+    queue, partition = target
     namespace = task = None
     if queue is None:
         namespace, task = _NAMESPACE.of(query), _TASK.of(query)
@@ -188,20 +188,20 @@ def priority_param(query: Mapping[str, str]) -> int:
     return _PRIORITY.of(query)
 
 
-def place_in_path(params: PathParams) -> Place:
+def queue_in_path(params: PathParams) -> QueuePath:
     """Return the queue and partition in the path, unchecked."""
-    return cast(Place, (params.get("queue"), params.get("partition")))
+    return cast(QueuePath, (params.get("queue"), params.get("partition")))
 
 
-def place_of(named: Place, query: Mapping[str, str]) -> Place:
+def queue_of(named: QueuePath, query: Mapping[str, str]) -> QueuePath:
     """Return the queue and partition in the path, checked, or else those in the parameters."""
     queue, partition = named
     if queue is None:
-        return place_in_query(query)
+        return queue_in_query(query)
     return check_name(queue, "queue"), None if partition is None else check_name(partition, "partition")
 
 
-def place_in_query(query: Mapping[str, str]) -> Place:
+def queue_in_query(query: Mapping[str, str]) -> QueuePath:
     """Return the queue and partition in the parameters."""
     queue = _QUEUE.of(query)
     return queue, PARTITION.of(query) if queue is not None else None

@@ -15,19 +15,19 @@ from hark.broker import Broker
 from hark.broker.delivery.browsers import Browser
 from hark.broker.delivery.stream import Arrival, Stream
 from hark.errors import InvalidInput
-from hark.http.admission import check_role, check_wish, identity_of
+from hark.http.admission import check_pop, check_role, identity_of
 from hark.http.checks import parse_time, query_params, short
 from hark.http.exchange import exchange_of
 from hark.http.pops import (
     PARTITION,
-    Place,
+    QueuePath,
     browsed_messages,
     named,
-    place_in_path,
-    place_in_query,
-    place_of,
     pop_request,
     priority_param,
+    queue_in_path,
+    queue_in_query,
+    queue_of,
     taking_params,
     wire_messages,
 )
@@ -58,15 +58,15 @@ class Gone(Exception):
     """The client has disconnected, or has not read for too long."""
 
 
-class Line:
+class ClientWriter:
     """Serialises writes to a client and sends pings while it is idle. Each write reaches the socket before the next."""
 
     def __init__(
-        self, put: Put, transport: asyncio.Transport, *, patience: float, ping: bytes, ping_seconds: float
+        self, put: Put, transport: asyncio.Transport, *, stall_seconds: float, ping: bytes, ping_seconds: float
     ) -> None:
         self._put = put
         self._transport = transport
-        self._patience = patience
+        self._stall_seconds = stall_seconds
         self._ping = ping
         self._ping_seconds = ping_seconds
         self._left = 0
@@ -105,7 +105,7 @@ class Line:
             self._timer.cancel()
 
     def _watch(self) -> None:
-        self._timer = self._loop.call_later(self._patience, self._look_at_progress)
+        self._timer = self._loop.call_later(self._stall_seconds, self._look_at_progress)
 
     def _look_at_progress(self) -> None:
         left = self._transport.get_write_buffer_size()
@@ -141,7 +141,7 @@ class Source(Protocol):
         """Close the source, because the client has disconnected."""
 
 
-class Manner(msgspec.Struct, frozen=True, kw_only=True):
+class SseOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of an event stream."""
 
     opening: bytes
@@ -150,7 +150,7 @@ class Manner(msgspec.Struct, frozen=True, kw_only=True):
     ping_seconds: float
     first_ping_seconds: float | None = None
     """Time until the first ping, if it is shorter than the others."""
-    patience: float
+    stall_seconds: float
     """Seconds after which a client that reads nothing is disconnected."""
     cache_control: bytes = b"no-store"
 
@@ -169,24 +169,24 @@ async def send_events(
     receive: Receive,
     send: Send,
     source: Source,
-    feed: Callable[[Line], Awaitable[None]],
-    manner: Manner,
+    write_events: Callable[[ClientWriter], Awaitable[None]],
+    sse_options: SseOptions,
 ) -> None:
-    """Respond with events: `feed` writes the events of the source to the line until there are no more.
+    """Respond with events: `write_events` writes the events of the source to the line until there are no more.
 
-    The source is closed when the client disconnects, and the response ends when the source ends. An exception of `feed`
+    The source is closed when the client disconnects, and the response ends when the source ends. An exception of `write_events`
     is sent as an event `error`.
     """
     watch = asyncio.create_task(_close_when_left(receive, source))
     headers = [
         (b"content-type", b"text/event-stream"),
-        (b"cache-control", manner.cache_control),
+        (b"cache-control", sse_options.cache_control),
         (b"x-accel-buffering", b"no"),
         NOSNIFF,
     ]
     try:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await _send_each(scope, send, feed, manner)
+        await _send_each(scope, send, write_events, sse_options)
         await send({"type": "http.response.body", "body": b""})
     except Gone:
         await watch
@@ -195,37 +195,39 @@ async def send_events(
         watch.cancel()
 
 
-async def _send_each(scope: Scope, send: Send, feed: Callable[[Line], Awaitable[None]], manner: Manner) -> None:
+async def _send_each(
+    scope: Scope, send: Send, write_events: Callable[[ClientWriter], Awaitable[None]], sse_options: SseOptions
+) -> None:
     async def put(data: bytes) -> None:
         await send({"type": "http.response.body", "body": data, "more_body": True})
 
-    line = Line(
+    writer = ClientWriter(
         put,
         scope[TRANSPORT],
-        patience=manner.patience,
-        ping=manner.ping,
-        ping_seconds=manner.ping_seconds,
+        stall_seconds=sse_options.stall_seconds,
+        ping=sse_options.ping,
+        ping_seconds=sse_options.ping_seconds,
     )
-    await line.write(manner.opening)
-    pings = asyncio.create_task(line.keep_alive(manner.first_ping_seconds))
+    await writer.write(sse_options.opening)
+    pings = asyncio.create_task(writer.keep_alive(sse_options.first_ping_seconds))
     try:
-        await feed(line)
+        await write_events(writer)
     except Gone:
         raise
     except Exception as error:
-        await line.write(event(b"error", encode(error_body(known_error(error)))))
+        await writer.write(event(b"error", encode(error_body(known_error(error)))))
     finally:
         pings.cancel()
 
 
-async def take(stream: Stream, line: Line, render: Callable[[Arrival], bytes]) -> None:
+async def take(stream: Stream, writer: ClientWriter, render: Callable[[Arrival], bytes]) -> None:
     """Write deliveries of a stream until it is closed. Leases on messages that could not be written are released."""
     while (arrival := await stream.next()) is not None:
         if arrival.error is not None:
             stream.end()
             raise arrival.error
         try:
-            await line.write(render(arrival))
+            await writer.write(render(arrival))
         except BaseException:
             stream.lost(arrival)
             raise
@@ -257,7 +259,7 @@ class Browsing(msgspec.Struct, frozen=True):
     start: BrowseFrom
 
 
-Wish = Taking | Browsing
+StreamParams = Taking | Browsing
 
 _BROWSE = BoolParam("browse", "Show messages without receiving them. Requires a queue.")
 _FROM = Param(
@@ -267,10 +269,10 @@ _FROM = Param(
 )
 
 
-def listening_params(settings: Settings, *, place: bool) -> tuple[Param, ...]:
-    """Return the parameters of a stream. `place`: including the queue."""
-    partition = () if place else (PARTITION,)
-    taking = taking_params(settings, DEFAULT_PREFETCH, place=place)
+def listening_params(settings: Settings, *, with_queue: bool) -> tuple[Param, ...]:
+    """Return the parameters of a stream. `with_queue`: including the queue."""
+    partition = () if with_queue else (PARTITION,)
+    taking = taking_params(settings, DEFAULT_PREFETCH, with_queue=with_queue)
     return (*taking, *partition, prefetch_param(settings), _BROWSE, _FROM)
 
 
@@ -281,32 +283,32 @@ def prefetch_param(settings: Settings) -> IntParam:
     return IntParam("prefetch", meaning, DEFAULT_PREFETCH, 1, most)
 
 
-def listening(place: Place, query_string: bytes, settings: Settings) -> Wish:
+def listening(target: QueuePath, query_string: bytes, settings: Settings) -> StreamParams:
     """Return the request of a path, which may name a queue, and of a query string."""
     query = query_params(query_string)
-    queue, partition = place_of(place, query)
+    queue, partition = queue_of(target, query)
     if queue is not None and partition is None:
         partition = PARTITION.of(query)
     prefetch = prefetch_param(settings).of(query)
-    return _wish(query, (queue, partition), prefetch, settings)
+    return _stream_params(query, (queue, partition), prefetch, settings)
 
 
-def subscribing(fields: Mapping[str, object], settings: Settings) -> Wish:
+def subscribing(fields: Mapping[str, object], settings: Settings) -> StreamParams:
     """Return the request of a frame, whose fields have the names of the parameters."""
     query = {name: _text(value) for name, value in fields.items() if value is not None}
-    wish = _wish(query, place_in_query(query), DEFAULT_PREFETCH, settings)
-    return wish if isinstance(wish, Browsing) else msgspec.structs.replace(wish, prefetch=0)
+    params = _stream_params(query, queue_in_query(query), DEFAULT_PREFETCH, settings)
+    return params if isinstance(params, Browsing) else msgspec.structs.replace(params, prefetch=0)
 
 
-def _wish(query: Mapping[str, str], place: Place, prefetch: int, settings: Settings) -> Wish:
+def _stream_params(query: Mapping[str, str], target: QueuePath, prefetch: int, settings: Settings) -> StreamParams:
     start = _FROM.text(query)
     if not _BROWSE.of(query):
         if start:
             raise InvalidInput(
                 "from: allowed only with browse=true; use subscriptionFrom to choose where a consumer group starts"
             )
-        return Taking(pop_request(query, place, prefetch, settings), priority_param(query), prefetch)
-    queue, partition = place
+        return Taking(pop_request(query, target, prefetch, settings), priority_param(query), prefetch)
+    queue, partition = target
     if queue is None:
         raise InvalidInput("queue is required: name the queue to browse")
     return Browsing(queue, partition, _start(start or "tail"))
@@ -339,8 +341,8 @@ class EventStreams:
     def __init__(self, broker: Broker, settings: Settings, ping_seconds: float = PING_SECONDS) -> None:
         self._broker = broker
         self._settings = settings
-        self._manner = Manner(
-            opening=_PING, ping=_PING, ping_seconds=ping_seconds, patience=settings.limits.stalled_seconds
+        self._sse_options = SseOptions(
+            opening=_PING, ping=_PING, ping_seconds=ping_seconds, stall_seconds=settings.limits.stalled_seconds
         )
 
     def table(self) -> Table:
@@ -352,7 +354,7 @@ class EventStreams:
         )
 
     def _listen(self, operation: operations.Operation[str]) -> Bound:
-        query = listening_params(self._settings, place=operation.reach is Reach.QUERY)
+        query = listening_params(self._settings, with_queue=operation.reach is Reach.QUERY)
         errors = (NOT_SUPPORTED, ANOTHER_MODE)
         return bind(operation, self.listen, query=query, media=EVENTS, errors=errors, raw=True)
 
@@ -368,28 +370,28 @@ class EventStreams:
         except Exception as error:
             await send_failure(send, error)
             return
-        await send_events(scope, receive, send, source, lambda line: _feed(source, line), self._manner)
+        await send_events(scope, receive, send, source, lambda writer: _write_events(source, writer), self._sse_options)
 
     async def _open(self, scope: Scope) -> Stream | Browser:
-        wish = listening(place_in_path(scope["path_params"]), scope["query_string"], self._settings)
+        params = listening(queue_in_path(scope["path_params"]), scope["query_string"], self._settings)
         delivery = self._broker.delivery
         identity = identity_of(scope)
-        if isinstance(wish, Browsing):
-            identity.check_queue(wish.queue)
-            return await delivery.browsers.open(wish.queue, wish.partition, wish.start)
+        if isinstance(params, Browsing):
+            identity.check_queue(params.queue)
+            return await delivery.browsers.open(params.queue, params.partition, params.start)
         check_role(identity, Role.READ_WRITE)
-        check_wish(identity, wish.request)
-        stream = delivery.open_stream(wish.prefetch, mute=True)
-        stream.subscribe("", named(wish.request, exchange_of(scope)), wish.priority)
+        check_pop(identity, params.request)
+        stream = delivery.open_stream(params.prefetch, mute=True)
+        stream.subscribe("", named(params.request, exchange_of(scope)), params.priority)
         return stream
 
 
-async def _feed(source: Stream | Browser, line: Line) -> None:
+async def _write_events(source: Stream | Browser, writer: ClientWriter) -> None:
     if isinstance(source, Stream):
-        await take(source, line, _arrived)
+        await take(source, writer, _arrived)
     else:
         while messages := await source.next():
-            await line.write(_events(browsed_messages(messages)))
+            await writer.write(_events(browsed_messages(messages)))
 
 
 def _arrived(arrival: Arrival) -> bytes:

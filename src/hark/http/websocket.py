@@ -17,14 +17,14 @@ from hark.broker import Broker
 from hark.broker.delivery.browsers import Browser
 from hark.broker.delivery.stream import Arrival, Stream
 from hark.errors import Conflict, HarkError, InvalidInput, NotFound
-from hark.http.admission import check_role, check_wish, identity_of, settle
+from hark.http.admission import check_pop, check_role, identity_of, settle
 from hark.http.checks import check_int, check_name, decode_json, query_params, short
 from hark.http.exchange import exchange_of
 from hark.http.items import ack_answers, renew_all, settlement_of
 from hark.http.pops import browsed_messages, caller, wire_messages
 from hark.http.responses import Receive, Scope, Send, encode, error_response, known_error, refuse_websocket
 from hark.http.routes.table import IntParam, Table, bind, table
-from hark.http.sse import PING_SECONDS, Browsing, Gone, Line, subscribing
+from hark.http.sse import PING_SECONDS, Browsing, ClientWriter, Gone, subscribing
 from hark.http.wire.asgi import TRANSPORT
 from hark.model import QUEUE_MODE, Settlement
 from hark.settings import Settings
@@ -77,14 +77,14 @@ class Connection:
     """One client with its stream and its queue browsers."""
 
     def __init__(
-        self, broker: Broker, settings: Settings, stream: Stream, line: Line, identity: Identity, caller: str
+        self, broker: Broker, settings: Settings, stream: Stream, writer: ClientWriter, identity: Identity, caller: str
     ) -> None:
         self._broker = broker
         self._identity = identity
         self._caller = caller
         self._settings = settings
         self._stream = stream
-        self._line = line
+        self._writer = writer
         self._browsers: dict[str, Browser] = {}
         self._groups: dict[str, str] = {}
         """Groups of the leases that were delivered on this connection. Expired leases are removed from time to time."""
@@ -142,14 +142,14 @@ class Connection:
             del self._browsers[name]
 
     async def _write(self, frame: ServerFrame) -> None:
-        await self._line.write(encode(frame))
+        await self._writer.write(encode(frame))
 
     def _remember(self, lease_id: str, group: str) -> None:
         if not lease_id or group == QUEUE_MODE:
             return
         if len(self._groups) >= self._most_groups:
-            held = frozenset(self._stream.leases())
-            self._groups = {lease: name for lease, name in self._groups.items() if lease in held}
+            leased = frozenset(self._stream.leases())
+            self._groups = {lease: name for lease, name in self._groups.items() if lease in leased}
             self._most_groups = 2 * len(self._groups) + _SLACK
         self._groups[lease_id] = group
 
@@ -203,23 +203,23 @@ class Connection:
 
     async def _subscribe(self, frame: frames.Subscribe, tasks: asyncio.TaskGroup) -> ServerFrame:
         name = check_name(frame.id, "id")
-        wish = subscribing(msgspec.to_builtins(frame), self._settings)
+        params = subscribing(msgspec.to_builtins(frame), self._settings)
         if name in self._browsers or name in self._stream.consumers:
             raise Conflict(
                 f"id: the subscription {short(name)} exists already; choose another id", code="subscription_exists"
             )
         if len(self._browsers) + len(self._stream.consumers) >= MAX_SUBSCRIPTIONS:
             raise InvalidInput(f"a connection has at most {MAX_SUBSCRIPTIONS} subscriptions; open another connection")
-        if isinstance(wish, Browsing):
-            self._identity.check_queue(wish.queue)
-            browser = await self._broker.delivery.browsers.open(wish.queue, wish.partition, wish.start)
+        if isinstance(params, Browsing):
+            self._identity.check_queue(params.queue)
+            browser = await self._broker.delivery.browsers.open(params.queue, params.partition, params.start)
             self._browsers[name] = browser
             tasks.create_task(self._browse(name, browser))
         else:
             check_role(self._identity, Role.READ_WRITE)
-            check_wish(self._identity, wish.request)
-            request = msgspec.structs.replace(wish.request, consumer=wish.request.consumer or self._caller)
-            self._stream.subscribe(name, request, wish.priority)
+            check_pop(self._identity, params.request)
+            request = msgspec.structs.replace(params.request, consumer=params.request.consumer or self._caller)
+            self._stream.subscribe(name, request, params.priority)
         return frames.Subscribed(name)
 
     def _unsubscribe(self, name: str) -> ServerFrame:
@@ -318,23 +318,23 @@ class WebSockets:
 
     async def _talk(self, stream: Stream, scope: Scope, receive: Receive, send: Send) -> None:
         async def put(data: bytes) -> None:
-            # Without data this writes nothing and waits like any other, which `Line` relies on.
+            # Without data this writes nothing and waits like any other, which `ClientWriter` relies on.
             await send({"type": "websocket.send", "text": data.decode() if data else None})
 
         limits = self._settings.limits
-        line = Line(
+        writer = ClientWriter(
             put,
             scope[TRANSPORT],
-            patience=limits.stalled_seconds,
+            stall_seconds=limits.stalled_seconds,
             ping=encode(Ping()),
             ping_seconds=self._ping_seconds,
         )
         connection = Connection(
-            self._broker, self._settings, stream, line, identity_of(scope), caller(exchange_of(scope))
+            self._broker, self._settings, stream, writer, identity_of(scope), caller(exchange_of(scope))
         )
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(line.keep_alive())
+                tasks.create_task(writer.keep_alive())
                 tasks.create_task(connection.deliver())
                 await connection.obey(receive, tasks)
                 raise Gone  # Ends the other tasks of this client.

@@ -35,6 +35,7 @@ from hark.model.admin import Totals as Totals
 from hark.model.admin import Trace as Trace
 from hark.model.admin import TraceName as TraceName
 from hark.model.explain import Ahead as Ahead
+from hark.model.explain import CurrentLease as CurrentLease
 from hark.model.explain import DeadFacts as DeadFacts
 from hark.model.explain import Ending as Ending
 from hark.model.explain import Explain as Explain
@@ -42,7 +43,6 @@ from hark.model.explain import Explained as Explained
 from hark.model.explain import Explanation as Explanation
 from hark.model.explain import Facts as Facts
 from hark.model.explain import GroupFacts as GroupFacts
-from hark.model.explain import Held as Held
 from hark.model.explain import LeaseFilter as LeaseFilter
 from hark.model.explain import LeasePart as LeasePart
 from hark.model.explain import Leases as Leases

@@ -45,7 +45,7 @@ class MessageFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Number of retries of its retry schedule: its own, else that of the queue."""
 
 
-class Held(msgspec.Struct, frozen=True):
+class CurrentLease(msgspec.Struct, frozen=True):
     """The current lease on a message."""
 
     lease_id: str
@@ -71,7 +71,7 @@ class Ahead(msgspec.Struct, frozen=True, kw_only=True):
 
     message_id: str
     offset: int
-    held: Held | None = None
+    lease: CurrentLease | None = None
     retry: Retrying | None = None
     deliver_at: int | None = None
     """End of its delay, or the time when it is old enough, whichever is later."""
@@ -131,7 +131,7 @@ class GroupFacts(msgspec.Struct, frozen=True, kw_only=True):
     dead: DeadFacts | None = None
     ending: Ending | None = None
     """Kept for the last 10,000 messages since the server started, on the server where it happened."""
-    held: Held | None = None
+    lease: CurrentLease | None = None
     """The current lease on the message; in an ordered group it covers the partition."""
     retry: Retrying | None = None
     """The attempts of the message."""

@@ -61,11 +61,11 @@ class Hint(msgspec.Struct, frozen=True):
 
     queue: str
     group: str | None = None
-    """The group that it concerns; None: every group except those in `told`."""
+    """The group that it concerns; None: every group except those in `excluded`."""
     partitions: tuple[str, ...] | None = None
     """The partitions that it concerns; None: any partition of the queue."""
-    news: HintKind = "free"
-    told: tuple[str, ...] = ()
+    kind: HintKind = "free"
+    excluded: tuple[str, ...] = ()
     """Groups that it does not concern: they have separate hints, or cannot receive the messages."""
     ended: tuple[str, ...] = ()
     """Leases that ended."""

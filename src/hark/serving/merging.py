@@ -21,7 +21,7 @@ SUMMED = frozenset(
         "hark_store_pool_connections",
         "hark_store_pool_waiting_calls",
         "hark_store_s3_cache_bytes",
-        "hark_store_s3_cache_pieces",
+        "hark_store_s3_cache_entries",
         "hark_streams",
         "hark_subscriptions",
         "hark_waiting_pops",
@@ -78,7 +78,7 @@ class Merger:
         """What a process says of itself; `life` is another number for each process that takes a worker's place."""
         known = self._lives.get(worker)
         if known is not None and known[0] != life:
-            for series, value in _counted(known[1]):
+            for series, value in _growing(known[1]):
                 self._ended[series] = self._ended.get(series, 0.0) + value
         self._lives[worker] = (life, families)
 
@@ -115,7 +115,7 @@ class Merger:
 
     def _forget_queues(self) -> None:
         """What ended processes said of queues counts only as long as a live one speaks of them too: that is bounded."""
-        shown = {series for _, families in self._lives.values() for series, _ in _counted(families)}
+        shown = {series for _, families in self._lives.values() for series, _ in _growing(families)}
         self._ended = {
             series: value
             for series, value in self._ended.items()
@@ -123,7 +123,7 @@ class Merger:
         }
 
 
-def _counted(families: Iterable[Family]) -> Iterable[tuple[Series, float]]:
+def _growing(families: Iterable[Family]) -> Iterable[tuple[Series, float]]:
     for family in families:
         if family.kind in ("counter", "histogram") and not family.name.startswith(_OWN):
             for name, labels, value in family.samples:
@@ -168,7 +168,7 @@ _decode = msgspec.json.Decoder(Word).decode
 Answer = Callable[[], Awaitable[list[Family]]]
 
 
-class Line:
+class ProcessLink:
     """One end of the connection."""
 
     def __init__(
@@ -178,10 +178,10 @@ class Line:
         self._writer = writer
         self.answer = answer
         """Answers requests of the other side; None until it is known."""
-        self._asked: asyncio.Future[list[Family]] | None = None
+        self._pending: asyncio.Future[list[Family]] | None = None
         self._answering: set[asyncio.Task[None]] = set()
 
-    async def hear(self) -> None:
+    async def listen(self) -> None:
         """Answer requests and receive answers until the other side exits."""
         try:
             while line := await self._reader.readline():
@@ -190,23 +190,23 @@ class Line:
                     task = asyncio.create_task(self._reply())
                     self._answering.add(task)
                     task.add_done_callback(self._answering.discard)
-                elif self._asked is not None:
-                    asked, self._asked = self._asked, None
-                    if not asked.done():
-                        asked.set_result(word.numbers)
+                elif self._pending is not None:
+                    pending, self._pending = self._pending, None
+                    if not pending.done():
+                        pending.set_result(word.numbers)
         except OSError:
             pass  # The other side exited.
         finally:
-            if self._asked is not None and not self._asked.done():
-                self._asked.set_exception(ConnectionError("the other process exited"))
-                self._asked.exception()  # Mark it as retrieved: no caller may be waiting for it any more.
+            if self._pending is not None and not self._pending.done():
+                self._pending.set_exception(ConnectionError("the other process exited"))
+                self._pending.exception()  # Mark it as retrieved: no caller may be waiting for it any more.
 
     async def ask(self) -> list[Family]:
         """The metrics of the other side. Concurrent callers share the answer. Raises `OSError` if it exited."""
-        if self._asked is None:
-            self._asked = asyncio.get_running_loop().create_future()
+        if self._pending is None:
+            self._pending = asyncio.get_running_loop().create_future()
             self._say(Word())
-        return await asyncio.shield(self._asked)
+        return await asyncio.shield(self._pending)
 
     async def _reply(self) -> None:
         if self.answer is not None:
@@ -216,19 +216,19 @@ class Line:
         self._writer.write(msgspec.json.encode(word) + b"\n")
 
 
-def share(metrics: Metrics, line: Line) -> None:
+def share(metrics: Metrics, link: ProcessLink) -> None:
     """Add the metrics of this process to those of all processes, and serve the sum to scrapers."""
 
     async def own() -> list[Family]:
         return packed(await metrics.collect())
 
-    async def everybody() -> list[Metric]:
+    async def all_processes() -> list[Metric]:
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
-                return unpacked(await line.ask())
+                return unpacked(await link.ask())
         except (TimeoutError, OSError) as error:
             text = "the other processes of this server do not respond; retry"
             raise Unavailable(text, code="metrics_unavailable") from error
 
-    line.answer = own
-    metrics.everybody = everybody
+    link.answer = own
+    metrics.all_processes = all_processes

@@ -13,7 +13,7 @@ import msgspec
 from hark.errors import HarkError
 from hark.serving import listening
 from hark.serving.listening import Endpoint
-from hark.serving.merging import LONGEST, Line
+from hark.serving.merging import LONGEST, ProcessLink
 from hark.serving.processes import Order, Report
 from hark.serving.server import log_to_stderr, run, serve_on
 
@@ -32,7 +32,7 @@ async def _work(number: int) -> None:
         return  # The parent ended before it said anything.
     order = msgspec.json.decode(line, type=Order)
     log_to_stderr(order.settings, number)
-    talk = Line(reader, writer)
+    talk = ProcessLink(reader, writer)
     watch = asyncio.create_task(_stop_without(talk))
     try:
         listener = listening.joined(order.family, order.host, order.port)
@@ -46,9 +46,9 @@ async def _work(number: int) -> None:
         watch.cancel()
 
 
-async def _stop_without(parent: Line) -> None:
+async def _stop_without(parent: ProcessLink) -> None:
     """When the parent is gone, however it ended, stop as if it had said so."""
-    await parent.hear()
+    await parent.listen()
     signal.raise_signal(signal.SIGTERM)
 
 

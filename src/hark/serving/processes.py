@@ -24,7 +24,7 @@ import msgspec
 from hark.errors import HarkError, InvalidSetting, StoreUnusable
 from hark.serving import listening
 from hark.serving.listening import Endpoint, endpoints, remembering
-from hark.serving.merging import LONGEST, Answer, Family, Line, Merger
+from hark.serving.merging import LONGEST, Answer, Family, Merger, ProcessLink
 from hark.settings import Address, Settings
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ def supervise(settings: Settings, ready: Callable[[str], None]) -> None:
         workers = [Worker(number, _order(settings, holder, end)) for number, end in enumerate(ends, start=1)]
         gathering = Gathering(workers)
         for worker in workers:
-            worker.answer = gathering.everybody
+            worker.answer = gathering.all_processes
         address = listening.shown(holder, secure=bool(settings.tls.certificate))
         asyncio.run(_supervise(workers, lambda: ready(address), settings.stop_seconds + _MORE_SECONDS))
 
@@ -80,12 +80,12 @@ def _order(settings: Settings, holder: socket.socket, end: Endpoint) -> Order:
     return Order(settings, holder.family, host, port, end.udp.fileno(), end.others, end.siblings)
 
 
-async def _supervise(workers: Sequence[Worker], ready: Callable[[], None], patience: float) -> None:
+async def _supervise(workers: Sequence[Worker], ready: Callable[[], None], grace_seconds: float) -> None:
     stop = asyncio.Event()
 
     def stop_all(number: signal.Signals) -> None:
         if not stop.is_set():
-            loop.call_later(patience, _kill, workers, patience)
+            loop.call_later(grace_seconds, _kill, workers, grace_seconds)
         stop.set()
         for worker in workers:
             worker.send(number)
@@ -111,11 +111,11 @@ def _reload(workers: Sequence[Worker]) -> None:
             worker.send(signal.SIGHUP)
 
 
-def _kill(workers: Sequence[Worker], patience: float) -> None:
+def _kill(workers: Sequence[Worker], grace_seconds: float) -> None:
     """Kill workers that hang. No acknowledged request is lost: it is stored before it is answered."""
     for worker in workers:
         if worker.lives_on:
-            log.error("worker %d did not shut down within %g s; killing it", worker.number, patience)
+            log.error("worker %d did not shut down within %g s; killing it", worker.number, grace_seconds)
             worker.send(signal.SIGKILL)
 
 
@@ -173,8 +173,8 @@ class Worker:
         self._order = order
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._line: Line | None = None
-        self._hearing: asyncio.Task[None] | None = None
+        self._link: ProcessLink | None = None
+        self._listening: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Start a process and wait until it is ready. Raises the reason if it cannot start."""
@@ -204,15 +204,15 @@ class Worker:
             raise kind(report.error, code=report.code)
         self.serves = True
         self.lives += 1
-        self._line = Line(reader, self._writer, self.answer)
-        self._hearing = asyncio.create_task(self._line.hear())
+        self._link = ProcessLink(reader, self._writer, self.answer)
+        self._listening = asyncio.create_task(self._link.listen())
 
     async def ask(self) -> list[Family]:
         """The metrics of the process. Raises `OSError` if it does not run, and `TimeoutError`."""
-        if self._line is None or not self.serves:
+        if self._link is None or not self.serves:
             raise ConnectionError("the process does not run")
         async with asyncio.timeout(_ANSWER_SECONDS):
-            return await self._line.ask()
+            return await self._link.ask()
 
     @property
     def lives_on(self) -> bool:
@@ -230,8 +230,8 @@ class Worker:
             return 0
         code = await self._process.wait()
         self._writer.close()
-        if self._hearing is not None:
-            self._hearing.cancel()
+        if self._listening is not None:
+            self._listening.cancel()
         self.serves = False
         return code
 
@@ -243,7 +243,7 @@ class Gathering:
         self._workers = workers
         self._merger = Merger()
 
-    async def everybody(self) -> list[Family]:
+    async def all_processes(self) -> list[Family]:
         """Collect the metrics of all workers. For a worker that does not respond, its last metrics count."""
         await asyncio.gather(*(self._ask(worker) for worker in self._workers))
         return self._merger.merged()

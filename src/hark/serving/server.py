@@ -32,7 +32,7 @@ from hark.logs import log_to
 from hark.polling import PollingStrategy, strategy_from
 from hark.serving import listening
 from hark.serving.listening import Endpoint, endpoints, make_authenticator, make_peers, reload_certificate, tls_context
-from hark.serving.merging import Line, share
+from hark.serving.merging import ProcessLink, share
 from hark.serving.tracing import start_tracing
 from hark.settings import Loaded, Settings, shown
 from hark.settings.sections import check_security, security_notes
@@ -207,12 +207,12 @@ async def serve_on(
     settings: Settings,
     ready: Callable[[], None],
     endpoint: Endpoint | None,
-    line: Line | None = None,
+    link: ProcessLink | None = None,
     number: int = 0,
 ) -> None:
     """Serve on a bound socket until a signal arrives. Calls `ready` when the server accepts connections.
 
-    `line` connects one of several processes to its parent; `number` says which one it is, from 0.
+    `link` connects one of several processes to its parent; `number` says which one it is, from 0.
     """
     clock = SystemClock()
     peers = make_peers(endpoint, settings, clock) if endpoint is not None else None
@@ -239,8 +239,8 @@ async def serve_on(
             on_end=log_access if settings.access_log else None,
         )
         app.metrics.load = server.load
-        if line is not None:
-            share(app.metrics, line)
+        if link is not None:
+            share(app.metrics, link)
         _look_for_cycles_less_often()
         listening.listen(listener)
         await server.start(listener, tls, listening.BACKLOG)

@@ -168,14 +168,14 @@ def load(flags: Mapping[str, object], env: Mapping[str, str], toml_path: Path | 
     values: dict[str, object] = {}
     sources = dict.fromkeys(SETTINGS, "default")
     for level in (_from_file(toml_path, env), _from_env(env), _from_flags(flags)):
-        said: dict[str, str] = {}
+        origins: dict[str, str] = {}
         for name, value, source in level:
-            if name in said and values[name] != value:
+            if name in origins and values[name] != value:
                 raise InvalidSetting(
-                    f"setting {name}: {said[name]} sets {_short(values[name])}, but {source} implies {_short(value)}; "
+                    f"setting {name}: {origins[name]} sets {_short(values[name])}, but {source} implies {_short(value)}; "
                     "remove one of them"
                 )
-            values[name], sources[name], said[name] = value, source, source
+            values[name], sources[name], origins[name] = value, source, source
     settings = msgspec.convert(_nested(values), Settings)
     for lower, upper in _NOT_ABOVE:
         _check_not_above(settings, sources, lower, upper)

@@ -79,7 +79,7 @@ class S3(Part, frozen=True):
         Meta(ge=100, le=3_600_000),
         about("Time limit of an S3 request, in milliseconds, plus 1 second per megabyte."),
     ] = 10_000
-    patience_ms: Annotated[
+    retry_timeout_ms: Annotated[
         int,
         Meta(ge=100, le=3_600_000),
         about("Time limit for the outcome of a commit before a 503, in milliseconds."),

@@ -10,7 +10,7 @@ from typing import Self
 from hark.api.types.dead_letters import ListedDeadLetter
 from hark.client.admin import Admin as AsyncAdmin
 from hark.client.admin import Traces as AsyncTraces
-from hark.client.arguments import Held, KeyParts, Wrapped
+from hark.client.arguments import DeliveredMessage, KeyParts, Wrapped
 from hark.client.calling import Caller
 from hark.client.delivery.message import Message as AsyncMessage
 from hark.client.delivery.message import Received
@@ -223,7 +223,7 @@ class Transaction(Part[AsyncTransaction]):
 
     def ack(
         self,
-        message: Message | Held | Wrapped,
+        message: Message | DeliveredMessage | Wrapped,
         status: Status = "completed",
         *,
         error: str | None = None,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DeadMessage", "HarkServer", "ReceivedMessage", "ServerClock", "StoredMessage"]
 
-_PLACES = {
+_MODULES = {
     "DeadMessage": "messages",
     "HarkServer": "server",
     "ReceivedMessage": "messages",
@@ -43,9 +43,9 @@ _PLACES = {
 
 def __getattr__(name: str) -> object:
     """Import on first use: pytest loads this package in every run, wherever Hark is installed."""
-    if name not in _PLACES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    found: object = getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+    found: object = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     return found

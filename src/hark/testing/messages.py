@@ -60,8 +60,8 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
             ("task", self.task if self.task is not None else ANYTHING),
             ("arguments", self.arguments),
         )
-        said = [f"{name}={_written(value)}" for name, value in fields if value is not ANYTHING]
-        return " with " + ", ".join(said) if said else ""
+        described = [f"{name}={_written(value)}" for name, value in fields if value is not ANYTHING]
+        return " with " + ", ".join(described) if described else ""
 
 
 def check_count(expected: Expected, pushed: Sequence[StoredMessage], times: int | None) -> list[StoredMessage]:
@@ -109,8 +109,8 @@ def _fits(wanted: object, was: object) -> bool:
     if wanted is ANYTHING:
         return True
     if callable(wanted):
-        judge: Callable[[object], object] = wanted
-        return bool(judge(was))
+        matches: Callable[[object], object] = wanted
+        return bool(matches(was))
     return bool(wanted == was)
 
 

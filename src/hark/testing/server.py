@@ -214,8 +214,8 @@ class ServerThread:
         await self.engine.rest()
         while True:
             expired = await self.engine.expire()
-            dues = [due for due in (self._timers.next_due(), expired.next_due, end) if due is not None]
-            now = min(dues)
+            due_times = [due for due in (self._timers.next_due(), expired.next_due, end) if due is not None]
+            now = min(due_times)
             self._timers.advance(max(0, now - self.clock.now()) / SECOND)
             await self.engine.rest()
             if now >= end:
@@ -373,8 +373,8 @@ class HarkServer:
         names = [queue] if queue is not None else [info.name for info in await broker.engine.queue_infos()]
         taken: list[ReceivedMessage] = []
         for name in names:
-            wish = PopRequest(queue=name, group=group, batch=_AT_ONCE, partitions=_AT_ONCE, auto_ack=True)
-            while (result := await broker.pop(wish)).messages:
+            request = PopRequest(queue=name, group=group, batch=_AT_ONCE, partitions=_AT_ONCE, auto_ack=True)
+            while (result := await broker.pop(request)).messages:
                 taken += received(result.messages)
         return taken
 

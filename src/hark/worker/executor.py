@@ -18,11 +18,11 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from hark.api.types.delivery import Delivered
-from hark.client.delivery.settling import Verdict
+from hark.client.delivery.settling import SettleDecision
 from hark.client.tracing import processing
 from hark.errors import HarkError, NotFound
 from hark.worker.middleware import AnyMiddleware, TaskContext, chained, enter, fields_of
-from hark.worker.retrying import Ended, Ending, Held, TimedOut, judge, text_of, trace_of
+from hark.worker.retrying import Ended, Ending, InFlight, TimedOut, decide, text_of, trace_of
 from hark.worker.stats import UNKNOWN
 from hark.worker.task import AnyTask, Envelope, NotATask, WrongArguments, unseal
 
@@ -107,7 +107,7 @@ class Job:
     __slots__ = (
         "begun",
         "context",
-        "held",
+        "in_flight",
         "interruption",
         "message",
         "over",
@@ -119,9 +119,15 @@ class Job:
     )
 
     def __init__(
-        self, held: Held, message: Delivered, task: AnyTask, envelope: Envelope, context: TaskContext, started: float
+        self,
+        in_flight: InFlight,
+        message: Delivered,
+        task: AnyTask,
+        envelope: Envelope,
+        context: TaskContext,
+        started: float,
     ) -> None:
-        self.held = held
+        self.in_flight = in_flight
         self.message = message
         self.task = task
         self.own_schedule = envelope.own_schedule
@@ -136,7 +142,7 @@ class Job:
         """Its end was reported. Whatever the handler still does is ignored."""
 
 
-class Workbench:
+class Executor:
     """Runs the handlers of received messages, and reports in batches how they ended."""
 
     def __init__(
@@ -170,23 +176,23 @@ class Workbench:
         """Number of running handlers."""
         return len(self._jobs)
 
-    def receive(self, held: Held) -> None:
+    def receive(self, in_flight: InFlight) -> None:
         """Start the handlers of these messages."""
-        for message in held.messages:
+        for message in in_flight.messages:
             if self._stopping:
-                self._end(Ended(held, message, Verdict(message, "retry"), "handed_back", UNKNOWN))
+                self._end(Ended(in_flight, message, SettleDecision(message, "retry"), "handed_back", UNKNOWN))
                 continue
             try:
-                job = self._job(held, message)
+                job = self._job(in_flight, message)
             except Exception as error:
-                self._refuse(held, message, error)
+                self._refuse(in_flight, message, error)
                 continue
             self._jobs.add(job)
             job.runner = self._loop.create_task(self._run(job))
 
-    def lose(self, held: Held) -> None:
+    def lose(self, in_flight: InFlight) -> None:
         """Cancel the handlers of a lost lease."""
-        for job in [job for job in self._jobs if job.held is held]:
+        for job in [job for job in self._jobs if job.in_flight is in_flight]:
             self._interrupt(job, "lost")
             if job.thread is not None:
                 self._conclude(job, "lost", None)
@@ -208,13 +214,13 @@ class Workbench:
             self._interrupt(job, "stopped")
             if job.thread is not None and not job.thread.done():
                 self._abandoned += 1
-                self._conclude(job, "handed_back", Verdict(job.message, "retry"))
+                self._conclude(job, "handed_back", SettleDecision(job.message, "retry"))
 
     def close(self) -> int:
         """Release the messages of handlers that did not end. Returns the number of abandoned handlers."""
         self._abandoned += len(self._jobs)
         for job in list(self._jobs):
-            self._conclude(job, "handed_back", Verdict(job.message, "retry"))
+            self._conclude(job, "handed_back", SettleDecision(job.message, "retry"))
         self.flush()
         self._threads.close()
         return self._abandoned
@@ -226,7 +232,7 @@ class Workbench:
         if ended or slots:
             self._finished(ended, slots)
 
-    def _job(self, held: Held, message: Delivered) -> Job:
+    def _job(self, in_flight: InFlight, message: Delivered) -> Job:
         """The job of a message. Raises if the message matches no task."""
         envelope = unseal(message.data)
         task = self._tasks.get(envelope.task)
@@ -242,16 +248,16 @@ class Workbench:
             queue=message.queue,
             worker_id=self._worker_id,
         )
-        return Job(held, message, task, envelope, context, self._monotonic())
+        return Job(in_flight, message, task, envelope, context, self._monotonic())
 
-    def _refuse(self, held: Held, message: Delivered, error: Exception) -> None:
+    def _refuse(self, in_flight: InFlight, message: Delivered, error: Exception) -> None:
         """Dead-letter a message that can never run. Reject one that another worker may know."""
         text = f"{type(error).__name__}: {error}" if isinstance(error, HarkError) else text_of(error)
         fields = {"message_id": message.id, "queue": message.queue}
         _log.warning("cannot run message %s of queue %s: %s", message.id, message.queue, text, extra={"fields": fields})
         final = isinstance(error, NotATask | WrongArguments)
-        verdict = Verdict(message, "dlq" if final else "failed", text)
-        self._end(Ended(held, message, verdict, "refused" if final else "failed", UNKNOWN, 0.0, text))
+        decision = SettleDecision(message, "dlq" if final else "failed", text)
+        self._end(Ended(in_flight, message, decision, "refused" if final else "failed", UNKNOWN, 0.0, text))
 
     async def _run(self, job: Job) -> None:
         """Run a handler from its start to its end."""
@@ -266,18 +272,18 @@ class Workbench:
                     await chained(self._middleware, context, functools.partial(self._call, job))()
                 else:
                     await self._call(job)
-                verdict = Verdict(job.message)
+                decision = SettleDecision(job.message)
                 note(ending, None)
             except KeyboardInterrupt:
-                self._conclude(job, "handed_back", Verdict(job.message, "retry"))
+                self._conclude(job, "handed_back", SettleDecision(job.message, "retry"))
                 raise
             except BaseException as failure:
-                ending, verdict, error = self._judge(job, failure)
+                ending, decision, error = self._decide(job, failure)
                 note(ending, failure if ending == "failed" else None)
         if job.interruption == "lost":
             self._conclude(job, "lost", None)
         else:
-            self._conclude(job, ending, verdict, error)
+            self._conclude(job, ending, decision, error)
 
     async def _call(self, job: Job) -> Any:
         """Call the function, within the time limit of its task."""
@@ -304,14 +310,14 @@ class Workbench:
             return result
         return await result if task.timeout is None else await _within(task.timeout, result)
 
-    def _judge(self, job: Job, failure: BaseException) -> tuple[Ending, Verdict, str | None]:
+    def _decide(self, job: Job, failure: BaseException) -> tuple[Ending, SettleDecision, str | None]:
         """How to settle after an exception."""
         message = job.message
         if job.interruption is not None:
-            return "handed_back", Verdict(message, "retry"), None
+            return "handed_back", SettleDecision(message, "retry"), None
         if isinstance(failure, asyncio.CancelledError):
-            return "handed_back", Verdict(message, "retry", None, CANCELLED_DELAY_MS), None
-        ending, verdict = judge(message, failure, job.task.retry, job.own_schedule)
+            return "handed_back", SettleDecision(message, "retry", None, CANCELLED_DELAY_MS), None
+        ending, decision = decide(message, failure, job.task.retry, job.own_schedule)
         text = text_of(failure).partition("\n")[0]
         if ending == "failed":
             # The traceback is logged here once. The message carries it to the dead letters.
@@ -324,7 +330,7 @@ class Workbench:
                 exc_info=trace_of(failure),
                 extra=fields_of(job.context),
             )
-        return ending, verdict, text
+        return ending, decision, text
 
     def _interrupt(self, job: Job, why: Interruption) -> None:
         if job.interruption is None:
@@ -333,9 +339,11 @@ class Workbench:
         if job.runner is not None:
             job.runner.cancel()
         if not job.begun:  # A task that was cancelled before its start cannot report its end.
-            self._conclude(job, *(("lost", None) if why == "lost" else ("handed_back", Verdict(job.message, "retry"))))
+            self._conclude(
+                job, *(("lost", None) if why == "lost" else ("handed_back", SettleDecision(job.message, "retry")))
+            )
 
-    def _conclude(self, job: Job, ending: Ending, verdict: Verdict | None, error: str | None = None) -> None:
+    def _conclude(self, job: Job, ending: Ending, decision: SettleDecision | None, error: str | None = None) -> None:
         """Report once how a job ended. A thread keeps its slot until it really ends."""
         if job.over:
             return
@@ -348,7 +356,8 @@ class Workbench:
             job.thread.add_done_callback(self._release)
             self.stuck += 1
         self._end(
-            Ended(job.held, job.message, verdict, ending, job.task.name, seconds, error), slots=0 if still_runs else 1
+            Ended(job.in_flight, job.message, decision, ending, job.task.name, seconds, error),
+            slots=0 if still_runs else 1,
         )
 
     def _release(self, _thread: asyncio.Future[Any]) -> None:

@@ -12,20 +12,20 @@ from heapq import heappop, heappush
 from hark.api.types.delivery import Delivered
 from hark.client.calling import Caller
 from hark.client.delivery.leases import LeaseKeeper
-from hark.client.delivery.settling import MOST_WITH_POP, PiggybackedAcks, Settled, Settler, Verdict
+from hark.client.delivery.settling import MOST_WITH_POP, PiggybackedAcks, Settled, SettleDecision, Settler
 from hark.client.delivery.socket import SocketSource
-from hark.client.delivery.sources import PollSource, Source, Wish
+from hark.client.delivery.sources import PollSource, PopParams, Source
 from hark.client.pushing import NewMessage
 from hark.errors import HarkError
 from hark.polling.poller import Poller
-from hark.worker.retrying import Ended, Held
+from hark.worker.retrying import Ended, InFlight
 from hark.worker.stats import UNKNOWN
 
 MOST = 1000
 """Maximum number of remembered times. Later messages are found by polling."""
 
 
-class Dues:
+class DueTimes:
     """Times at which messages are due, by a monotonic clock."""
 
     def __init__(self) -> None:
@@ -43,13 +43,13 @@ class Dues:
         return self._heap[0] if self._heap else None
 
 
-def seconds_until_again(verdict: Verdict, settled: Settled) -> float | None:
+def seconds_until_again(decision: SettleDecision, settled: Settled) -> float | None:
     """Seconds until a settled message is redelivered. None: never, or only the server knows."""
-    if not settled.success or settled.dead_lettered or verdict.status not in ("failed", "retry"):
+    if not settled.success or settled.dead_lettered or decision.status not in ("failed", "retry"):
         return None
-    if verdict.delay_ms is not None:
-        return verdict.delay_ms / 1000
-    return 0.0 if verdict.status == "retry" else None
+    if decision.delay_ms is not None:
+        return decision.delay_ms / 1000
+    return 0.0 if decision.status == "retry" else None
 
 
 def seconds_until_due(message: NewMessage) -> float:
@@ -79,19 +79,19 @@ Answered = tuple[Ended, Settled | None]
 """None: the lease was lost before."""
 
 
-class Feed:
+class Fetcher:
     """Receives as many messages as a worker has slots, and settles them when they have ended."""
 
     def __init__(
         self,
         caller: Caller,
-        wish: Wish,
+        params: PopParams,
         poller: Poller,
         *,
         slots: int,
         lease_seconds: int,
-        receive: Callable[[Held], None],
-        lose: Callable[[Held], None],
+        receive: Callable[[InFlight], None],
+        lose: Callable[[InFlight], None],
         answered: Callable[[Sequence[Answered]], None],
         burst: bool = False,
         sockets: bool = False,
@@ -100,16 +100,16 @@ class Feed:
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._keeper = LeaseKeeper(caller, monotonic=monotonic)
-        self._source, self._settler = self._ways(caller, wish, sockets, headers)
-        self._carries_acks = wish.wait and isinstance(self._source, PollSource)
+        self._source, self._settler = self._ways(caller, params, sockets, headers)
+        self._carries_acks = params.wait and isinstance(self._source, PollSource)
         self._acks: PiggybackedAcks | None = None
         """Settlements for the next poll to carry."""
-        self._queue = wish.queue
+        self._queue = params.queue
         self._poller = poller
-        self._waits_there = wish.wait
-        self.rests = not wish.wait or poller.strategy.longest_interval() > wish.seconds
+        self._waits_there = params.wait
+        self.rests = not params.wait or poller.strategy.longest_interval() > params.seconds
         """Whether there are times without a waiting request. Then known due times of messages are useful."""
-        self._dues = Dues()
+        self._due_times = DueTimes()
         self._is_resting = False
         self._slots = self.free = slots
         self._lease_seconds = lease_seconds
@@ -120,23 +120,23 @@ class Feed:
         self._room = asyncio.Event()
         self._waits_for_room = False
         self._taking: asyncio.Task[list[Delivered]] | None = None
-        self._held: set[Held] = set()
+        self._in_flight: set[InFlight] = set()
         self._settling: set[asyncio.Task[None]] = set()
         self._keeping: asyncio.Task[None] | None = None
-        self.heard_at = monotonic()
+        self.answered_at = monotonic()
         """When the server last answered a poll."""
         self.problem: str | None = None
         """The error of the last poll, or None."""
 
     def _ways(
-        self, caller: Caller, wish: Wish, sockets: bool, headers: Mapping[str, str] | None
+        self, caller: Caller, params: PopParams, sockets: bool, headers: Mapping[str, str] | None
     ) -> tuple[Source, Settler]:
         """The source of messages and their settler. With WebSockets both use the same socket."""
-        if sockets and wish.wait:
-            source = SocketSource(caller, wish, headers=headers, disconnected=self._keeper.hurry)
+        if sockets and params.wait:
+            source = SocketSource(caller, params, headers=headers, disconnected=self._keeper.hurry)
             return source, source.settler
         settler = Settler(caller)
-        return PollSource(caller, wish, settler.give_back), settler
+        return PollSource(caller, params, settler.give_back), settler
 
     def open(self) -> None:
         """Start to renew leases."""
@@ -164,7 +164,7 @@ class Feed:
                 return
             self._is_resting = True
             await self._poller.rest(
-                self._dues.next_after(began), self._monotonic() - began if self._waits_there else 0.0
+                self._due_times.next_after(began), self._monotonic() - began if self._waits_there else 0.0
             )
             self._is_resting = False
 
@@ -185,7 +185,7 @@ class Feed:
         if seconds <= 0:
             self._poller.wake()
             return
-        self._dues.add(self._monotonic() + seconds)
+        self._due_times.add(self._monotonic() + seconds)
         if self._is_resting and seconds < self._poller.interval:
             self._poller.wake()  # This rest may be too long.
 
@@ -195,21 +195,21 @@ class Feed:
         self._room.set()
         if ended:
             for one in ended:
-                one.held.ended.add(one.message.id)
-            told = [one for one in ended if one.verdict is not None and not one.held.is_lost]
-            task = asyncio.get_running_loop().create_task(self._settle(ended, told, self._piggyback(told)))
+                one.in_flight.ended.add(one.message.id)
+            to_settle = [one for one in ended if one.decision is not None and not one.in_flight.is_lost]
+            task = asyncio.get_running_loop().create_task(self._settle(ended, to_settle, self._piggyback(to_settle)))
             self._settling.add(task)
             task.add_done_callback(self._settled)
         self._wake_if_quiet()
 
-    def _piggyback(self, told: Sequence[Ended]) -> PiggybackedAcks | None:
+    def _piggyback(self, to_settle: Sequence[Ended]) -> PiggybackedAcks | None:
         """The settlements, for the poll that follows at once because it waited for free slots; None: send them."""
         polls_now = self._waits_for_room and self.free and not self._poller.stopped
         if not self._carries_acks or not polls_now or self._acks is not None:
             return None
-        verdicts = _verdicts(told)
-        if 0 < len(verdicts) <= MOST_WITH_POP and not any(verdict.error for verdict in verdicts):
-            self._acks = PiggybackedAcks(verdicts)
+        decisions = _decisions(to_settle)
+        if 0 < len(decisions) <= MOST_WITH_POP and not any(decision.error for decision in decisions):
+            self._acks = PiggybackedAcks(decisions)
         return self._acks
 
     def _send_alone(self) -> None:
@@ -242,7 +242,12 @@ class Feed:
 
     async def give_back(self, seconds: float) -> None:
         """Release all messages whose handlers have not ended, and close."""
-        back = [_returned(held, one) for held in self._held for one in held.messages if one.id not in held.ended]
+        back = [
+            _returned(in_flight, one)
+            for in_flight in self._in_flight
+            for one in in_flight.messages
+            if one.id not in in_flight.ended
+        ]
         self.finished(back, 0)
         await self.close(seconds)
 
@@ -287,7 +292,7 @@ class Feed:
             self._taking = None
             if acks is not None:
                 acks.not_sent()  # It has no effect on those that were sent.
-        self.heard_at = self._monotonic()
+        self.answered_at = self._monotonic()
         self._note(None)
         return messages
 
@@ -304,72 +309,74 @@ class Feed:
         for message in messages:
             by_lease.setdefault(message.lease_id, []).append(message)
         for lease_id, together in by_lease.items():
-            held = Held(lease_id, together)
-            self._held.add(held)
+            in_flight = InFlight(lease_id, together)
+            self._in_flight.add(in_flight)
             self.free -= len(together)
-            self._keeper.hold(lease_id, self._lease_seconds, _Loss(self, held))
+            self._keeper.hold(lease_id, self._lease_seconds, _Loss(self, in_flight))
             if self._poller.stopped:
-                back = [_returned(held, message) for message in together]
+                back = [_returned(in_flight, message) for message in together]
                 self.finished(back, len(back))
             else:
-                self._receive(held)
+                self._receive(in_flight)
 
-    def lost(self, held: Held) -> None:
+    def lost(self, in_flight: InFlight) -> None:
         """The lease is lost: another consumer may have received its messages."""
-        held.is_lost = True
-        self._held.discard(held)
-        self._lose(held)
+        in_flight.is_lost = True
+        self._in_flight.discard(in_flight)
+        self._lose(in_flight)
 
-    async def _settle(self, ended: Sequence[Ended], told: Sequence[Ended], acks: PiggybackedAcks | None) -> None:
+    async def _settle(self, ended: Sequence[Ended], to_settle: Sequence[Ended], acks: PiggybackedAcks | None) -> None:
         """Settle until the server answers. Only a lost lease makes that unnecessary."""
         while True:
             try:
-                answers = await self._settler.settle_many(_verdicts(told), acks)
+                answers = await self._settler.settle_many(_decisions(to_settle), acks)
                 break
             except HarkError as error:
                 if not error.retryable:
-                    answers = [Settled(False, error.code, str(error))] * len(told)
+                    answers = [Settled(False, error.code, str(error))] * len(to_settle)
                     break
-                _log.warning("%d tasks of queue %s cannot be settled: %s; trying again", len(told), self._queue, error)
+                _log.warning(
+                    "%d tasks of queue %s cannot be settled: %s; trying again", len(to_settle), self._queue, error
+                )
                 await self._sleep(max(error.retry_after or 0.0, _SETTLE_AGAIN_SECONDS))
                 acks = None
-                told = [one for one in told if not one.held.is_lost]
-        by_ended = {id(one): answer for one, answer in zip(told, answers, strict=True)}
+                to_settle = [one for one in to_settle if not one.in_flight.is_lost]
+        by_ended = {id(one): answer for one, answer in zip(to_settle, answers, strict=True)}
         for one in ended:
-            one.held.left -= 1
-            if not one.held.left:
-                self._keeper.drop(one.held.lease_id)
-                self._held.discard(one.held)
+            one.in_flight.left -= 1
+            if not one.in_flight.left:
+                self._keeper.drop(one.in_flight.lease_id)
+                self._in_flight.discard(one.in_flight)
         if self.rests:
-            self._expect_again(told, answers)
+            self._expect_again(to_settle, answers)
         self._answered([(one, by_ended.get(id(one))) for one in ended])
 
-    def _expect_again(self, told: Sequence[Ended], answers: Sequence[Settled]) -> None:
+    def _expect_again(self, to_settle: Sequence[Ended], answers: Sequence[Settled]) -> None:
         """Remember when retried messages are due."""
-        for one, answer in zip(told, answers, strict=True):
-            again = None if one.verdict is None else seconds_until_again(one.verdict, answer)
+        for one, answer in zip(to_settle, answers, strict=True):
+            again = None if one.decision is None else seconds_until_again(one.decision, answer)
             if again is not None:
                 self.expect(again)
 
 
-def _verdicts(ended: Sequence[Ended]) -> list[Verdict]:
-    return [one.verdict for one in ended if one.verdict is not None]
+def _decisions(ended: Sequence[Ended]) -> list[SettleDecision]:
+    return [one.decision for one in ended if one.decision is not None]
 
 
-def _returned(held: Held, message: Delivered) -> Ended:
-    return Ended(held, message, Verdict(message, "retry"), "handed_back", UNKNOWN)
+def _returned(in_flight: InFlight, message: Delivered) -> Ended:
+    return Ended(in_flight, message, SettleDecision(message, "retry"), "handed_back", UNKNOWN)
 
 
 class _Loss:
     """Notifies the feed that a lease is lost."""
 
-    __slots__ = ("_feed", "_held")
+    __slots__ = ("_fetcher", "_in_flight")
 
-    def __init__(self, feed: Feed, held: Held) -> None:
-        self._feed, self._held = feed, held
+    def __init__(self, fetcher: Fetcher, in_flight: InFlight) -> None:
+        self._fetcher, self._in_flight = fetcher, in_flight
 
     def __call__(self) -> None:
-        self._feed.lost(self._held)
+        self._fetcher.lost(self._in_flight)
 
 
 def _is_cancelling() -> bool:

@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from hark.api.types.delivery import Delivered
-from hark.client.delivery.settling import Verdict
+from hark.client.delivery.settling import SettleDecision
 from hark.errors import InvalidInput
 
 MAX_RETRIES = 100
@@ -157,17 +157,19 @@ class TimedOut(Exception):
         super().__init__(f"timed out after {seconds:g} s")
 
 
-def judge(message: Delivered, error: BaseException, policy: RetryPolicy, own_schedule: bool) -> tuple[Ending, Verdict]:
+def decide(
+    message: Delivered, error: BaseException, policy: RetryPolicy, own_schedule: bool
+) -> tuple[Ending, SettleDecision]:
     """How to settle a message after its handler raised."""
     if isinstance(error, Discard):
-        return "discarded", Verdict(message, "completed")
+        return "discarded", SettleDecision(message, "completed")
     after = None if own_schedule else policy.delay(message.delivery_attempt)
     if isinstance(error, Retry):
         after = error.after if error.after is not None else after
         if not error.counted:
-            return "retried", Verdict(message, "retry", None, _milliseconds(after))
-        return "retried", Verdict(message, "failed", text_of(error), _milliseconds(after))
-    return "failed", Verdict(message, "failed", text_of(error), _milliseconds(after))
+            return "retried", SettleDecision(message, "retry", None, _milliseconds(after))
+        return "retried", SettleDecision(message, "failed", text_of(error), _milliseconds(after))
+    return "failed", SettleDecision(message, "failed", text_of(error), _milliseconds(after))
 
 
 def text_of(error: BaseException) -> str:
@@ -218,7 +220,7 @@ def _milliseconds(seconds: float | None) -> int | None:
     return None if seconds is None else round(seconds * 1000)
 
 
-class Held:
+class InFlight:
     """Messages that were delivered together, under one lease."""
 
     __slots__ = ("ended", "is_lost", "lease_id", "left", "messages")
@@ -236,21 +238,21 @@ class Held:
 class Ended:
     """How the handling of one message ended, and how to settle it; None if there is nothing to settle."""
 
-    __slots__ = ("ending", "error", "held", "message", "seconds", "task", "verdict")
+    __slots__ = ("decision", "ending", "error", "in_flight", "message", "seconds", "task")
 
     def __init__(
         self,
-        held: Held,
+        in_flight: InFlight,
         message: Delivered,
-        verdict: Verdict | None,
+        decision: SettleDecision | None,
         ending: Ending,
         task: str,
         seconds: float = 0.0,
         error: str | None = None,
     ) -> None:
-        self.held = held
+        self.in_flight = in_flight
         self.message = message
-        self.verdict = verdict
+        self.decision = decision
         self.ending = ending
         self.task = task
         self.seconds = seconds

@@ -27,7 +27,7 @@ from hark.worker.options import Plan, WorkerRunOptions, check_concurrency, plan_
 from hark.worker.retrying import RetryPolicy
 from hark.worker.stats import Snapshot, Summary, TaskEvent
 from hark.worker.task import AnyTask, Task
-from hark.worker.worker_run import Shift
+from hark.worker.worker_run import WorkerRun
 
 if TYPE_CHECKING:
     from hark.client.client import Client
@@ -118,7 +118,7 @@ class Worker:
         self._lease = lease
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, Client] = WeakKeyDictionary()
         self._listeners: list[Callable[[TaskEvent], None]] = []
-        self._shift: Shift | None = None
+        self._worker_run: WorkerRun | None = None
 
     # Tasks ----------------------------------------------------------------------------------------------------
 
@@ -191,16 +191,16 @@ class Worker:
     async def send(self, message: NewMessage) -> Pushed:
         """Push the message of a task. A running worker that polls then knows when the message is due."""
         pushed = await self.client.pusher.push(message)
-        if self._shift is not None:
-            self._shift.expect(message)
+        if self._worker_run is not None:
+            self._worker_run.expect(message)
         return pushed
 
     def push_from_thread(self, push: Callable[[], Coroutine[Any, Any, Pushed]]) -> Pushed:
         """Push for a function that is not async: on the loop of `run` if the worker runs, otherwise on a new loop."""
         if _has_loop():
             raise HarkError("push_sync cannot be called in an event loop; use: await task.push(...)")
-        if self._shift is not None:
-            return asyncio.run_coroutine_threadsafe(push(), self._shift.loop).result()
+        if self._worker_run is not None:
+            return asyncio.run_coroutine_threadsafe(push(), self._worker_run.loop).result()
         if self._given_client is not None:
             raise HarkError("push_sync: the client given to this worker belongs to another event loop; give it a URL")
 
@@ -247,12 +247,12 @@ class Worker:
 
         Raises `HarkError` with the code `already_running` if the worker is running.
         """
-        if self._shift is not None:
+        if self._worker_run is not None:
             raise HarkError("this worker is already running; create another Worker to run two", code="already_running")
         plan = plan_for(options or WorkerRunOptions(), concurrency=self._concurrency, lease=self._lease)
         client = self.client
         plan, poll_metrics = polled_by_store(client.caller.transport, plan)
-        shift = self._shift = Shift(
+        worker_run = self._worker_run = WorkerRun(
             client.caller.transport,
             self.queue,
             self.group,
@@ -267,11 +267,11 @@ class Worker:
             poll_metrics=poll_metrics,
         )
         try:
-            return await shift.run()
+            return await worker_run.run()
         finally:
-            self._shift = None
-            if not shift.is_in_place:
-                await self._close_within(shift.seconds_left)
+            self._worker_run = None
+            if not worker_run.runs_inline:
+                await self._close_within(worker_run.seconds_left)
 
     async def _close_within(self, seconds: float) -> None:
         """Close the client, with a time limit for pushes of handlers that get no answer."""
@@ -286,32 +286,32 @@ class Worker:
 
         Raises `HarkError` with the code `not_running` if the worker is not running.
         """
-        if self._shift is None:
+        if self._worker_run is None:
             await asyncio.sleep(0)  # The task that calls `run` may not have started yet.
-        if self._shift is None:
+        if self._worker_run is None:
             raise HarkError("this worker is not running; call run() first", code="not_running")
-        await self._shift.ready()
+        await self._worker_run.ready()
 
     async def stop(self) -> None:
         """Shut down gracefully, and wait until `run` is about to return. Does nothing if the worker is not running.
 
         A handler can call it, too. It then does not wait, because the run waits for the handler.
         """
-        shift = self._shift
-        if shift is not None:
-            shift.stop()
+        worker_run = self._worker_run
+        if worker_run is not None:
+            worker_run.stop()
             if current_or_none() is None:
-                await shift.over()
+                await worker_run.over()
 
     @property
     def stats(self) -> Snapshot | None:
         """Counts and state of the running worker. None if it is not running."""
-        return None if self._shift is None else self._shift.snapshot()
+        return None if self._worker_run is None else self._worker_run.snapshot()
 
     @property
     def health_port(self) -> int | None:
         """The port of /health and /metrics. None if the worker does not serve them."""
-        return None if self._shift is None else self._shift.health_port
+        return None if self._worker_run is None else self._worker_run.health_port
 
     def listen(self, listener: Callable[[TaskEvent], None]) -> Callable[[], None]:
         """Call a function with a `TaskEvent` after each delivery, in the event loop of `run`.

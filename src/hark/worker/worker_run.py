@@ -22,16 +22,16 @@ import msgspec
 
 from hark.client.arguments import MAX_NAME_BYTES
 from hark.client.calling import CallPolicy
-from hark.client.delivery.io_thread import Line
-from hark.client.delivery.sources import Wish
+from hark.client.delivery.io_thread import IoThread
+from hark.client.delivery.sources import PopParams
 from hark.client.pushing import NewMessage
 from hark.client.transport.api import Transport
 from hark.polling.poller import Poller, PollMetrics
-from hark.worker.executor import Workbench
-from hark.worker.fetcher import LAST_ANSWER_SECONDS, Answered, Feed, seconds_until_due
+from hark.worker.executor import Executor
+from hark.worker.fetcher import LAST_ANSWER_SECONDS, Answered, Fetcher, seconds_until_due
 from hark.worker.middleware import AnyMiddleware
 from hark.worker.options import Plan
-from hark.worker.retrying import Ended, Held
+from hark.worker.retrying import Ended, InFlight
 from hark.worker.stats import (
     Health,
     HealthEndpoint,
@@ -52,7 +52,7 @@ _log = logging.getLogger("hark.worker")
 async def leave_if_blocked(
     *,
     after: float,
-    patience: float,
+    response_seconds: float,
     ask: Callable[[Callable[[], None]], None],
     give_back: Callable[[], Awaitable[None]],
     leave: Callable[[int], object],
@@ -61,18 +61,18 @@ async def leave_if_blocked(
     """Runs in the network thread, from the stop on, until the thread is closed.
 
     After `after` seconds, `ask` requests a response from the handlers' event loop, again and again. If there is none
-    within `patience` seconds, it calls `give_back` and `leave`.
+    within `response_seconds` seconds, it calls `give_back` and `leave`.
     """
     await sleep(after)
     while True:
         answered = asyncio.Event()
         ask(answered.set)
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(response_seconds):
                 await answered.wait()
         except TimeoutError:
             break
-        await sleep(patience)
+        await sleep(response_seconds)
     _log.error("a handler blocks the event loop: all tasks are released, and the process exits with code 1")
     await give_back()
     leave(EXIT_CODE)
@@ -92,12 +92,12 @@ def stop_signals(enabled: bool, stop: Callable[[], None], stop_now: Callable[[],
         yield
         return
     before = {number: signal.getsignal(number) for number in SIGNALS}
-    heard = 0
+    signals = 0
 
-    def hear(_number: int, _frame: FrameType | None) -> None:
-        nonlocal heard
-        heard += 1
-        if heard == 1:
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        nonlocal signals
+        signals += 1
+        if signals == 1:
             stop()
             return
         stop_now()
@@ -105,7 +105,7 @@ def stop_signals(enabled: bool, stop: Callable[[], None], stop_now: Callable[[],
             signal.signal(number, signal.SIG_DFL)
 
     for number in SIGNALS:
-        signal.signal(number, hear)
+        signal.signal(number, on_signal)
     try:
         with _waking_the_loop():
             yield
@@ -145,14 +145,14 @@ MOST_RESERVED = 2.0
 it."""
 LEAST_SECONDS = 0.5
 """Minimum time in seconds for the last settlements, however short the grace period is."""
-LEAST_PATIENCE = 1.0
+LEAST_RESPONSE_SECONDS = 1.0
 """Minimum time in seconds for the handlers' event loop to respond at the end of the grace period."""
 SILENCE_SECONDS = 30.0
 """How many seconds late an answer of the server may be before the worker reports itself as unhealthy."""
 
 
-class Shift:
-    """Connects the network side (`Feed`, in its own thread) with the handlers, which run on this loop."""
+class WorkerRun:
+    """Connects the network side (`Fetcher`, in its own thread) with the handlers, which run on this loop."""
 
     def __init__(
         self,
@@ -185,8 +185,8 @@ class Shift:
         self._monotonic = monotonic
         self.loop = asyncio.get_running_loop()
         """The event loop of the handlers."""
-        self._line = Line(transport, retry)
-        self._wish = Wish(
+        self._io_thread = IoThread(transport, retry)
+        self._pop_params = PopParams(
             queue=queue,
             group=group,
             group_mode="shared",
@@ -200,9 +200,9 @@ class Shift:
         self._own_polls = PollMetrics()
         self._poll_metrics = self._own_polls if poll_metrics is None else poll_metrics
         """The polls that cost something: the worker's own, or those of the store that polls for it."""
-        self._feed: Feed | None = None
+        self._fetcher: Fetcher | None = None
         self._endpoint = HealthEndpoint(self._health, self._metrics_text)
-        self._bench = Workbench(
+        self._executor = Executor(
             tasks,
             middleware,
             worker_id=self.worker_id,
@@ -229,7 +229,7 @@ class Shift:
         if self._stopped_at is None:
             self._stopped_at = self._monotonic()
         self.is_stopping = True
-        self._on_line(self._stop_feed)
+        self._on_io_thread(self._stop_fetcher)
         self._here(self._stop.set)
 
     def _stop_by_signal(self) -> None:
@@ -243,10 +243,10 @@ class Shift:
 
     def expect(self, message: NewMessage) -> None:
         """A message was pushed: a polling worker must not sleep past its due time."""
-        feed = self._feed
-        if feed is not None and feed.rests:
+        fetcher = self._fetcher
+        if fetcher is not None and fetcher.rests:
             seconds = seconds_until_due(message)
-            self._on_line(lambda: feed.expect(seconds))
+            self._on_io_thread(lambda: fetcher.expect(seconds))
 
     @property
     def seconds_left(self) -> float:
@@ -259,9 +259,9 @@ class Shift:
         return self.plan.grace_seconds - since
 
     @property
-    def is_in_place(self) -> bool:
+    def runs_inline(self) -> bool:
         """Whether the server lives in this event loop."""
-        return self._line.in_place
+        return self._io_thread.is_inline
 
     async def ready(self) -> None:
         """Wait until the run receives messages, or has failed to start."""
@@ -277,8 +277,8 @@ class Shift:
             worker_id=self.worker_id,
             queue=self._queue,
             concurrency=self.plan.concurrency,
-            running=self._bench.running,
-            stuck=self._bench.stuck,
+            running=self._executor.running,
+            stuck=self._executor.stuck,
             stopping=self.is_stopping,
             totals=msgspec.structs.replace(self._stats.totals),
             tasks={name: msgspec.structs.replace(counts) for name, counts in list(self._stats.tasks.items())},
@@ -292,15 +292,15 @@ class Shift:
 
     async def run(self) -> Summary:
         """Work until stopped, or in a burst until there is nothing to do."""
-        await self._line.start()
+        await self._io_thread.start()
         try:
             with stop_signals(self.plan.handle_signals, self._stop_by_signal, self.stop_now):
-                await self._line.run(self._open)
+                await self._io_thread.run(self._open)
                 self._ready.set()
                 abandoned = await self._work()
         finally:
             self._hung_up = True
-            await self._line.close()
+            await self._io_thread.close()
             self._ready.set()
             self._over.set()
         return summary_of(self.snapshot(), abandoned)
@@ -310,9 +310,9 @@ class Shift:
         plan = self.plan
         if plan.health is not None:  # First, because it is the most likely to fail.
             self.health_port = await self._endpoint.open(*plan.health)
-        self._feed = Feed(
-            self._line.caller,
-            self._wish,
+        self._fetcher = Fetcher(
+            self._io_thread.caller,
+            self._pop_params,
             Poller(plan.polling, metrics=self._own_polls, monotonic=self._monotonic),
             slots=plan.concurrency,
             lease_seconds=plan.lease_seconds,
@@ -324,12 +324,12 @@ class Shift:
             headers=self._headers,
             monotonic=self._monotonic,
         )
-        self._feed.open()
+        self._fetcher.open()
         if self.is_stopping:  # A signal came first.
-            self._stop_feed()
+            self._stop_fetcher()
 
     async def _work(self) -> int:
-        pulling = asyncio.create_task(self._line.run(self._opened.pull))
+        pulling = asyncio.create_task(self._io_thread.run(self._opened.pull))
         stopping = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait((pulling, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -349,27 +349,27 @@ class Shift:
         reserved = self._reserved
         # The grace period starts with the signal, which a blocking handler may have delayed.
         seconds = max(self._grace_left - reserved, 0.0)
-        self._bench.stop()
-        if self._bench.running:
-            _log.info("worker shutting down; running handlers: %d, %.1f s to finish", self._bench.running, seconds)
+        self._executor.stop()
+        if self._executor.running:
+            _log.info("worker shutting down; running handlers: %d, %.1f s to finish", self._executor.running, seconds)
         await self._finish_or_hurry(seconds)
         # The last poll must have ended, otherwise it would receive the released messages.
         await asyncio.wait((pulling,), timeout=max(reserved / 2, 2 * LAST_ANSWER_SECONDS))
         pulling.cancel()
-        self._bench.cancel()
-        await self._bench.wait(max(reserved / 2, 0.1))
-        abandoned = self._bench.close()
+        self._executor.cancel()
+        await self._executor.wait(max(reserved / 2, 0.1))
+        abandoned = self._executor.close()
         if abandoned:
             _log.warning(
                 "handlers that did not end in time: %d; they are abandoned, their tasks are released and run again",
                 abandoned,
             )
         left = self.seconds_left
-        await self._line.run(lambda: self._close(left))
+        await self._io_thread.run(lambda: self._close(left))
         return abandoned
 
     async def _finish_or_hurry(self, seconds: float) -> None:
-        finishing = asyncio.create_task(self._bench.wait(seconds))
+        finishing = asyncio.create_task(self._executor.wait(seconds))
         hurrying = asyncio.create_task(self._stop_now.wait())
         try:
             await asyncio.wait((finishing, hurrying), return_when=asyncio.FIRST_COMPLETED)
@@ -389,21 +389,21 @@ class Shift:
     # Between the two sides ------------------------------------------------------------------------------------
 
     @property
-    def _opened(self) -> Feed:
-        assert self._feed is not None, "the shift has begun"
-        return self._feed
+    def _opened(self) -> Fetcher:
+        assert self._fetcher is not None, "the shift has begun"
+        return self._fetcher
 
-    def _stop_feed(self) -> None:
+    def _stop_fetcher(self) -> None:
         """Runs in the network thread."""
-        if self._feed is None:
+        if self._fetcher is None:
             return
-        self._feed.stop()
+        self._fetcher.stop()
         if self._last_resort is None and self._owns_process:
             self._last_resort = asyncio.get_running_loop().create_task(
                 leave_if_blocked(
                     after=max(self._grace_left - self._reserved, 0.0),
-                    patience=max(self._reserved - LEAST_SECONDS, LEAST_PATIENCE),
-                    ask=lambda answer: self._here(lambda: self._on_line(answer)),
+                    response_seconds=max(self._reserved - LEAST_SECONDS, LEAST_RESPONSE_SECONDS),
+                    ask=lambda answer: self._here(lambda: self._on_io_thread(answer)),
                     give_back=lambda: self._opened.give_back(LEAST_SECONDS),
                     leave=self._leave,
                 )
@@ -417,24 +417,24 @@ class Shift:
     @property
     def _owns_process(self) -> bool:
         """Whether it handled a signal that would have ended the process, and can act from another thread."""
-        return self._by_signal and not self._line.in_place
+        return self._by_signal and not self._io_thread.is_inline
 
     def _hand_over(self, ended: Sequence[Ended], slots: int) -> None:
-        feed = self._opened
-        self._on_line(lambda: feed.finished(ended, slots))
+        fetcher = self._opened
+        self._on_io_thread(lambda: fetcher.finished(ended, slots))
 
-    def _receive(self, held: Held) -> None:
-        self._here(lambda: self._bench.receive(held))
+    def _receive(self, in_flight: InFlight) -> None:
+        self._here(lambda: self._executor.receive(in_flight))
 
-    def _lose(self, held: Held) -> None:
-        self._here(lambda: self._bench.lose(held))
+    def _lose(self, in_flight: InFlight) -> None:
+        self._here(lambda: self._executor.lose(in_flight))
 
     def _count(self, answered: Sequence[Answered]) -> None:
         self._stats.add(answered)
         if self._listeners:  # Waking the other event loop costs more than counting.
-            self._here(lambda: self._tell(answered))
+            self._here(lambda: self._notify(answered))
 
-    def _tell(self, answered: Sequence[Answered]) -> None:
+    def _notify(self, answered: Sequence[Answered]) -> None:
         for listener in list(self._listeners):
             for ended, settled in answered:
                 try:
@@ -447,21 +447,21 @@ class Shift:
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(callback)
 
-    def _on_line(self, callback: Callable[[], object]) -> None:
+    def _on_io_thread(self, callback: Callable[[], object]) -> None:
         if not self._hung_up:  # An abandoned handler may end after the run.
-            self._line.post(callback)
+            self._io_thread.post(callback)
 
     # Health ---------------------------------------------------------------------------------------------------
 
     def _health(self) -> Health:
-        feed = self._opened
-        silent = self._monotonic() - feed.heard_at
+        fetcher = self._opened
+        silent = self._monotonic() - fetcher.answered_at
         due = (self.plan.timeout_ms / 1000 if self.plan.wait else 0.0) + self._poll_metrics.interval_seconds
         if self.is_stopping:
             status = "stopping"
-        elif self._bench.stuck >= self.plan.concurrency:
+        elif self._executor.stuck >= self.plan.concurrency:
             status = "stuck"
-        elif silent > due + SILENCE_SECONDS and not feed.is_full:
+        elif silent > due + SILENCE_SECONDS and not fetcher.is_full:
             status = "silent"
         else:
             status = "running"
@@ -470,10 +470,10 @@ class Shift:
             self.worker_id,
             self._queue,
             self.plan.concurrency,
-            self._bench.running,
-            self._bench.stuck,
+            self._executor.running,
+            self._executor.stuck,
             round(silent, 3),
-            feed.problem,
+            fetcher.problem,
         )
 
     def _metrics_text(self) -> str:

@@ -18,25 +18,25 @@ from hark.testing.server import FakeTimers
 from .harness import ANY, GROUP, QUEUE, SharedEngine, WatchedEngine, turns
 
 
-class HeldPops:
+class BlockedPops:
     """Answers each pop when the test says so."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[PopRequest, asyncio.Future[PopResult]]] = []
+        self.requests: list[tuple[PopRequest, asyncio.Future[PopResult]]] = []
         self.given_back: list[str] = []
         self.refusal: HarkError | None = None
 
     @property
     def open(self) -> int:
         """How many are not answered yet."""
-        return sum(not future.done() for _, future in self.asked)
+        return sum(not future.done() for _, future in self.requests)
 
     def submit(self, request: PopRequest) -> asyncio.Future[PopResult]:
         """Note a pop."""
         if self.refusal is not None:
             raise self.refusal
         future: asyncio.Future[PopResult] = asyncio.get_running_loop().create_future()
-        self.asked.append((request, future))
+        self.requests.append((request, future))
         return future
 
     def give_back(self, result: PopResult) -> None:
@@ -52,7 +52,9 @@ class HeldPops:
     def answer(self, result: PopResult | HarkError, index: int | None = None) -> None:
         """Answer one of them, or the first that is open."""
         future = (
-            self.asked[index][1] if index is not None else next(future for _, future in self.asked if not future.done())
+            self.requests[index][1]
+            if index is not None
+            else next(future for _, future in self.requests if not future.done())
         )
         if future.done():  # Whoever asked is gone: as the batcher does it.
             if isinstance(result, PopResult):
@@ -68,7 +70,7 @@ class Bench:
 
     def __init__(self, settings: Settings | None = None, *, shared: bool = False) -> None:
         self.timers = FakeTimers()
-        self.pops = HeldPops()
+        self.pops = BlockedPops()
         engine = (SharedEngine if shared else WatchedEngine)(self.timers.clock)
         self.delivery = Delivery(engine, settings or Settings(), self.timers, lambda: 0.5, self.pops)
 
@@ -84,7 +86,7 @@ class Bench:
         task = self.wait(request, seconds, priority)
         await turns()
         if self.pops.open > open_before:
-            self.pops.answer(EMPTY, len(self.pops.asked) - 1)
+            self.pops.answer(EMPTY, len(self.pops.requests) - 1)
             await turns()
         assert not task.done()
         return task
@@ -101,8 +103,8 @@ class Bench:
 
     def push(self, *partitions: str, queue: str = QUEUE, group: str = GROUP) -> None:
         """The hint of a push."""
-        everybody = Hint(queue, None, partitions, "message", (group,))
-        self.delivery.hint([everybody, Hint(queue, group, partitions, "message")])
+        everyone = Hint(queue, None, partitions, "message", (group,))
+        self.delivery.hint([everyone, Hint(queue, group, partitions, "message")])
 
 
 EMPTY = PopResult(reason="nothing_ready")
@@ -112,7 +114,7 @@ def result(lease: str, *partitions: str, queue: str = QUEUE, expires_at: int | N
     """Messages of partitions under a lease."""
     messages = []
     for index, partition in enumerate(partitions or ("p",)):
-        id, place = f"{lease}-{index}", f"id of {partition}"
+        id, partition_id = f"{lease}-{index}", f"id of {partition}"
         payload = msgspec.Raw(b"1")
-        messages.append(Message(id, id, None, payload, False, None, 0, queue, partition, place, index + 1, 0, 1))
+        messages.append(Message(id, id, None, payload, False, None, 0, queue, partition, partition_id, index + 1, 0, 1))
     return PopResult(messages, lease, len(set(partitions)) or 1, expires_at=expires_at)

@@ -25,7 +25,7 @@ class Person:
     partition: str | None
     browser: bool
     wants: bool = False
-    told: bool = False
+    notified: bool = False
 
 
 class NaiveManager:
@@ -52,14 +52,14 @@ class NaiveManager:
         """Somebody wants work from now on, or not any more."""
         person = self.person(name)
         if person and person.wants != wanted:
-            person.wants, person.told = wanted, False
+            person.wants, person.notified = wanted, False
             self._to_the_end(person)
 
     def served(self, name: int) -> None:
         """Somebody got something."""
         person = self.person(name)
         if person and person.wants and not person.browser:
-            person.told = False
+            person.notified = False
             self._to_the_end(person)
 
     def _to_the_end(self, person: Person) -> None:
@@ -67,22 +67,22 @@ class NaiveManager:
 
     def rebalance(self, work: Work) -> list[int]:
         """Let everybody in turn put a hand on one piece; of each kind the first `cap` with a hand on one are told."""
-        before = {one.name for one in self.people if one.told}
+        before = {one.name for one in self.people if one.notified}
         free, free_at = work.total, Counter(work.at)
         hands: Counter[tuple[int, str | None]] = Counter()
-        line = sorted(self.takers(), key=lambda one: (-one.priority, self._place(one, work)))
-        for person in line:
-            person.told = False
+        order = sorted(self.takers(), key=lambda one: (-one.priority, self._rank(one, work)))
+        for person in order:
+            person.notified = False
             if free and (person.partition is None or free_at[person.partition]):
                 free -= 1
                 if person.partition is not None:
                     free_at[person.partition] -= 1
                 hands[person.priority, person.partition] += 1
-                person.told = hands[person.priority, person.partition] <= self.cap
-        return [one.name for one in line if one.told and one.name not in before]
+                person.notified = hands[person.priority, person.partition] <= self.cap
+        return [one.name for one in order if one.notified and one.name not in before]
 
     @staticmethod
-    def _place(person: Person, work: Work) -> int:
+    def _rank(person: Person, work: Work) -> int:
         """Among equals, those that name a partition come first, in the order in which the work is listed."""
         names = list(work.at)
         return names.index(person.partition) if person.partition in names else len(names)
@@ -91,9 +91,9 @@ class NaiveManager:
         """Those who want to take work, in the order of their turns."""
         return [one for one in self.people if one.wants and not one.browser]
 
-    def lane(self, partition: str | None, *, told: bool) -> list[int]:
+    def lane(self, partition: str | None, *, notified: bool) -> list[int]:
         """Those told, or not told, with one filter: highest priority first, in the order of their turns."""
-        here = [one for one in self.takers() if one.partition == partition and one.told is told]
+        here = [one for one in self.takers() if one.partition == partition and one.notified is notified]
         return [one.name for one in sorted(here, key=lambda one: -one.priority)]
 
     def state_of(self, name: int) -> State:
@@ -105,7 +105,7 @@ class NaiveManager:
             return State.NOT_INTERESTED
         if person.browser:
             return State.NON_ACQUIRING
-        return State.NOTIFIED if person.told else State.INTERESTED
+        return State.NOTIFIED if person.notified else State.INTERESTED
 
     def waits(self, partition: str | None, priority: int) -> bool:
         """Whether somebody as important or more could take work of this lane."""
@@ -122,7 +122,7 @@ CROWD = 12
 BROWSERS = range(100, 103)
 NOWHERE = Work(0, {})
 
-somebody = st.integers(0, CROWD - 1)
+someone = st.integers(0, CROWD - 1)
 lanes = st.sampled_from([None, None, *PARTITIONS])
 classes = st.tuples(st.sampled_from([0, 0, *PRIORITIES]), lanes)
 mostly = st.sampled_from([True, True, True, False])
@@ -152,13 +152,13 @@ class ConsumerMachine(RuleBasedStateMachine):
         self._comes(kind)
         self._afterwards(now)
 
-    @rule(name=somebody, wanted=mostly, now=mostly)
+    @rule(name=someone, wanted=mostly, now=mostly)
     def wants(self, name: int, wanted: bool, now: bool) -> None:
         """Somebody gets or loses credit, maybe a second time, maybe after it went."""
         self._wants(name, wanted)
         self._afterwards(now)
 
-    @rule(name=somebody, now=mostly)
+    @rule(name=someone, now=mostly)
     def goes(self, name: int, now: bool) -> None:
         """Somebody closes."""
         self._goes(name)
@@ -171,8 +171,8 @@ class ConsumerMachine(RuleBasedStateMachine):
         if name is not None:
             self._served(name, now)
 
-    @rule(name=somebody, now=mostly)
-    def somebody_is_served(self, name: int, now: bool) -> None:
+    @rule(name=someone, now=mostly)
+    def someone_is_served(self, name: int, now: bool) -> None:
         """A late answer finds its consumer in any state."""
         self._served(name, now)
 
@@ -228,7 +228,7 @@ class ConsumerMachine(RuleBasedStateMachine):
     def _rebalance(self) -> None:
         assert self.manager.rebalance(self.work) == self.naive.rebalance(self.work), "I9: others are told"
         self._covers()
-        self._tells_nobody_else()
+        self._notifies_no_other()
         before = self._picture()
         assert self.manager.rebalance(self.work) == [], "I8: told a second time"
         assert self._picture() == before, "I8: a second look changed something"
@@ -256,35 +256,35 @@ class ConsumerMachine(RuleBasedStateMachine):
             assert manager.state_of(name) is naive.state_of(name), "I9: another state"
             assert (name in manager) is (naive.person(name) is not None)
         for lane in LANES:
-            assert manager.notified(lane) == naive.lane(lane, told=True), "I9: others are told, or in another order"
-            assert self._interested(lane) == naive.lane(lane, told=False), "I9: another order of turns"
-            assert manager.next_notified(lane) == next(iter(naive.lane(lane, told=True)), None)
+            assert manager.notified(lane) == naive.lane(lane, notified=True), "I9: others are told, or in another order"
+            assert self._interested(lane) == naive.lane(lane, notified=False), "I9: another order of turns"
+            assert manager.next_notified(lane) == next(iter(naive.lane(lane, notified=True)), None)
             assert all(manager.waits(lane, one) is naive.waits(lane, one) for one in (*PRIORITIES, 1, 6))
         assert set(manager.named) == {one.partition for one in naive.takers()} - {None}
 
     def _covers(self) -> None:
         """I1: for each piece of work, one of the highest priority that wants it and may take it is told."""
         elsewhere = self.work.total - sum(self.work.at.values())
-        for place in [name for name, pieces in self.work.at.items() if pieces] + ["elsewhere"] * (elsewhere > 0):
-            may = [one for one in self.naive.takers() if one.partition in {None, place}]
+        for name in [name for name, number in self.work.at.items() if number] + ["elsewhere"] * (elsewhere > 0):
+            may = [one for one in self.naive.takers() if one.partition in {None, name}]
             highest = max((one.priority for one in may), default=None)
-            told = [one for one in may if one.priority == highest and self._is_told(one)]
-            assert told or not may, f"I1: nobody is told of the work in {place}"
+            notified = [one for one in may if one.priority == highest and self._is_notified(one)]
+            assert notified or not may, f"I1: nobody is told of the work in {name}"
 
-    def _tells_nobody_else(self) -> None:
+    def _notifies_no_other(self) -> None:
         """I2: whoever is told finds a piece after all who come before it have taken theirs."""
         takers, at = self.naive.takers(), Counter(self.work.at)
-        for person in filter(self._is_told, takers):
+        for person in filter(self._is_notified, takers):
             higher = Counter(one.partition for one in takers if one.priority > person.priority)
             taken = higher[None] + sum(min(at[name], higher[name]) for name in PARTITIONS)
             assert taken < self.work.total, "I2: told although higher ones want all there is"
             if person.partition is not None:
                 assert higher[person.partition] < at[person.partition], "I2: told of what higher ones want"
-        told = Counter(one.partition for one in takers if self._is_told(one))
-        assert told.total() <= self.work.total, "I2: more are told than there is work"
-        assert all(told[name] <= at[name] for name in PARTITIONS), "I2: more are told than there is work there"
+        notified = Counter(one.partition for one in takers if self._is_notified(one))
+        assert notified.total() <= self.work.total, "I2: more are told than there is work"
+        assert all(notified[name] <= at[name] for name in PARTITIONS), "I2: more are told than there is work there"
 
-    def _is_told(self, person: Person) -> bool:
+    def _is_notified(self, person: Person) -> bool:
         return self.manager.state_of(person.name) is State.NOTIFIED
 
     def _interested(self, lane: str | None) -> list[int]:

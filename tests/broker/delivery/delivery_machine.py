@@ -36,7 +36,7 @@ DELAY_MS = 50
 POLLED_SECONDS = 6
 """A fallback poll comes at least so often."""
 
-wishes = st.sampled_from(
+pop_params = st.sampled_from(
     [
         PopRequest(queue=QUEUES[0], group=GROUP),
         PopRequest(queue=QUEUES[0], group=GROUP, batch=3),
@@ -47,7 +47,7 @@ wishes = st.sampled_from(
         PopRequest(namespace="shop", group=GROUP),
     ]
 )
-places = st.tuples(st.sampled_from([*QUEUES, QUEUES[0]]), st.sampled_from(PARTITIONS))
+targets = st.tuples(st.sampled_from([*QUEUES, QUEUES[0]]), st.sampled_from(PARTITIONS))
 bounds = st.sampled_from([{}, {}, {"max_in_flight": 2}, {"rate_limit": 20, "rate_burst": 2}])
 priorities = st.sampled_from([0, 0, 0, 5])
 rest = st.sampled_from([None, None, None, 0, 1, 2, 4])
@@ -130,7 +130,7 @@ class DeliveryMachine(RuleBasedStateMachine):
     # What clients do -------------------------------------------------------------------------------------------
 
     @rule(
-        to=st.lists(places, min_size=1, max_size=4),
+        to=st.lists(targets, min_size=1, max_size=4),
         delay=st.sampled_from([0, 0, 0, DELAY_MS, 2 * DELAY_MS]),
         priority=st.sampled_from([0, 0, 9]),
         turns=rest,
@@ -145,19 +145,19 @@ class DeliveryMachine(RuleBasedStateMachine):
             items.append(NewMessage(queue, partition, payload, delay_ms=delay, priority=priority))
         self.run(self._step(self.server.broker.push(items), turns))
 
-    @rule(wish=wishes, priority=priorities, seconds=st.sampled_from([0.02, 1, 60]), turns=rest)
-    def comes(self, wish: PopRequest, priority: int, seconds: float, turns: int | None) -> None:
+    @rule(params=pop_params, priority=priorities, seconds=st.sampled_from([0.02, 1, 60]), turns=rest)
+    def comes(self, params: PopRequest, priority: int, seconds: float, turns: int | None) -> None:
         """A long poll."""
-        self.run(self._come(wish, priority, seconds, turns))
+        self.run(self._come(params, priority, seconds, turns))
 
-    async def _come(self, wish: PopRequest, priority: int, seconds: float, turns: int | None) -> None:
-        self.pops.append(self.server.pop(wish, seconds, priority))
+    async def _come(self, params: PopRequest, priority: int, seconds: float, turns: int | None) -> None:
+        self.pops.append(self.server.pop(params, seconds, priority))
         await self._rest(turns)
 
-    @rule(wish=wishes, turns=rest)
-    def takes(self, wish: PopRequest, turns: int | None) -> None:
+    @rule(params=pop_params, turns=rest)
+    def takes(self, params: PopRequest, turns: int | None) -> None:
         """Somebody who does not wait takes what others may have been told of."""
-        self.run(self._come(wish, 0, 0, turns))
+        self.run(self._come(params, 0, 0, turns))
 
     @rule(which=index, turns=rest)
     def leaves(self, which: int, turns: int | None) -> None:
@@ -166,38 +166,38 @@ class DeliveryMachine(RuleBasedStateMachine):
         if pop is not None:
             self.run(self._step_now(pop.cancel, turns))
 
-    @rule(wish=wishes, priority=priorities, credit=st.integers(0, 4), turns=rest)
-    def opens(self, wish: PopRequest, priority: int, credit: int, turns: int | None) -> None:
+    @rule(params=pop_params, priority=priorities, credit=st.integers(0, 4), turns=rest)
+    def opens(self, params: PopRequest, priority: int, credit: int, turns: int | None) -> None:
         """A stream."""
-        self.run(self._open(wish, priority, credit, turns))
+        self.run(self._open(params, priority, credit, turns))
 
-    async def _open(self, wish: PopRequest, priority: int, credit: int, turns: int | None) -> None:
+    async def _open(self, params: PopRequest, priority: int, credit: int, turns: int | None) -> None:
         stream = self.server.delivery.open_stream(credit)
         self.streams.append(stream)
         self.credit[stream] = credit
-        stream.subscribe("0", wish, priority)
+        stream.subscribe("0", params, priority)
         await self._rest(turns)
 
     @rule(
         which=index,
         how=st.sampled_from(["credit", "credit", "pause", "resume", "resume", "drain", "more", "less", "close"]),
-        wish=wishes,
+        params=pop_params,
         credit=st.integers(0, 4),
         turns=rest,
     )
-    def changes(self, which: int, how: str, wish: PopRequest, credit: int, turns: int | None) -> None:
+    def changes(self, which: int, how: str, params: PopRequest, credit: int, turns: int | None) -> None:
         """A stream changes its mind."""
         stream = pick(self.streams, which)
         if stream is not None:
-            self.run(self._step_now(lambda: self._change(stream, how, wish, credit), turns))
+            self.run(self._step_now(lambda: self._change(stream, how, params, credit), turns))
 
-    def _change(self, stream: Stream, how: str, wish: PopRequest, credit: int) -> None:
+    def _change(self, stream: Stream, how: str, params: PopRequest, credit: int) -> None:
         if how == "credit":
             self.credit[stream] = max(credit, stream.unsettled, stream.credit if stream._is_busy else 0)
             stream.grant(credit)
         elif how == "more":
             self.numbers += 1
-            stream.subscribe(str(self.numbers), wish)
+            stream.subscribe(str(self.numbers), params)
         elif how == "less":
             stream.unsubscribe(next(iter(stream.consumers), ""))
         elif how == "close":
@@ -237,22 +237,22 @@ class DeliveryMachine(RuleBasedStateMachine):
     )
     def settles(self, which: int, status: Status, number: int, delay: int, naming: Naming, turns: int | None) -> None:
         """Some messages of one lease are settled, maybe late, maybe twice."""
-        held = pick(self.hands, which)
-        if held is not None:
-            items = [self._settlement(held, index, status, delay, naming) for index in range(number)]
-            if number >= len(held.messages):
-                self.hands.remove(held)
+        leased = pick(self.hands, which)
+        if leased is not None:
+            items = [self._settlement(leased, index, status, delay, naming) for index in range(number)]
+            if number >= len(leased.messages):
+                self.hands.remove(leased)
             self.run(self._step(self._settle(items), turns))
 
     async def _settle(self, items: Sequence[Settlement]) -> None:
         await self.server.broker.settle(items)
 
     @staticmethod
-    def _settlement(held: PopResult, index: int, status: Status, delay: int, naming: Naming) -> Settlement:
-        message = held.messages[index % len(held.messages)]
+    def _settlement(leased: PopResult, index: int, status: Status, delay: int, naming: Naming) -> Settlement:
+        message = leased.messages[index % len(leased.messages)]
         if naming == "id alone":
             return Settlement(message.id, status=status, delay_ms=delay, group=GROUP)
-        named = settlement(held, message, status, delay_ms=delay)
+        named = settlement(leased, message, status, delay_ms=delay)
         return named if naming == "lease" else msgspec.structs.replace(named, lease_id=None)
 
     # What happens to them --------------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         seek = Seek(queue=queue, group=GROUP, offset=offset)
         self.run(self._step(self.server.engine.seek([seek]), turns))
 
-    @rule(to=places)
+    @rule(to=targets)
     def the_store_goes_away(self, to: tuple[str, str]) -> None:
         """Pops fail for a while, in which a message comes; polls find it when the store is back."""
         self.run(self._go_away(to))
@@ -320,7 +320,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         self._check_streams()
         self._check_leases()
         await self._check_idle()
-        await self._check_nobody_is_forgotten()
+        await self._check_no_consumer_is_forgotten()
 
     def _collect(self) -> None:
         """Take what long polls have got."""
@@ -349,17 +349,17 @@ class DeliveryMachine(RuleBasedStateMachine):
         assert threads is not None
         live: dict[str, Counter[tuple[str, int]]] = {}
         for lease in threads.state.leases.values():
-            held = live.setdefault(lease.id, Counter())
+            leased = live.setdefault(lease.id, Counter())
             for position in lease.parts:
-                held.update((position.partition.uid, one[0]) for one in position.held_by(lease))
+                leased.update((position.partition.uid, one[0]) for one in position.leased_by(lease))
         return live
 
     def _check_leases(self) -> None:
         live = self._live
         in_windows = {lease for stream in self.streams for lease in stream.leases()}
         assert set(live) <= self.received | in_windows, "I7: a lease that nobody received"
-        held = sum(live.values(), Counter[tuple[str, int]]())
-        assert max(held.values(), default=1) == 1, "I10: a message under two live leases"
+        leased = sum(live.values(), Counter[tuple[str, int]]())
+        assert max(leased.values(), default=1) == 1, "I10: a message under two live leases"
 
     def _check_streams(self) -> None:
         live = self._live
@@ -378,17 +378,17 @@ class DeliveryMachine(RuleBasedStateMachine):
         await turns(5)
         assert (self.server.timers.set, self.server.engine.calls) == before, "I8: something goes on"
 
-    async def _check_nobody_is_forgotten(self) -> None:
+    async def _check_no_consumer_is_forgotten(self) -> None:
         """I1: whoever waits, waits for what is not there."""
         wanted: dict[PopRequest, None] = {}
         for subscription in self.server.delivery._subscriptions.values():
             for consumer in subscription.manager.iter_interested():
                 assert isinstance(consumer, Intention | StreamConsumer)
-                wish = consumer.request
-                wanted[msgspec.structs.replace(wish, batch=1, auto_ack=False)] = None
+                params = consumer.request
+                wanted[msgspec.structs.replace(params, batch=1, auto_ack=False)] = None
         if wanted:
             answers = await self.server.engine.pop(list(wanted))
-            for wish, answer in zip(wanted, answers, strict=True):
+            for params, answer in zip(wanted, answers, strict=True):
                 if isinstance(answer, PopResult) and answer.messages:
-                    raise LostWakeUp(f"I1: {wish} waits for {answer.messages}")
+                    raise LostWakeUp(f"I1: {params} waits for {answer.messages}")
             await self.server.quiet()

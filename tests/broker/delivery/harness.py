@@ -80,14 +80,14 @@ class WatchedEngine(SqliteEngine):
             for call in answers:
                 self._posted.put(call)
 
-        def tell() -> None:
+        def notify() -> None:
             done = [self._posted.get() for _ in range(self._posted.qsize())]
             deliver()
             for call in done:
                 if call in self._events:
                     self._events.pop(call).set()
 
-        outbox.post, outbox.deliver = note, tell  # type: ignore[method-assign]  # to hear when they are done
+        outbox.post, outbox.deliver = note, notify  # type: ignore[method-assign]  # to hear when they are done
 
     def _submit(self, call: Call) -> None:
         self.calls += 1
@@ -229,10 +229,10 @@ class Server:
         while True:
             ends = (await self.engine.expire()).next_due  # The duty of the broker that is exact to the timer.
             await self.quiet()
-            dues = [due for due in (self.timers.next_due(), ends) if due is not None]
-            due = min(dues, default=end)
+            due_times = [due for due in (self.timers.next_due(), ends) if due is not None]
+            due = min(due_times, default=end)
             self.timers.advance((max(self.clock.now(), min(due, end)) - self.clock.now()) / SECOND)
-            if due > end or not dues:
+            if due > end or not due_times:
                 break
             await self.quiet()
         await self.engine.expire()

@@ -21,9 +21,9 @@ def anywhere(total: int) -> Work:
     return Work(total, {})
 
 
-def at(**pieces: int) -> Work:
+def at(**numbers: int) -> Work:
     """Work that lies in partitions that somebody named."""
-    return Work(sum(pieces.values()), pieces)
+    return Work(sum(numbers.values()), numbers)
 
 
 def waiting(*names: str, cap: int = MANY) -> ConsumerManager[str]:
@@ -53,8 +53,8 @@ def perform(manager: ConsumerManager[str], word: str, rest: str) -> None:
     names = [name for name in rest.split(",") if name]
     if word == "joins":
         for one in names:
-            place, _, priority = one.partition("+")
-            name, _, partition = place.partition("@")
+            target, _, priority = one.partition("+")
+            name, _, partition = target.partition("@")
             join(manager, name, priority=int(priority or 0), partition=partition or None)
     elif word in ("wants", "blocks"):
         manager.set_interest(rest, word == "wants")
@@ -70,8 +70,8 @@ def perform(manager: ConsumerManager[str], word: str, rest: str) -> None:
     elif word.isdigit():
         assert manager.rebalance(anywhere(int(word))) == names
     else:
-        pieces = dict(one.split("=") for one in word.split(","))
-        assert manager.rebalance(at(**{name: int(number) for name, number in pieces.items()})) == names
+        numbers = dict(one.split("=") for one in word.split(","))
+        assert manager.rebalance(at(**{name: int(number) for name, number in numbers.items()})) == names
     manager.check()
 
 
@@ -110,7 +110,7 @@ def perform(manager: ConsumerManager[str], word: str, rest: str) -> None:
         pytest.param(2, "joins:low,h1+1,h2+1,h3+1 3>h1,h2 4>low", id="the cap does not let a lower priority pass"),
     ],
 )
-def test_who_is_told_when(cap: int, script: str) -> None:
+def test_who_is_notified_when(cap: int, script: str) -> None:
     manager = waiting(cap=cap)
     for word, rest in steps_of(script):
         perform(manager, word, rest)
@@ -157,7 +157,7 @@ def test_named_lists_the_partitions_that_are_waited_for_and_a_second_of_the_same
         ConsumerManager[str](0)  # It would never notify a consumer.
 
 
-def test_a_browser_is_never_told_and_takes_nobodys_turn() -> None:
+def test_a_browser_is_never_notified_and_takes_no_ones_turn() -> None:
     manager = waiting("a")
     manager.add("browser", priority=9, browser=True)
     manager.set_interest("browser", True)
@@ -192,7 +192,7 @@ def test_counts_are_by_state_and_a_closed_one_is_in_none() -> None:
     assert list(manager.iter_all()) == ["b", "idle", "browser"]
 
 
-def test_the_lists_may_change_while_somebody_walks_over_them() -> None:
+def test_the_lists_may_change_while_someone_walks_over_them() -> None:
     manager = waiting("a", "b", "c", "d")
     manager.rebalance(anywhere(4))
     seen = []
@@ -245,7 +245,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
     """A counter that every list of the manager reports to."""
     counter = Steps()
 
-    class CountedDict(OrderedDict[int, None]):
+    class CountingDict(OrderedDict[int, None]):
         def __iter__(self) -> Iterator[int]:
             for key in super().__iter__():
                 counter.taken += 1
@@ -256,7 +256,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
                 counter.taken += 1
                 yield key
 
-    monkeypatch.setattr(consumers, "OrderedDict", CountedDict)
+    monkeypatch.setattr(consumers, "OrderedDict", CountingDict)
     return counter
 
 
@@ -294,9 +294,9 @@ def test_a_message_takes_the_same_steps_with_ten_thousand_waiters_as_with_ten(st
         return steps.of(lambda: a_message(manager, work, "p7" if named else None))
 
     few, many = [crowd(size, lambda name: f"p{name}" if named else None) for size in (10, 10_000)]
-    counted = {one_message(manager) for manager in (few, many) for _ in range(5)}
-    assert len(counted) == 1, counted
-    assert counted.pop() > 50, "the counter counts nothing"
+    counts = {one_message(manager) for manager in (few, many) for _ in range(5)}
+    assert len(counts) == 1, counts
+    assert counts.pop() > 50, "the counter counts nothing"
 
     def walk(manager: ConsumerManager[int]) -> None:
         assert len(list(manager.iter_interested())) == len(manager)

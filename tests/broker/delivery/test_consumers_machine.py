@@ -43,12 +43,12 @@ class LowestFirst(ConsumerManager[int]):
     def rebalance(self, work: Work) -> list[int]:
         """Go from the lowest to the highest."""
         self._levels.reverse()
-        told = super().rebalance(work)
+        notified = super().rebalance(work)
         self._levels.reverse()
-        return told
+        return notified
 
 
-class ClaimsOnlyWhatItTells(ConsumerManager[int]):
+class ClaimsOnlyWhatItNotifies(ConsumerManager[int]):
     """Leaves to lower priorities what the cap keeps the higher ones from being told of."""
 
     def rebalance(self, work: Work) -> list[int]:
@@ -56,10 +56,10 @@ class ClaimsOnlyWhatItTells(ConsumerManager[int]):
         beyond = [(ring, one) for ring in self._rings() for one in [*ring.notified, *ring.interested][self._cap :]]
         for ring, one in beyond:
             ring.interested.pop(one, None)
-        told = super().rebalance(work)
+        notified = super().rebalance(work)
         for ring, one in beyond:
             ring.interested[one] = None
-        return told
+        return notified
 
 
 class NeverTakesBack(ConsumerManager[int]):
@@ -82,7 +82,7 @@ class LooksOnlyAtWork(ConsumerManager[int]):
         return super().rebalance(work)
 
 
-class TellsBrowsers(ConsumerManager[int]):
+class NotifiesBrowsers(ConsumerManager[int]):
     """Counts a browser among those who take."""
 
     def add(self, consumer: int, *, priority: int = 0, partition: str | None = None, browser: bool = False) -> None:  # noqa: ARG002
@@ -90,7 +90,7 @@ class TellsBrowsers(ConsumerManager[int]):
         super().add(consumer, priority=priority, partition=partition, browser=False)
 
 
-class AnybodyBeforeTheNamed(ConsumerManager[int]):
+class AnyBeforeTheNamed(ConsumerManager[int]):
     """Tells consumers without a filter first, who take what another can take alone."""
 
     def rebalance(self, work: Work) -> list[int]:
@@ -104,11 +104,11 @@ BROKEN: list[type[ConsumerManager[int]]] = [
     UntoldLosesItsTurn,
     ServedKeepsItsTurn,
     LowestFirst,
-    ClaimsOnlyWhatItTells,
+    ClaimsOnlyWhatItNotifies,
     NeverTakesBack,
     LooksOnlyAtWork,
-    TellsBrowsers,
-    AnybodyBeforeTheNamed,
+    NotifiesBrowsers,
+    AnyBeforeTheNamed,
 ]
 
 
@@ -120,7 +120,7 @@ STEPS = 40
 ENOUGH_FOR_A_BROKEN_ONE = 500
 RECORDED = Recordings(Path(__file__).with_name("recorded_faults.json"))
 
-LOOKING = settings(
+SEARCH = settings(
     max_examples=EXAMPLES,
     stateful_step_count=STEPS,
     deadline=None,
@@ -131,8 +131,8 @@ LOOKING = settings(
     report_multiple_bugs=False,
     suppress_health_check=list(HealthCheck),
 )
-LOOKING_FOR_A_DEFECT = settings(
-    LOOKING, max_examples=ENOUGH_FOR_A_BROKEN_ONE, derandomize=True, phases=[Phase.generate], print_blob=False
+DEFECT_SEARCH = settings(
+    SEARCH, max_examples=ENOUGH_FOR_A_BROKEN_ONE, derandomize=True, phases=[Phase.generate], print_blob=False
 )
 
 
@@ -146,7 +146,7 @@ def machine_of(manager: type[ConsumerManager[int]]) -> type[ConsumerMachine]:
 
 
 def test_i9_the_manager_equals_the_naive_one_and_keeps_all_invariants() -> None:
-    run_state_machine_as_test(machine_of(ConsumerManager), settings=LOOKING)
+    run_state_machine_as_test(machine_of(ConsumerManager), settings=SEARCH)
 
 
 @pytest.mark.parametrize("manager", BROKEN, ids=lambda manager: manager.__name__)
@@ -156,14 +156,14 @@ def test_a_broken_manager_is_found(manager: type[ConsumerManager[int]]) -> None:
     RECORDED.show(machine_of(manager), manager.__name__, AssertionError, examples=ENOUGH_FOR_A_BROKEN_ONE, steps=STEPS)
 
 
-class Line:
+class WaitingLine:
     """Equal consumers and a pump that serves head first, on hints that may be wrong in both directions."""
 
     def __init__(self, manager: ConsumerManager[int], consumers: int, lane: str | None) -> None:
         self.manager = manager
         self.lane = lane
         self.ready = 0
-        self.believed = 0
+        self.expected = 0
         self.got = Counter(dict.fromkeys(range(consumers), 0))
         for name in self.got:
             manager.add(name, partition=lane)
@@ -172,11 +172,11 @@ class Line:
     def step(self, kind: str, amount: int) -> None:
         """Something happens to the work, or the pump serves a few."""
         if kind == "burst":
-            self.ready, self.believed = self.ready + amount, self.believed + amount
+            self.ready, self.expected = self.ready + amount, self.expected + amount
         elif kind == "unheard":
             self.ready += amount
         elif kind == "stale":
-            self.believed += amount
+            self.expected += amount
         else:
             for _ in range(amount):
                 self._serve()
@@ -187,16 +187,16 @@ class Line:
         if name is None:
             return
         if self.ready:
-            self.ready, self.believed = self.ready - 1, self.believed - 1
+            self.ready, self.expected = self.ready - 1, self.expected - 1
             self.got[name] += 1
             self.manager.served(name)
         else:
-            assert self.believed > 0, "I3: told without a hint"
-            self.believed = 0
+            assert self.expected > 0, "I3: told without a hint"
+            self.expected = 0
         self._rebalance()
 
     def _rebalance(self) -> None:
-        self.manager.rebalance(Work(self.believed, {self.lane: self.believed} if self.lane else {}))
+        self.manager.rebalance(Work(self.expected, {self.lane: self.expected} if self.lane else {}))
 
     def unfairness(self) -> int:
         """By how much the luckiest is ahead."""
@@ -215,19 +215,19 @@ def look_for_unfairness(manager: type[ConsumerManager[int]], how: settings) -> N
         script=st.lists(happenings, max_size=30),
     )
     def look(cap: int, consumers: int, lane: str | None, script: list[tuple[str, int]]) -> None:
-        line = Line(manager(cap), consumers, lane)
+        waiting_line = WaitingLine(manager(cap), consumers, lane)
         for kind, amount in script:
-            line.step(kind, amount)
-            assert line.unfairness() <= 1, "I4"
+            waiting_line.step(kind, amount)
+            assert waiting_line.unfairness() <= 1, "I4"
 
     look()
 
 
 def test_i4_equal_consumers_get_the_same_within_one_whatever_the_bursts_and_losses() -> None:
-    look_for_unfairness(ConsumerManager, LOOKING)
+    look_for_unfairness(ConsumerManager, SEARCH)
 
 
 @pytest.mark.parametrize("manager", [UntoldLosesItsTurn, ServedKeepsItsTurn], ids=lambda manager: manager.__name__)
 def test_an_unfair_manager_is_found(manager: type[ConsumerManager[int]]) -> None:
     with pytest.raises(AssertionError):
-        look_for_unfairness(manager, LOOKING_FOR_A_DEFECT)
+        look_for_unfairness(manager, DEFECT_SEARCH)

@@ -21,7 +21,7 @@ AUTO_ACK = PopRequest(queue=QUEUE, group=GROUP, auto_ack=True)
 # Turns ------------------------------------------------------------------------------------------------------
 
 
-async def test_two_idle_consumers_one_push_exactly_one_is_told_then_the_other(server: Server) -> None:
+async def test_two_idle_consumers_one_push_exactly_one_is_notified_then_the_other(server: Server) -> None:
     first, second = await server.parked(), await server.parked()
     await server.push("p")
     await server.quiet()
@@ -85,7 +85,7 @@ async def test_of_those_who_wait_the_ones_of_higher_priority_are_served_first(se
         pops.pop(expected)
 
 
-async def test_a_low_one_is_told_and_a_high_one_gains_credit_before_the_look(bench: Bench) -> None:
+async def test_a_low_one_is_notified_and_a_high_one_gains_credit_before_the_look(bench: Bench) -> None:
     low = await bench.parked(priority=1)
     stream = await bench.stream(0, priority=5)
     bench.push("p")
@@ -103,7 +103,7 @@ async def test_a_low_one_is_told_and_a_high_one_gains_credit_before_the_look(ben
     assert (await low).lease_id == "second"
 
 
-async def test_a_low_one_that_is_looked_for_already_gets_it_and_the_high_one_does_not_look_in_vain() -> None:
+async def test_a_low_one_that_is_searched_already_gets_it_and_the_high_one_does_not_look_in_vain() -> None:
     bench = Bench()
     low = await bench.parked(priority=1)
     stream = await bench.stream(0, priority=5)
@@ -118,7 +118,7 @@ async def test_a_low_one_that_is_looked_for_already_gets_it_and_the_high_one_doe
 
 
 @pytest.mark.parametrize("how", ["close", "pause", "credit", "drain", "unsubscribe", "block"])
-async def test_what_a_told_stream_can_not_take_goes_to_the_next_in_the_same_turn(bench: Bench, how: str) -> None:
+async def test_what_a_notified_stream_can_not_take_goes_to_the_next_in_the_same_turn(bench: Bench, how: str) -> None:
     stream = await bench.stream(2, priority=5)
     other = await bench.parked()
     if how == "block":  # It got something from another subscription and does not read it.
@@ -160,7 +160,7 @@ async def test_a_timeout_in_the_same_turn_as_a_delivery(steps: tuple[str, ...], 
             bench.pops.answer(result(lease, "p"))
     await turns()
     taken = bench.pops.open or any(
-        future.done() and not future.cancelled() and future.result().messages for _, future in bench.pops.asked
+        future.done() and not future.cancelled() and future.result().messages for _, future in bench.pops.requests
     )
     if bench.pops.open:
         bench.pops.answer(result(lease, "p"))
@@ -173,7 +173,7 @@ async def test_a_timeout_in_the_same_turn_as_a_delivery(steps: tuple[str, ...], 
     assert bench.delivery.snapshot()["subscriptions"] == 0
 
 
-async def test_a_told_one_whose_time_is_up_is_answered_though_a_higher_one_takes_its_turn(bench: Bench) -> None:
+async def test_a_notified_one_whose_time_is_up_is_answered_though_a_higher_one_takes_its_turn(bench: Bench) -> None:
     low = await bench.parked(seconds=1)
     high = await bench.stream(0, priority=5)
     bench.push("p")
@@ -296,7 +296,7 @@ async def test_a_client_that_disconnects_at_any_await_leaves_nothing_behind(step
 
 
 @pytest.mark.parametrize("auto_ack", [False, True])
-async def test_one_that_leaves_while_it_is_looked_for_gives_back_what_came(bench: Bench, auto_ack: bool) -> None:
+async def test_one_that_leaves_while_it_is_searched_gives_back_what_came(bench: Bench, auto_ack: bool) -> None:
     pop = await bench.parked(AUTO_ACK if auto_ack else ANY)
     other = await bench.parked()
     bench.push("p")

@@ -18,7 +18,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from hark.broker import Broker
 from hark.broker.delivery.delivery import Delivery
-from hark.broker.delivery.ready import Believed
+from hark.broker.delivery.ready import ReadyWork
 from hark.broker.delivery.subscription import Source, Subscription
 from hark.model import GroupMode, Hint, PopRequest
 from tests.replaying import Recordings, replay
@@ -30,8 +30,8 @@ from .test_shared import SHARED, served
 EXAMPLES = int(os.environ.get("HARK_TEST_EXAMPLES", "60"))
 STEPS = 30
 ENOUGH_FOR_A_BROKEN_ONE = 1000
-RECORDED = Recordings(Path(__file__).with_name("recorded_faults.json"), wish=PopRequest)
-LOOKING = settings(
+RECORDED = Recordings(Path(__file__).with_name("recorded_faults.json"), params=PopRequest)
+SEARCH = settings(
     max_examples=EXAMPLES,
     stateful_step_count=STEPS,
     deadline=None,
@@ -54,17 +54,17 @@ def machine_of(*of_queues: GroupMode) -> type[DeliveryMachine]:
 
 
 @pytest.mark.parametrize("modes", [("ordered", "ordered"), ("shared", "shared"), ("shared", "ordered")], ids="-".join)
-def test_nobody_is_forgotten_and_nothing_is_left_behind(modes: tuple[GroupMode, GroupMode]) -> None:
-    run_state_machine_as_test(machine_of(*modes), settings=LOOKING)
+def test_no_one_is_forgotten_and_nothing_is_left_behind(modes: tuple[GroupMode, GroupMode]) -> None:
+    run_state_machine_as_test(machine_of(*modes), settings=SEARCH)
 
 
 @pytest.mark.parametrize("request_", [ANY, SHARED], ids=["free-partitions", "one-partition-of-a-shared-group"])
-@LOOKING
+@SEARCH
 @given(
     consumers=st.integers(1, 12),
     bursts=st.lists(st.tuples(st.integers(1, 8), st.sampled_from([None, 0, 1, 2, 5])), max_size=12),
 )
-def test_i3_pushes_wake_nobody_in_vain(
+def test_i3_pushes_wake_no_one_in_vain(
     request_: PopRequest, consumers: int, bursts: list[tuple[int, int | None]]
 ) -> None:
     """And whoever is told is told once: as many looks as messages, although in a shared group all come to one place."""
@@ -99,7 +99,7 @@ def no_hint_of_settlements(patch: pytest.MonkeyPatch) -> None:
     hint = Delivery.hint
 
     def deaf(self: Delivery, hints: Sequence[Hint], source: Source | None = None) -> None:
-        hint(self, [one for one in hints if one.news == "message"], source)
+        hint(self, [one for one in hints if one.kind == "message"], source)
 
     patch.setattr(Delivery, "hint", deaf)
 
@@ -111,12 +111,12 @@ def no_look_for_a_newcomer(patch: pytest.MonkeyPatch) -> None:
 
 def marks_are_ignored(patch: pytest.MonkeyPatch) -> None:
     """An empty look disproves what was heard after it began."""
-    disprove = Believed.disprove
+    disprove = ReadyWork.disprove
 
-    def forgetful(self: Believed, partition: str | None, queue: str | None, _mark: int) -> None:
+    def forgetful(self: ReadyWork, partition: str | None, queue: str | None, _mark: int) -> None:
         disprove(self, partition, queue, self.mark)
 
-    patch.setattr(Believed, "disprove", forgetful)
+    patch.setattr(ReadyWork, "disprove", forgetful)
 
 
 def nothing_is_given_back(patch: pytest.MonkeyPatch) -> None:

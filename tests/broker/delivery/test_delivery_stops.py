@@ -40,8 +40,8 @@ async def test_a_pop_by_label_waits_for_queues_that_do_not_exist_yet_and_for_tho
     await server.push("p", queue="shop.new.a")
     await server.quiet()
     assert pop.result().messages[0].queue == "shop.new.a"
-    pop, held = await server.parked(request_), pop.result()
-    await server.settle(held)
+    pop, leased = await server.parked(request_), pop.result()
+    await server.settle(leased)
     await server.push("p", queue="shop.new.a")
     await server.quiet()
     assert len(pop.result().messages) == 1
@@ -72,7 +72,7 @@ class ForgetfulEngine(WatchedEngine):
         return await super().queue_infos(names)
 
 
-async def test_a_queue_whose_labels_can_not_be_asked_for_is_asked_about_again() -> None:
+async def test_a_queue_whose_labels_can_not_be_requested_is_checked_again() -> None:
     async with serving(engine=ForgetfulEngine) as server:
         pop = await server.parked(PopRequest(namespace="shop", group=GROUP))
         server.engine.failure = AWAY
@@ -101,14 +101,16 @@ async def test_maintenance_answers_those_who_wait_and_streams_go_on_after_it(ser
     assert len(outbox(stream)) == 1
 
 
-async def test_one_that_was_told_in_the_turn_of_a_stop_is_answered_and_one_that_is_looked_for_gets_what_comes() -> None:
-    told, looked_for = Bench(), Bench()
-    pop = await told.parked()
-    told.push("p")
-    told.delivery.suspend()
+async def test_one_that_was_notified_in_the_turn_of_a_stop_is_answered_and_one_that_is_searched_gets_what_comes() -> (
+    None
+):
+    notified, looked_for = Bench(), Bench()
+    pop = await notified.parked()
+    notified.push("p")
+    notified.delivery.suspend()
     await turns()
     assert pop.result().reason == "paused"
-    assert told.pops.open == 0
+    assert notified.pops.open == 0
     first, second = await looked_for.parked(), await looked_for.parked()
     looked_for.push("p", "q")
     await turns()
@@ -120,7 +122,7 @@ async def test_one_that_was_told_in_the_turn_of_a_stop_is_answered_and_one_that_
     assert (await second).reason == "paused"
 
 
-async def test_closing_answers_everybody(server: Server) -> None:
+async def test_closing_answers_everyone(server: Server) -> None:
     pops = [await server.parked(), await server.parked(named("p")), await server.parked(PopRequest(namespace="n"))]
     stream = await server.stream(5)
     browser = await server.delivery.browsers.open(QUEUE, None, "tail")
@@ -173,7 +175,9 @@ async def test_those_who_wait_survive_an_outage(engine: type[WatchedEngine]) -> 
         assert engine.shared or len(server.engine.pops) == looks + 1, "it is still polled"
 
 
-async def test_one_whose_deadline_comes_during_an_outage_is_told_why_and_so_is_one_at_a_stop(server: Server) -> None:
+async def test_one_whose_deadline_comes_during_an_outage_is_notified_why_and_so_is_one_at_a_stop(
+    server: Server,
+) -> None:
     server.engine.failure = AWAY
     with pytest.raises(EngineFailure):
         await server.broker.pop(ANY)
@@ -198,7 +202,7 @@ async def test_a_hint_ends_the_wait_of_one_whose_look_failed(server: Server) -> 
     assert len(pop.result().messages) == 1
 
 
-async def test_auto_ack_with_an_unknown_outcome_is_told_at_once(bench: Bench) -> None:
+async def test_auto_ack_with_an_unknown_outcome_is_notified_at_once(bench: Bench) -> None:
     first = bench.wait(AUTO_ACK)
     await turns()
     bench.pops.answer(UNKNOWN)
@@ -234,7 +238,7 @@ async def test_a_lease_with_an_unknown_outcome_is_waited_for_and_so_is_a_store_w
 # A store of several servers ---------------------------------------------------------------------------------
 
 
-async def test_a_lane_that_closes_while_it_is_polled_disturbs_nobody() -> None:
+async def test_a_lane_that_closes_while_it_is_polled_disturbs_no_one() -> None:
     bench = Bench(shared=True)
     failures: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failures.append(context))

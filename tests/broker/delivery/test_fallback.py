@@ -274,7 +274,7 @@ def test_when_keys_are_polled(script: str) -> None:
             perform(world, step)
 
 
-def test_resets_of_a_busy_key_compute_nothing_and_those_of_a_key_that_nobody_waits_for_start_nothing() -> None:
+def test_resets_of_a_busy_key_compute_nothing_and_those_of_a_key_that_no_one_waits_for_start_nothing() -> None:
     drawn: list[float] = []
 
     def random() -> float:
@@ -426,13 +426,13 @@ class FallbackMachine(RuleBasedStateMachine):
         assert self.polls.metrics()["polling"] == len(self.under_way)
 
     @invariant()
-    def nobody_is_kept_waiting_while_there_is_room(self) -> None:
+    def no_consumer_is_kept_waiting_while_there_is_room(self) -> None:
         if len(self.under_way) < SETTINGS.concurrency:
             for key, due in self.latest.items():
                 assert self.timers.now() <= max(due, self.full_until), f"{key} was due"
 
     @invariant()
-    def one_timer_at_most_and_none_without_anybody_to_poll(self) -> None:
+    def one_timer_at_most_and_none_without_a_consumer_to_poll(self) -> None:
         metrics = self.polls.metrics()
         to_come = metrics["keys"] - metrics["keys_due"] - len(self.watched.intersection(self.under_way))
         assert self.timers.armed == (1 if to_come else 0)

@@ -16,12 +16,12 @@ from .harness import ANY, GROUP, QUEUE, Server, named, outbox, payloads, serving
 # H1: lost wake-ups ------------------------------------------------------------------------------------------
 
 
-async def test_h1_a_told_consumer_that_loses_its_credit_leaves_the_work_to_one_of_lower_priority() -> None:
+async def test_h1_a_notified_consumer_that_loses_its_credit_leaves_the_work_to_one_of_lower_priority() -> None:
     async with serving() as server:
         high = await server.stream(1, priority=5)
         low = await server.parked()
         push = asyncio.create_task(server.push("p"))
-        while not server.delivery.subscription(ANY).is_told(next(iter(high.consumers.values()))):
+        while not server.delivery.subscription(ANY).is_notified(next(iter(high.consumers.values()))):
             await turns(1)
         high.pause()  # In the turn in which it was told, before anybody looked.
         await push
@@ -30,7 +30,7 @@ async def test_h1_a_told_consumer_that_loses_its_credit_leaves_the_work_to_one_o
 
 
 @pytest.mark.parametrize("step", range(8))
-async def test_h1_whenever_a_told_consumer_leaves_the_other_gets_the_message(server: Server, step: int) -> None:
+async def test_h1_whenever_a_notified_consumer_leaves_the_other_gets_the_message(server: Server, step: int) -> None:
     first = await server.parked(priority=5)
     second = await server.parked()
     await server.push("p")
@@ -42,7 +42,7 @@ async def test_h1_whenever_a_told_consumer_leaves_the_other_gets_the_message(ser
 
 
 @pytest.mark.parametrize(("leaves", "stays"), [(ANY, named("p")), (named("p"), ANY)], ids=["wildcard", "named"])
-async def test_h1_one_is_told_of_a_delay_that_only_another_knew_of_who_left(
+async def test_h1_one_is_notified_of_a_delay_that_only_another_knew_of_who_left(
     server: Server, leaves: PopRequest, stays: PopRequest
 ) -> None:
     leaver = await server.parked(leaves, priority=5, seconds=0.01)
@@ -63,7 +63,7 @@ async def test_h1_a_named_consumer_that_came_while_a_wildcard_waited_does_not_de
     assert len(one.result().messages) == 1
 
 
-async def test_h1_one_that_failed_and_left_does_not_take_the_news_along(server: Server) -> None:
+async def test_h1_one_that_failed_and_left_does_not_take_the_changes_along(server: Server) -> None:
     wildcard = await server.parked(priority=5)
     one = await server.parked(named("p"))
     server.engine.failure = EngineFailure("the store is away")
@@ -78,7 +78,9 @@ async def test_h1_one_that_failed_and_left_does_not_take_the_news_along(server: 
 # H2: two who may not take the message wake each other for ever -----------------------------------------------
 
 
-async def test_h2_consumers_of_other_partitions_are_not_told_and_an_idle_pump_schedules_nothing(server: Server) -> None:
+async def test_h2_consumers_of_other_partitions_are_not_notified_and_an_idle_pump_schedules_nothing(
+    server: Server,
+) -> None:
     pops = [await server.parked(named(name), seconds=3600) for name in ("p1", "p2")]
     looks = len(server.engine.pops)
     await server.push("p3")
@@ -92,18 +94,18 @@ async def test_h2_consumers_of_other_partitions_are_not_told_and_an_idle_pump_sc
     assert server.timers.armed == 1  # The deadline of those who wait.
 
 
-async def test_h2_a_look_that_nobody_wants_is_not_given_to_those_who_can_not_make_it(bench: Bench) -> None:
+async def test_h2_a_look_that_no_one_wants_is_not_given_to_those_who_can_not_make_it(bench: Bench) -> None:
     """A stream of one partition without credit: somebody should look there, but not a wildcard again and again."""
     stream = bench.delivery.open_stream(0)
     stream.subscribe("s", named("p1"))
     await bench.parked()
-    looks = len(bench.pops.asked)
+    looks = len(bench.pops.requests)
     await turns(50)
     for _ in range(5):
         while bench.pops.open:
             bench.pops.answer(EMPTY)
         await turns()
-    assert len(bench.pops.asked) <= looks + 1
+    assert len(bench.pops.requests) <= looks + 1
 
 
 async def test_h2_a_low_priority_look_at_a_partition_does_not_keep_a_high_wildcard_busy(bench: Bench) -> None:
@@ -112,16 +114,16 @@ async def test_h2_a_low_priority_look_at_a_partition_does_not_keep_a_high_wildca
     due = bench.timers.now() + 50 * MILLISECOND
     bench.delivery.subscription(ANY).note_empty("p1", due)
     bench.timers.advance(0.05)
-    looks = len(bench.pops.asked)
+    looks = len(bench.pops.requests)
     for _ in range(20):
         await turns()
         while bench.pops.open:
             bench.pops.answer(EMPTY)
-    assert len(bench.pops.asked) <= looks + 2
+    assert len(bench.pops.requests) <= looks + 2
     low.cancel()
 
 
-async def test_h2_a_consumer_whose_pull_is_refused_is_not_asked_again_and_the_next_one_gets_the_work() -> None:
+async def test_h2_a_consumer_whose_pull_is_refused_is_not_requested_again_and_the_next_one_gets_the_work() -> None:
     bench = Bench()
     refused, second = await bench.parked(), await bench.parked()
     bench.push("p")
@@ -287,10 +289,10 @@ async def test_h6_a_window_buffer(server: Server) -> None:
 
 async def test_h7_a_browser_sees_what_was_in_flight_when_it_passed(server: Server) -> None:
     await server.broker.push([NewMessage(QUEUE, "p", str(number).encode()) for number in range(6)])
-    held = await server.broker.pop(PopRequest(queue=QUEUE, group=GROUP, batch=3))
+    leased = await server.broker.pop(PopRequest(queue=QUEUE, group=GROUP, batch=3))
     browser = await server.delivery.browsers.open(QUEUE, None, "head")
     seen = [bytes(message.payload) for message in await browser.next()]
-    await server.settle(held, "retry")  # It comes back behind the browser, which has seen it.
+    await server.settle(leased, "retry")  # It comes back behind the browser, which has seen it.
     await server.push("p", payload=b"6")
     while len(seen) < 7:
         seen += [bytes(message.payload) for message in await browser.next()]

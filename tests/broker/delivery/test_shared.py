@@ -57,7 +57,7 @@ async def test_64_waiting_pops_get_the_64_messages_of_one_push_in_one_call(serve
 
 
 @pytest.mark.parametrize(("wait", "request_", "come", "got"), [(1000, SHARED, 1, [1]), (8, TENS, 30, [10, 10, 10])])
-async def test_a_thousand_wait_one_message_comes_one_is_told_and_30_messages_for_pops_of_ten_are_told_to_three(
+async def test_a_thousand_wait_one_message_comes_one_is_notified_and_30_messages_for_pops_of_ten_are_notified_to_three(
     server: Server, wait: int, request_: PopRequest, come: int, got: list[int]
 ) -> None:
     pops = await waiting(server, wait, request_)
@@ -67,16 +67,16 @@ async def test_a_thousand_wait_one_message_comes_one_is_told_and_30_messages_for
     assert server.engine.pops == [len(got)]
 
 
-async def test_one_who_takes_one_among_those_who_take_ten_holds_nobody_up(server: Server) -> None:
+async def test_one_who_takes_one_among_those_who_take_ten_holds_no_one_up(server: Server) -> None:
     pops = [*await waiting(server, 2), *await waiting(server, 2, TENS)]
     await push(server, 22)
     assert served(pops) == 4
 
 
 async def test_those_of_a_partition_and_those_of_any_share_its_messages(server: Server) -> None:
-    anybody, named = await waiting(server, 2), await waiting(server, 2, OF_P)
+    anyone, named = await waiting(server, 2), await waiting(server, 2, OF_P)
     await push(server, 3)
-    assert (served(named), served(anybody)) == (2, 1)
+    assert (served(named), served(anyone)) == (2, 1)
     assert server.empty_wakes() == 0
 
 
@@ -94,7 +94,7 @@ async def test_a_stream_of_a_partition_goes_on_with_what_was_there_before(server
     assert stream.unsettled == 0
 
 
-async def test_whoever_is_told_of_what_another_took_keeps_its_turn(server: Server) -> None:
+async def test_the_one_that_is_notified_of_what_another_took_keeps_its_turn(server: Server) -> None:
     first, second = await waiting(server, 2)
     pushed = asyncio.create_task(push(server, 1))
     thief = asyncio.create_task(server.broker.pop(SHARED))
@@ -106,7 +106,7 @@ async def test_whoever_is_told_of_what_another_took_keeps_its_turn(server: Serve
     assert (first.done(), second.done()) == (True, False)
 
 
-async def test_the_messages_of_a_lease_that_ran_out_are_told_to_as_many(server: Server) -> None:
+async def test_the_messages_of_a_lease_that_ran_out_are_notified_to_as_many(server: Server) -> None:
     await bounded(server, lease_time=2)
     await push(server, 3)
     assert len((await server.broker.pop(TENS)).messages) == 3
@@ -149,7 +149,7 @@ async def test_delayed_messages_come_at_their_time_and_one_that_is_due_or_ready_
     assert third.done()
 
 
-async def test_thousands_of_due_times_take_one_alarm_and_those_that_fall_due_together_are_told_to_as_many(
+async def test_thousands_of_due_times_take_one_timer_and_those_that_fall_due_together_are_notified_to_as_many(
     server: Server,
 ) -> None:
     pops = await waiting(server, 67)
@@ -172,9 +172,9 @@ async def test_thousands_of_due_times_take_one_alarm_and_those_that_fall_due_tog
 async def test_a_retry_with_a_delay_reaches_a_waiting_consumer_at_its_time(server: Server) -> None:
     await server.broker.pop(SHARED)
     await push(server, 1)
-    held = await server.broker.pop(SHARED)
+    leased = await server.broker.pop(SHARED)
     [pop] = await waiting(server, 1)
-    await server.settle(held, "failed", delay_ms=70)
+    await server.settle(leased, "failed", delay_ms=70)
     await server.advance(0.069)
     assert not pop.done()
     await server.advance(0.001)
@@ -210,7 +210,7 @@ async def test_a_rate_limit_is_kept_by_the_timer(server: Server) -> None:
     assert served(pops) == 4
 
 
-async def test_a_full_group_waits_for_a_settlement_and_nobody_looks_meanwhile(server: Server) -> None:
+async def test_a_full_group_waits_for_a_settlement_and_no_one_looks_meanwhile(server: Server) -> None:
     await bounded(server, max_in_flight=2)
     pops = await waiting(server, 3)
     await push(server, 3)
@@ -227,7 +227,7 @@ async def test_a_full_group_waits_for_a_settlement_and_nobody_looks_meanwhile(se
     ("modes", "number", "got"),
     [(("shared", "shared"), 10, {"shop.a": 10, "shop.b": 10}), (("shared", "ordered"), 3, {"shop.a": 3, "shop.b": 1})],
 )
-async def test_those_who_wait_by_label_are_told_of_the_messages_of_all_queues_in_each_in_its_mode(
+async def test_those_who_wait_by_label_are_notified_of_the_messages_of_all_queues_in_each_in_its_mode(
     server: Server, modes: tuple[GroupMode, GroupMode], number: int, got: dict[str, int]
 ) -> None:
     queues = ("shop.a", "shop.b")

@@ -44,7 +44,7 @@ async def push(server: Server, number: int) -> None:
     await server.quiet()
 
 
-async def holding(
+async def leased_stream(
     server: Server, credit: int = 3, request: PopRequest = BATCH, **options: int
 ) -> tuple[Stream, Arrival]:
     """A stream that holds three messages of one partition."""
@@ -79,7 +79,7 @@ async def complete(server: Server, arrival: Arrival, index: int, way: Way) -> No
 async def test_each_ack_makes_room_for_one_however_it_names_its_message(
     server: Server, way: Way, request_: PopRequest
 ) -> None:
-    stream, arrival = await holding(server, request=request_)
+    stream, arrival = await leased_stream(server, request=request_)
     for left, index in ((2, 1), (1, 2), (0, 0)) if request_ is SHARED else ((2, 0), (1, 1), (0, 2)):
         await complete(server, arrival, index, way)
         assert stream.unsettled == left
@@ -87,7 +87,7 @@ async def test_each_ack_makes_room_for_one_however_it_names_its_message(
 
 
 async def test_a_nack_gives_up_the_rest_of_the_batch_of_its_partition_which_comes_again(server: Server) -> None:
-    stream, arrival = await holding(server)
+    stream, arrival = await leased_stream(server)
     await server.broker.settle([settlement(arrival.result, arrival.result.messages[1], "failed")])
     await server.quiet()
     again = await written(stream)
@@ -97,7 +97,7 @@ async def test_a_nack_gives_up_the_rest_of_the_batch_of_its_partition_which_come
 
 async def test_a_discarded_message_of_a_shared_group_gives_up_that_message_only(server: Server) -> None:
     """I6: the others are still held, so there is room for one and not for three."""
-    stream, arrival = await holding(server, request=SHARED, retry_limit=0, dead_letter_queue=False)
+    stream, arrival = await leased_stream(server, request=SHARED, retry_limit=0, dead_letter_queue=False)
     await server.push("q", "r", "s")
     await server.broker.settle([settlement(arrival.result, arrival.result.messages[0], "failed")])
     await server.quiet()
@@ -113,7 +113,7 @@ async def test_a_discarded_message_of_a_shared_group_gives_up_that_message_only(
 async def test_after_a_dead_letter_the_rest_of_an_ordered_batch_comes_again_and_that_of_a_shared_one_stays(
     server: Server, status: Status, options: dict[str, Any], request_: PopRequest
 ) -> None:
-    stream, arrival = await holding(server, request=request_, **options)
+    stream, arrival = await leased_stream(server, request=request_, **options)
     await server.broker.settle([settlement(arrival.result, arrival.result.messages[0], status)])
     await server.quiet()
     again = [bytes(message.payload) for one in outbox(stream) for message in one.result.messages]
@@ -127,7 +127,7 @@ async def test_after_a_dead_letter_the_rest_of_an_ordered_batch_comes_again_and_
 async def test_a_transaction_and_a_seek_make_room_for_all_and_a_late_hint_of_settlements_for_no_more(
     server: Server, how: str, request_: PopRequest
 ) -> None:
-    stream, arrival = await holding(server, request=request_)
+    stream, arrival = await leased_stream(server, request=request_)
     if how == "seek":
         await server.engine.seek([Seek(queue=QUEUE, group=GROUP, to_end=True)])
     elif how == "transaction":
@@ -141,8 +141,8 @@ async def test_a_transaction_and_a_seek_make_room_for_all_and_a_late_hint_of_set
 
 
 @pytest.mark.parametrize("renewed", [False, True])
-async def test_the_end_of_a_lease_makes_room_and_a_renewed_one_is_held_on(server: Server, renewed: bool) -> None:
-    stream, arrival = await holding(server, lease_time=2)
+async def test_the_end_of_a_lease_makes_room_and_a_renewed_one_is_leased_on(server: Server, renewed: bool) -> None:
+    stream, arrival = await leased_stream(server, lease_time=2)
     stream.spoke()
     if renewed:
         await server.advance(1)
@@ -168,7 +168,7 @@ async def test_rule_16_a_stream_whose_lease_expired_gets_nothing_until_its_clien
     server: Server, request_: PopRequest, sign: Sign
 ) -> None:
     """A client that is frozen would turn messages that it never reads into dead letters."""
-    stream, arrival = await holding(server, credit=4, request=request_, lease_time=2, retry_limit=2)
+    stream, arrival = await leased_stream(server, credit=4, request=request_, lease_time=2, retry_limit=2)
     kept = await server.stream(1, named("q"))
     await server.push("q")
     other = await server.stream(0, ANY) if sign == "ack of another lease" else None
@@ -237,7 +237,7 @@ async def test_a_lease_that_ends_while_what_it_holds_is_on_its_way_is_not_counte
 
 async def test_what_another_server_settled_without_a_word_makes_room_when_the_stream_is_full() -> None:
     async with serving(engine=SharedEngine) as server:
-        stream, arrival = await holding(server)
+        stream, arrival = await leased_stream(server)
         server.engine.is_silent = True
         await server.engine.settle([[settlement(arrival.result, one) for one in arrival.result.messages]])
         await server.quiet()
@@ -247,10 +247,10 @@ async def test_what_another_server_settled_without_a_word_makes_room_when_the_st
 
 
 @pytest.mark.parametrize("away", [False, True])
-async def test_a_lease_that_was_renewed_on_another_server_is_asked_about_at_its_end_and_again_if_the_store_was_away(
+async def test_a_lease_that_was_renewed_on_another_server_is_checked_at_its_end_and_again_if_the_store_was_away(
     server: Server, away: bool
 ) -> None:
-    stream, arrival = await holding(server, credit=10, lease_time=2)
+    stream, arrival = await leased_stream(server, credit=10, lease_time=2)
     await server.engine.renew([Renewal(arrival.result.lease_id, 10)])  # Past the broker.
     server.engine.failure = EngineFailure("the store is away") if away else None
     await server.advance(2.5)
@@ -270,11 +270,11 @@ async def test_credit_is_shared_by_all_subscriptions_of_a_connection(server: Ser
     for name in ("a", "b"):
         stream.subscribe(name, PopRequest(queue=name, group=GROUP, batch=2))
         await server.broker.push([NewMessage(name, "p") for _ in range(5)])
-    held = 0
+    leased = 0
     for _ in range(6):
         await server.quiet()
-        held += sum([len((await written(stream)).result.messages) for _ in outbox(stream)])
-    assert held == stream.unsettled == 3
+        leased += sum([len((await written(stream)).result.messages) for _ in outbox(stream)])
+    assert leased == stream.unsettled == 3
 
 
 async def test_credit_says_how_much_in_all_so_saying_it_twice_grants_nothing_more(server: Server) -> None:
@@ -398,7 +398,7 @@ async def test_a_second_subscription_of_the_same_name_too_many_streams_and_too_m
 
 
 async def test_an_idle_stream_that_settled_all_sets_no_more_timers(server: Server) -> None:
-    stream, arrival = await holding(server, credit=10, lease_time=2)
+    stream, arrival = await leased_stream(server, credit=10, lease_time=2)
     await server.settle(arrival.result)
     await server.advance(5)
     before = server.timers.set, server.engine.pops[:]
@@ -419,7 +419,7 @@ async def test_several_streams_work_on_one_partition_at_once(server: Server) -> 
 
 
 async def test_a_nack_makes_room_for_that_message_only_and_others_may_get_it(server: Server) -> None:
-    stream, arrival = await holding(server, request=SHARED)
+    stream, arrival = await leased_stream(server, request=SHARED)
     other = await server.stream(1, SHARED)
     await server.broker.settle([settlement(arrival.result, arrival.result.messages[1], "failed", delay_ms=0)])
     assert stream.unsettled == 2
@@ -430,7 +430,7 @@ async def test_a_nack_makes_room_for_that_message_only_and_others_may_get_it(ser
 
 
 async def test_what_makes_room_is_filled_with_what_came_meanwhile(server: Server) -> None:
-    stream, arrival = await holding(server, request=SHARED)
+    stream, arrival = await leased_stream(server, request=SHARED)
     await server.push("p", "p")
     await server.quiet()
     assert stream.unsettled == 3
@@ -441,7 +441,7 @@ async def test_what_makes_room_is_filled_with_what_came_meanwhile(server: Server
 
 
 async def test_the_end_of_a_lease_makes_room_and_costs_each_message_an_attempt(server: Server) -> None:
-    stream, arrival = await holding(server, request=SHARED, lease_time=2)
+    stream, arrival = await leased_stream(server, request=SHARED, lease_time=2)
     await complete(server, arrival, 0, "lease")
     await server.advance(2)
     stream.spoke()
@@ -454,7 +454,7 @@ async def test_the_end_of_a_lease_makes_room_and_costs_each_message_an_attempt(s
 
 
 async def test_only_what_was_not_written_is_released_when_a_connection_breaks(server: Server) -> None:
-    stream, arrival = await holding(server, credit=5, request=SHARED, lease_time=2)
+    stream, arrival = await leased_stream(server, credit=5, request=SHARED, lease_time=2)
     await server.push("p", "p")
     await server.quiet()
     assert stream.unsettled == 5
@@ -475,7 +475,7 @@ async def test_only_what_was_not_written_is_released_when_a_connection_breaks(se
 
 @both_modes
 async def test_rule_17_what_a_closed_stream_holds_expires_after_the_grace(server: Server, request_: PopRequest) -> None:
-    stream, arrival = await holding(server, request=request_)
+    stream, arrival = await leased_stream(server, request=request_)
     stream.close()
     await server.advance(29.9)
     await complete(server, arrival, 0, "lease")
@@ -489,7 +489,7 @@ async def test_rule_17_what_a_closed_stream_holds_expires_after_the_grace(server
 
 
 async def test_rule_17_a_renewal_after_the_end_of_a_stream_gives_the_whole_time_back(server: Server) -> None:
-    stream, arrival = await holding(server)
+    stream, arrival = await leased_stream(server)
     stream.close()
     await server.advance(29)
     assert (await server.broker.renew(Renewal(arrival.result.lease_id, 5))).success
@@ -501,7 +501,7 @@ async def test_rule_17_a_renewal_after_the_end_of_a_stream_gives_the_whole_time_
 
 @pytest.mark.parametrize("store_away", [False, True])
 async def test_rule_17_a_stream_that_the_server_ends_starts_no_grace(server: Server, store_away: bool) -> None:
-    stream, _ = await holding(server)
+    stream, _ = await leased_stream(server)
     if store_away:
         server.engine.failure = EngineFailure("the store is away")
         stream.close()

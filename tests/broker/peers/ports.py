@@ -9,11 +9,11 @@ from contextlib import ExitStack
 def free_ports(number: int) -> int:
     """The first of so many UDP ports that nobody uses."""
     while True:
-        with ExitStack() as held:
-            first = held.enter_context(udp_socket()).getsockname()[1]
+        with ExitStack() as sockets:
+            first = sockets.enter_context(udp_socket()).getsockname()[1]
             try:
                 for port in range(first + 1, first + number):
-                    held.enter_context(udp_socket(port))
+                    sockets.enter_context(udp_socket(port))
             except (OSError, OverflowError):
                 continue
             return int(first)

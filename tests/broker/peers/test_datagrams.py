@@ -35,13 +35,13 @@ uncounted_frees = st.builds(
 )
 
 
-def counted(hint: Hint, amount: int) -> Hint:
+def with_count(hint: Hint, amount: int) -> Hint:
     """It with a count for each partition."""
     return msgspec.structs.replace(hint, counts=(amount,) * len(hint.partitions or ()))
 
 
-arrivals = uncounted_arrivals | st.builds(counted, uncounted_arrivals, amounts)
-frees = uncounted_frees | st.builds(counted, uncounted_frees, amounts)
+arrivals = uncounted_arrivals | st.builds(with_count, uncounted_arrivals, amounts)
+frees = uncounted_frees | st.builds(with_count, uncounted_frees, amounts)
 
 
 @pytest.fixture
@@ -90,36 +90,36 @@ Facts = set[tuple[str, str, str | None, str, str | None, int]]
 
 def facts(hints: list[Hint]) -> Facts:
     """All that hints say, one by one, however they are put together."""
-    said: Facts = set()
+    stated: Facts = set()
     for hint in hints:
-        subject = (hint.news, hint.queue, hint.group)
-        places = (None,) if hint.partitions is None else hint.partitions
-        counts = hint.counts or (0,) * len(places)
-        said |= {(*subject, "place", place, count) for place, count in zip(places, counts, strict=True)}
-        said |= {(*subject, "ended", lease, 0) for lease in hint.ended}
-    return said
+        subject = (hint.kind, hint.queue, hint.group)
+        partitions = (None,) if hint.partitions is None else hint.partitions
+        counts = hint.counts or (0,) * len(partitions)
+        stated |= {(*subject, "place", partition, count) for partition, count in zip(partitions, counts, strict=True)}
+        stated |= {(*subject, "ended", lease, 0) for lease in hint.ended}
+    return stated
 
 
 @given(st.lists(arrivals | frees, max_size=20))
 def test_all_that_is_packed_is_unpacked_from_datagrams_of_bounded_size(hints: list[Hint]) -> None:
     clock = FakeClock()
     packer, unpacker = Packer(SECRET, THERE, clock), Unpacker(SECRET, HERE, clock)
-    heard: list[Hint] = []
+    received: list[Hint] = []
     for datagram, notices in packer.pack(hints):
         assert len(datagram) <= MAX_BYTES
         found = hints_of(unpacker, datagram)
         assert len(found) == notices
-        heard += found
-    assert facts(heard) == facts(hints)
+        received += found
+    assert facts(received) == facts(hints)
 
 
-def test_many_small_hints_share_a_datagram_count_up_to_a_bound_and_do_not_say_who_was_told_at_the_sender(
+def test_many_small_hints_share_a_datagram_count_up_to_a_bound_and_do_not_say_who_was_notified_at_the_sender(
     packer: Packer, unpacker: Unpacker
 ) -> None:
     hints = [Hint(f"queue-{number}", "g", ("p",)) for number in range(30)]
-    much, told = Hint("q", "g", ("a", "b"), counts=(10**9, 3)), msgspec.structs.replace(HINT, told=("g",))
-    heard = [*hints, msgspec.structs.replace(much, counts=(65_535, 3)), HINT]
-    assert unpacker.unpack(packed(packer, *hints, much, told)) == heard
+    much, excluding = Hint("q", "g", ("a", "b"), counts=(10**9, 3)), msgspec.structs.replace(HINT, excluded=("g",))
+    received = [*hints, msgspec.structs.replace(much, counts=(65_535, 3)), HINT]
+    assert unpacker.unpack(packed(packer, *hints, much, excluding)) == received
 
 
 def test_a_long_list_of_partitions_fills_its_datagrams(packer: Packer) -> None:
@@ -129,17 +129,17 @@ def test_a_long_list_of_partitions_fills_its_datagrams(packer: Packer) -> None:
 
 def test_leases_that_do_not_fit_beside_the_partitions_free_no_further_place(packer: Packer, unpacker: Unpacker) -> None:
     ended = tuple(f"{number:036}" for number in range(40))
-    heard = [
+    received = [
         hint
         for datagram, _ in packer.pack([Hint("q", "g", None, ended=ended)])
         for hint in hints_of(unpacker, datagram)
     ]
-    assert [hint.partitions for hint in heard] == [None] + [()] * (len(heard) - 1)
-    assert [lease for hint in heard for lease in hint.ended] == list(ended)
+    assert [hint.partitions for hint in received] == [None] + [()] * (len(received) - 1)
+    assert [lease for hint in received for lease in hint.ended] == list(ended)
 
 
 @pytest.mark.parametrize(
-    ("content", "heard"),
+    ("content", "received"),
     [
         *(([1, "q", ["a", "b"], counts], Hint("q", None, ("a", "b"), "message")) for counts in ([1], [1, 2, 3], [])),
         ([1, "q", ["a"]], Hint("q", None, ("a",), "message")),
@@ -147,16 +147,16 @@ def test_leases_that_do_not_fit_beside_the_partitions_free_no_further_place(pack
     ],
 )
 def test_counts_that_do_not_fit_the_partitions_are_left_out_and_a_server_that_does_not_count_is_understood(
-    unpacker: Unpacker, packer: Packer, content: list[object], heard: Hint
+    unpacker: Unpacker, packer: Packer, content: list[object], received: Hint
 ) -> None:
-    assert unpacker.unpack(signed(packed(packer)[:37] + msgspec.msgpack.encode([content]))) == [heard]
+    assert unpacker.unpack(signed(packed(packer)[:37] + msgspec.msgpack.encode([content]))) == [received]
 
 
 # What is refused -------------------------------------------------------------------------------------------
 
 
 @given(st.binary(max_size=2 * MAX_BYTES))
-def test_bytes_of_anybody_are_refused_and_nothing_worse(datagram: bytes) -> None:
+def test_bytes_of_anyone_are_refused_and_nothing_worse(datagram: bytes) -> None:
     assert refusal(Unpacker(SECRET, HERE, FakeClock()), datagram) in ("size", "magic")
 
 
@@ -215,23 +215,23 @@ parts: st.SearchStrategy[KeyPart] = st.text(st.characters(exclude_categories=["C
 keys: st.SearchStrategy[Key] = st.lists(parts | st.integers(-5, 5), min_size=1, max_size=4).map(tuple)
 
 
-def travelled(news: KeyNotification, *hints: Hint) -> list[Hint | KeyNotification]:
+def travelled(notification: KeyNotification, *hints: Hint) -> list[Hint | KeyNotification]:
     """What arrives of news."""
     clock = FakeClock()
     packer, unpacker = Packer(SECRET, THERE, clock), Unpacker(SECRET, HERE, clock)
-    heard = []
-    for datagram, notices in packer.pack(hints, news):
+    received = []
+    for datagram, notices in packer.pack(hints, notification):
         assert len(datagram) <= MAX_BYTES
         found = unpacker.unpack(datagram)
         assert len(found) == notices
-        heard += found
-    return heard
+        received += found
+    return received
 
 
-def gathered_keys(*news: KeyNotification) -> KeyNotification | None:
+def gathered_keys(*notification: KeyNotification) -> KeyNotification | None:
     """What remains of news."""
     gathering = Gathering()
-    for one in news:
+    for one in notification:
         gathering.add_keys(one)
     assert gathering
     found = gathering.take_keys()
@@ -240,27 +240,27 @@ def gathered_keys(*news: KeyNotification) -> KeyNotification | None:
 
 
 @given(st.lists(keys, min_size=1, max_size=40).map(tuple))
-def test_keys_arrive_in_datagrams_of_bounded_size(told: tuple[Key, ...]) -> None:
-    heard = [
+def test_keys_arrive_in_datagrams_of_bounded_size(given_keys: tuple[Key, ...]) -> None:
+    received = [
         key
-        for news in travelled(KeyNotification(told))
-        if isinstance(news, KeyNotification)
-        for key in news.keys or (("any",),)
+        for notification in travelled(KeyNotification(given_keys))
+        if isinstance(notification, KeyNotification)
+        for key in notification.keys or (("any",),)
     ]
-    too_long = any(len(encode_key(key)) > MAX_BYTES - 120 for key in told)
-    assert heard == [("any",)] if too_long else [*map(encode_key, heard)] == [*map(encode_key, told)]
+    too_long = any(len(encode_key(key)) > MAX_BYTES - 120 for key in given_keys)
+    assert received == [("any",)] if too_long else [*map(encode_key, received)] == [*map(encode_key, given_keys)]
 
 
 def test_keys_share_a_datagram_with_hints() -> None:
     assert travelled(KeyNotification((("a",),)), Hint("q")) == [Hint("q"), KeyNotification((("a",),))]
 
 
-@pytest.mark.parametrize("news", [KeyNotification(None), KeyNotification((("a",), ("x" * 1024, "y" * 900)))])
-def test_what_does_not_fit_is_told_as_any_key(news: KeyNotification) -> None:
-    assert travelled(news) == [KeyNotification(None)]
+@pytest.mark.parametrize("notification", [KeyNotification(None), KeyNotification((("a",), ("x" * 1024, "y" * 900)))])
+def test_what_does_not_fit_is_notified_as_any_key(notification: KeyNotification) -> None:
+    assert travelled(notification) == [KeyNotification(None)]
 
 
-def test_keys_are_joined_and_told_once_and_many_become_any_key() -> None:
+def test_keys_are_joined_and_notified_once_and_many_become_any_key() -> None:
     assert gathered_keys(KeyNotification((("a",), (1,))), KeyNotification(((True,), ("a",)))) == KeyNotification(
         (("a",), (1,), (True,))
     )
@@ -301,7 +301,7 @@ def test_what_comes_after_the_window_has_passed_is_refused_and_senders_do_not_di
     assert not senders.is_new(b"a", WINDOW)
 
 
-def test_the_sender_heard_of_longest_ago_is_forgotten() -> None:
+def test_the_sender_received_longest_ago_is_forgotten() -> None:
     senders = Senders()
     for number in range(MAX_SENDERS):
         senders.is_new(b"%d" % number, 1)
@@ -314,9 +314,9 @@ def test_the_sender_heard_of_longest_ago_is_forgotten() -> None:
 # Gathering: what is about the same thing is told once ------------------------------------------------------
 
 
-PLACES = tuple(f"p{number}" for number in range(MAX_PARTITIONS + 1))
+PARTITIONS = tuple(f"p{number}" for number in range(MAX_PARTITIONS + 1))
 APART = [Hint("q", "other", ("a",)), Hint("other", "g", ("a",)), Hint("q", None, ("a",))]
-NEWS = [Hint("q", None, ("a",), "message"), Hint("q", None, ("b",), "free")]
+HINTS = [Hint("q", None, ("a",), "message"), Hint("q", None, ("b",), "free")]
 
 
 @pytest.mark.parametrize(
@@ -341,17 +341,21 @@ NEWS = [Hint("q", None, ("a",), "message"), Hint("q", None, ("b",), "free")]
             [Hint("q", "g", None, ended=("1",))],
             id="anywhere covers every place and has no counts",
         ),
-        pytest.param(NEWS, NEWS, id="arrivals and other news are kept apart"),
-        pytest.param([Hint("q", "g", (one,)) for one in PLACES[:-1]], [Hint("q", "g", PLACES[:-1])], id="many places"),
-        pytest.param([Hint("q", "g", (one,)) for one in PLACES], [Hint("q", "g", None)], id="too many are anywhere"),
+        pytest.param(HINTS, HINTS, id="arrivals and other news are kept apart"),
         pytest.param(
-            [Hint("q", None, ("a",), "message", told=("g",)), Hint("q", "g", ("a",), "message")],
+            [Hint("q", "g", (one,)) for one in PARTITIONS[:-1]], [Hint("q", "g", PARTITIONS[:-1])], id="many places"
+        ),
+        pytest.param(
+            [Hint("q", "g", (one,)) for one in PARTITIONS], [Hint("q", "g", None)], id="too many are anywhere"
+        ),
+        pytest.param(
+            [Hint("q", None, ("a",), "message", excluded=("g",)), Hint("q", "g", ("a",), "message")],
             [Hint("q", None, ("a",), "message")],
             id="arrivals for one group stay here because the general hint tells of them",
         ),
     ],
 )
-def test_what_is_about_the_same_thing_is_told_once(hints: list[Hint], remains: list[Hint]) -> None:
+def test_what_is_about_the_same_thing_is_notified_once(hints: list[Hint], remains: list[Hint]) -> None:
     gathering = Gathering()
     for hint in hints:
         gathering.add([hint])

@@ -81,7 +81,7 @@ def test_a_short_secret_is_refused_and_no_secret_is_shown() -> None:
 # Ports -----------------------------------------------------------------------------------------------------
 
 
-def test_one_server_with_peers_takes_the_port_that_it_is_told_and_without_peers_none(opened: Open) -> None:
+def test_one_server_with_peers_takes_the_port_that_it_is_notified_and_without_peers_none(opened: Open) -> None:
     assert opened(Settings()) == []
     port = free_ports(1)
     [endpoint] = opened(Settings(peers=("b:1-2", "c:3"), peer=Peer(port=port)))

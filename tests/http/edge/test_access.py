@@ -17,7 +17,7 @@ from hark.api.operations import WEBSOCKET, Reach, Role
 from hark.http.app import App
 from hark.http.routes.table import Operation
 from hark.settings import Auth, Settings
-from tests.http.edge.asking import WHO, Asking, Json, serving
+from tests.http.edge.app_client import WHO, AppClient, Json, serving
 
 OTHER = "theirs-cd81"
 """The queue that those who may use only some may not use."""
@@ -52,7 +52,7 @@ def expected(path: str, operation: Operation, identity: Identity | None) -> str 
 
 
 @pytest.mark.parametrize("who", [None, *WHO])
-async def test_every_operation_is_refused_to_exactly_those_that_the_table_says(ask: Asking, who: str | None) -> None:
+async def test_every_operation_is_refused_to_exactly_those_that_the_table_says(ask: AppClient, who: str | None) -> None:
     wrong = []
     for path, method, operation in operations(ask.app):
         answer = await ask(method, path, who)
@@ -65,7 +65,7 @@ async def test_every_operation_is_refused_to_exactly_those_that_the_table_says(a
     assert wrong == []
 
 
-async def test_the_table_has_what_the_contract_says(ask: Asking) -> None:
+async def test_the_table_has_what_the_contract_says(ask: AppClient) -> None:
     roles = {(method, path): operation.role for path, method, operation in operations(ask.app)}
     assert roles["POST", "/api/v1/push"] is Role.READ_WRITE
     assert roles["GET", "/api/v1/pop"] is Role.READ_WRITE
@@ -87,7 +87,7 @@ async def test_the_table_has_what_the_contract_says(ask: Asking) -> None:
 # Tokens ----------------------------------------------------------------------------------------------------
 
 
-async def test_tokens_that_are_much_too_long_are_refused_unread_and_not_kept(ask: Asking) -> None:
+async def test_tokens_that_are_much_too_long_are_refused_unread_and_not_kept(ask: AppClient) -> None:
     edge = ask.app.edge
     assert (await ask("GET", QUEUES, "x" * 8000)).status == 401
     kept = edge._credential_of.cache_info().currsize
@@ -106,14 +106,16 @@ async def test_tokens_that_are_much_too_long_are_refused_unread_and_not_kept(ask
         ("Bearer hark_secret_thing", 401),
     ],
 )
-async def test_a_token_may_come_bare_or_with_its_scheme_and_no_other_way(ask: Asking, value: str, status: int) -> None:
+async def test_a_token_may_come_bare_or_with_its_scheme_and_no_other_way(
+    ask: AppClient, value: str, status: int
+) -> None:
     answer = await ask("GET", QUEUES, headers={"authorization": value})
     assert answer.status == status
     assert b"secret" not in answer.body, "an answer to a wrong token does not repeat it"
     assert (await ask("GET", QUEUES, query={"token": "reader"})).status == 401
 
 
-async def test_metrics_need_a_token_unless_the_settings_say_otherwise(ask: Asking) -> None:
+async def test_metrics_need_a_token_unless_the_settings_say_otherwise(ask: AppClient) -> None:
     assert (await ask("GET", "/metrics")).status == 401
     async with serving(Settings(auth=Auth(public_metrics=True))) as ask_public:
         assert (await ask_public("GET", "/metrics")).status == 200
@@ -123,7 +125,7 @@ async def test_metrics_need_a_token_unless_the_settings_say_otherwise(ask: Askin
 # Whose a lease is ------------------------------------------------------------------------------------------
 
 
-async def test_lease_ids_are_shown_to_those_who_may_settle_and_nobody_else_by_any_route(ask: Asking) -> None:
+async def test_lease_ids_are_shown_to_those_who_may_settle_and_no_one_else_by_any_route(ask: AppClient) -> None:
     push = {"items": [{"queue": "mine", "payload": 1}]}
     assert (await ask("POST", "/api/v1/push", "writer", push)).status == 201
     popped = (await ask("GET", "/api/v1/pop/queue/mine", "writer", query={"consumerGroup": "g"})).json
@@ -132,7 +134,7 @@ async def test_lease_ids_are_shown_to_those_who_may_settle_and_nobody_else_by_an
     [holder] = [one["consumer"] for one in explained if one["reason"] == "leased"]
     assert holder.startswith("writer"), "it is known by the subject of its token"
     values = {"queue": "mine", "group": "g", "partition_id": message["partitionId"], "partition": message["partition"]}
-    query = {"queue": "mine", "minLagSeconds": "0", "partitions": "true", "places": "true", "browse": "true"}
+    query = {"queue": "mine", "minLagSeconds": "0", "partitions": "true", "positions": "true", "browse": "true"}
     shown: dict[str, list[str]] = {"reader": [], "mine-reader": [], "writer": [], "mine-writer": []}
     for pattern, methods in ask.app.table.items():
         path = "/".join(
@@ -168,7 +170,7 @@ def pushes(queue: str) -> list[tuple[str, Json]]:
 
 @pytest.mark.parametrize("way", range(len(pushes(""))))
 async def test_a_message_is_of_the_subject_of_the_token_whatever_the_body_says(
-    ask: Asking, ask_open: Asking, way: int
+    ask: AppClient, ask_open: AppClient, way: int
 ) -> None:
     path, body = pushes("q")[way]
     for server, token, producer in ((ask, "writer", "writer"), (ask_open, None, None)):
@@ -188,7 +190,7 @@ SECRETS = (OTHER, PARTITION, GROUP, TRACE, PAYLOAD)
 UNKNOWN = "00000000-7770-8000-8000-000040000000"
 
 
-class Foreign(NamedTuple):
+class OtherQueue(NamedTuple):
     """What there is in the other queue."""
 
     message_id: str
@@ -200,7 +202,7 @@ class Foreign(NamedTuple):
 
 
 @pytest.fixture
-async def foreign(ask: Asking) -> Foreign:
+async def other_queue(ask: AppClient) -> OtherQueue:
     """A message on a lease, a dead letter, a group, a trace, an intention, and an entry in the key-value store."""
     items = [
         {"queue": OTHER, "partition": PARTITION, "payload": PAYLOAD, "transactionId": f"their-{n}"} for n in (1, 2)
@@ -224,12 +226,12 @@ async def foreign(ask: Asking) -> Foreign:
     letters = (await ask("GET", "/api/v1/dlq", "reader", query={"queue": OTHER})).json["messages"]
     own = {"items": [{"queue": "mine", "payload": 1}]}
     assert (await ask("POST", "/api/v1/push", "mine-writer", own)).status == 201
-    return Foreign(
+    return OtherQueue(
         message["id"], "their-1", message["partitionId"], pop["leaseId"], letters[0]["deadLetterId"], dead["id"]
     )
 
 
-async def state(ask: Asking) -> Json:
+async def state(ask: AppClient) -> Json:
     """All that there is in the other queue, but for the ages of things."""
     queue = (await ask("GET", f"/api/v1/resources/queues/{OTHER}", "admin")).json
     groups = (await ask("GET", "/api/v1/consumer-groups", "admin", query={"queue": OTHER})).json
@@ -242,16 +244,16 @@ async def state(ask: Asking) -> Json:
     return [queue, groups, letters, messages, traces, keys]
 
 
-def bodies(found: Foreign) -> Iterator[tuple[str, str, Json]]:
+def bodies(found: OtherQueue) -> Iterator[tuple[str, str, Json]]:
     """Requests whose bodies name the other queue, or something in it."""
-    place = {"partitionId": found.partition_id, "leaseId": found.lease_id}
+    lease_ids = {"partitionId": found.partition_id, "leaseId": found.lease_id}
     push = {"type": "push", "items": [{"queue": OTHER, "payload": 1}]}
     keys = {"mutations": [{"type": "set", "key": [PARTITION], "value": 1}]}
     yield "POST", "/api/v1/push", {"items": [{"queue": "mine", "payload": 1}, {"queue": OTHER, "payload": 2}]}
     yield "POST", "/api/v1/push", {"items": [{"queue": "mine", "keysIfUndelivered": [[PARTITION]]}]}
     for name in (found.message_id, found.transaction_id):
         for status in ("completed", "failed", "dlq", "retry"):
-            ack = {"transactionId": name, "status": status} | place
+            ack = {"transactionId": name, "status": status} | lease_ids
             yield "POST", "/api/v1/ack", ack
             yield "POST", "/api/v1/ack/batch", {"acknowledgments": [ack]}
             yield "POST", "/api/v1/transaction", {"operations": [{"type": "ack"} | ack]}
@@ -277,7 +279,7 @@ def bodies(found: Foreign) -> Iterator[tuple[str, str, Json]]:
     yield "POST", "/keyval/api/keys/batch", {"keys": [[PARTITION]]}
 
 
-def paths(ask: Asking, found: Foreign) -> Iterator[tuple[str, str]]:
+def paths(ask: AppClient, found: OtherQueue) -> Iterator[tuple[str, str]]:
     """Every route of the table with whatever of the other queue its path can name."""
     ids = [found.message_id, found.dead_letter_id, found.dead_message_id]
     for pattern, methods in ask.app.table.items():
@@ -305,33 +307,35 @@ QUERIES: list[dict[str, str]] = [
 ]
 
 
-async def check(ask: Asking, who: str, method: str, target: str, body: Json, query: dict[str, str]) -> None:
+async def check(ask: AppClient, who: str, method: str, target: str, body: Json, query: dict[str, str]) -> None:
     """Ask, and look through the answer for what was not in the question."""
     path, _, rest = target.partition("?")
-    asked = query | dict(part.split("=") for part in rest.split("&") if part)
-    answer = await ask(method, path, who, body, query=asked)
+    request = query | dict(part.split("=") for part in rest.split("&") if part)
+    answer = await ask(method, path, who, body, query=request)
     assert answer.status < 500, (method, path, answer.body)
-    said = f"{path} {asked} {body}"
-    told = answer.body.decode() + str(answer.headers)
-    leaked = [secret for secret in SECRETS if secret in told and secret not in said]
-    assert not leaked, (method, said, told)
+    request_text = f"{path} {request} {body}"
+    answer_text = answer.body.decode() + str(answer.headers)
+    leaked = [secret for secret in SECRETS if secret in answer_text and secret not in request_text]
+    assert not leaked, (method, request_text, answer_text)
 
 
 @pytest.mark.parametrize("who", ["mine-reader", "mine-writer", "mine-admin"])
 async def test_nothing_of_another_queue_is_seen_or_changed_by_any_route(
-    ask: Asking, foreign: Foreign, who: str
+    ask: AppClient, other_queue: OtherQueue, who: str
 ) -> None:
     before = await state(ask)
-    for method, path in paths(ask, foreign):
+    for method, path in paths(ask, other_queue):
         for query in QUERIES:
             await check(ask, who, method, path, None, query)
-    for method, path, body in bodies(foreign):
+    for method, path, body in bodies(other_queue):
         await check(ask, who, method, path, body, {})
     assert await state(ask) == before
 
 
-async def test_an_id_of_another_queue_is_answered_like_one_that_nothing_has(ask: Asking, foreign: Foreign) -> None:
-    real = [*foreign, OTHER, GROUP, TRACE]
+async def test_an_id_of_another_queue_is_answered_like_one_that_nothing_has(
+    ask: AppClient, other_queue: OtherQueue
+) -> None:
+    real = [*other_queue, OTHER, GROUP, TRACE]
 
     def general(text: str) -> str:
         for name in (*real, UNKNOWN):
@@ -339,13 +343,13 @@ async def test_an_id_of_another_queue_is_answered_like_one_that_nothing_has(ask:
         return re.sub(r'"transactionId":"[^"]*"', "", text)
 
     def with_unknown(value: str) -> str:
-        for name in foreign:
+        for name in other_queue:
             value = value.replace(name, UNKNOWN)
         return value
 
-    asked = [(method, path, None) for method, path in paths(ask, foreign)] + list(bodies(foreign))
+    request = [(method, path, None) for method, path in paths(ask, other_queue)] + list(bodies(other_queue))
     compared = 0
-    for method, target, body in asked:
+    for method, target, body in request:
         path, _, rest = target.partition("?")
         query = dict(part.split("=") for part in rest.split("&") if part)
         if with_unknown(f"{path}{body}") == f"{path}{body}" or path.startswith("/api/v1/lease/"):
@@ -359,7 +363,7 @@ async def test_an_id_of_another_queue_is_answered_like_one_that_nothing_has(ask:
     assert compared > 30
 
 
-async def test_what_one_may_use_works_as_for_everybody(ask: Asking) -> None:
+async def test_what_one_may_use_works_as_for_everyone(ask: AppClient) -> None:
     pushed = await ask("POST", "/api/v1/push", "mine-writer", {"items": [{"queue": "mine", "payload": 1}] * 3})
     assert pushed.status == 201
     for name in ("transaction_id", "message_id"):
@@ -407,7 +411,7 @@ LABELLED = {"namespace": "billing", "task": "inbox", "options": {"priority": 1_0
     ],
 )
 async def test_rule_27_a_restricted_token_labels_no_queue_with_a_namespace_of_others(
-    ask: Asking, who: str, path: str, body: Json
+    ask: AppClient, who: str, path: str, body: Json
 ) -> None:
     query = {"queue": "billing.inbox.1"} if path.startswith("/keyval") else None
     answer = await ask("POST" if body else "GET", path, who, body, query=query)
@@ -418,7 +422,7 @@ async def test_rule_27_a_restricted_token_labels_no_queue_with_a_namespace_of_ot
     assert (await ask("GET", "/api/v1/pop", "writer", query={"task": "inbox"})).status == 204
 
 
-async def test_rule_27_a_restricted_token_labels_queues_of_a_namespace_that_its_patterns_cover(ask: Asking) -> None:
+async def test_rule_27_a_restricted_token_labels_queues_of_a_namespace_that_its_patterns_cover(ask: AppClient) -> None:
     await ask("POST", "/api/v1/push", "mine-writer", {"items": [{"queue": "mine.jobs.1", **ITEM}]})
     [queue] = (await ask("GET", QUEUES, "admin")).json["queues"]
     assert (queue["namespace"], queue["task"]) == ("mine", "jobs")

@@ -15,7 +15,7 @@ from hark.http.audit import AUDITED, KEPT, Audit
 from hark.http.exchange import Exchange
 from hark.settings import Audit as AuditSettings
 from hark.settings import Settings
-from tests.http.edge.asking import Asking, Json, serving
+from tests.http.edge.app_client import AppClient, Json, serving
 
 SECRET = "the-payload-of-a-message"
 
@@ -25,14 +25,14 @@ def request() -> Exchange:
     return Exchange("POST", b"/api/v1/push", b"", {}, ("10.0.0.9", 1), secure=False)
 
 
-async def records(ask: Asking) -> list[Json]:
+async def records(ask: AppClient) -> list[Json]:
     """What the server shows of the log, oldest first."""
     found: list[Json] = (await ask("GET", "/api/v1/system/audit", "admin")).json["records"]
     return found[::-1]
 
 
 async def test_actions_are_written_down_with_who_what_and_how_it_ended(
-    ask: Asking, caplog: pytest.LogCaptureFixture
+    ask: AppClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "hark.audit"):
         await ask("POST", "/api/v1/configure", "writer", {"queue": "q", "options": {"leaseTime": 5}})
@@ -61,12 +61,12 @@ async def test_actions_are_written_down_with_who_what_and_how_it_ended(
     assert SECRET not in str(logged)
 
 
-async def test_names_that_are_much_too_long_are_not_kept_whole(ask: Asking) -> None:
+async def test_names_that_are_much_too_long_are_not_kept_whole(ask: AppClient) -> None:
     assert (await ask("DELETE", f"/api/v1/resources/queues/{'x' * 5000}", "admin")).status == 400
     assert (await records(ask))[-1]["target"] == {"queue": "x" * 255}
 
 
-async def test_who_is_not_let_in_is_written_down_without_the_token(ask: Asking) -> None:
+async def test_who_is_not_let_in_is_written_down_without_the_token(ask: AppClient) -> None:
     await ask("POST", "/api/v1/push", "wrong-token")
     await ask("DELETE", "/api/v1/resources/queues/q", "reader")
     await ask("POST", "/api/v1/push", "mine-writer", {"items": [{"queue": "theirs"}]})
@@ -86,7 +86,7 @@ async def test_who_is_not_let_in_is_written_down_without_the_token(ask: Asking) 
 
 
 async def test_who_comes_without_any_token_is_counted_but_not_written_down(
-    ask: Asking, caplog: pytest.LogCaptureFixture
+    ask: AppClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     evil = {"origin": "https://evil.example"}
     with caplog.at_level(logging.INFO, "hark.audit"):
@@ -97,8 +97,8 @@ async def test_who_comes_without_any_token_is_counted_but_not_written_down(
             assert (await ask("DELETE", "/api/v1/session", headers=cookie)).status == 200, "nobody logs out"
     assert (await records(ask), caplog.records) == ([], [])
     shown = (await ask("GET", "/metrics", "reader")).body.decode()
-    [counted] = [line for line in shown.splitlines() if "/api/v1/push" in line and 'status="401"' in line]
-    assert counted.endswith(" 3.0")
+    [counter] = [line for line in shown.splitlines() if "/api/v1/push" in line and 'status="401"' in line]
+    assert counter.endswith(" 3.0")
 
 
 @pytest.mark.parametrize(
@@ -113,14 +113,14 @@ async def test_who_comes_without_any_token_is_counted_but_not_written_down(
     ids=str,
 )
 async def test_who_comes_with_a_token_and_is_refused_is_written_down(
-    ask: Asking, headers: dict[str, str], code: str
+    ask: AppClient, headers: dict[str, str], code: str
 ) -> None:
     await ask("POST", "/api/v1/push", headers=headers)
     assert [(one["action"], one["result"]) for one in await records(ask)] == [("refused", code)]
 
 
 async def test_without_authentication_actions_are_written_down_without_a_subject_and_refusals_are_not(
-    ask_open: Asking,
+    ask_open: AppClient,
 ) -> None:
     await ask_open("DELETE", "/api/v1/resources/queues/q")
     await ask_open("DELETE", "/api/v1/resources/queues/q", headers={"host": "evil.example"})
@@ -136,7 +136,7 @@ async def test_without_authentication_actions_are_written_down_without_a_subject
     )
 
 
-async def test_every_name_of_an_audited_endpoint_is_one(ask: Asking) -> None:
+async def test_every_name_of_an_audited_endpoint_is_one(ask: AppClient) -> None:
     names = {operation.endpoint.__name__ for methods in ask.app.table.values() for operation in methods.values()}
     assert names >= AUDITED
 

@@ -13,19 +13,19 @@ from hark.http import admission
 from hark.http.admission import FAILURES, WINDOW_SECONDS, Guesses, cookie_value, set_cookie
 from hark.http.exchange import RequestIds
 from hark.settings import Auth, Cors, Settings
-from tests.http.edge.asking import Asking, Json, Off, serving
+from tests.http.edge.app_client import AppClient, Json, Off, serving
 
 QUEUES = "/api/v1/resources/queues"
 SESSION = "/api/v1/session"
 EVIL = "https://evil.example"
 TOOLS = "https://tools.example"
 PUSH = {"items": [{"queue": "q", "payload": 1}]}
-NOBODY = {"required": True, "authenticated": False, "subject": "", "role": None, "queues": []}
+ANONYMOUS = {"required": True, "authenticated": False, "subject": "", "role": None, "queues": []}
 
 # Headers ---------------------------------------------------------------------------------------------------
 
 
-async def test_no_answer_of_any_route_may_be_taken_for_something_else_or_kept(ask: Asking) -> None:
+async def test_no_answer_of_any_route_may_be_taken_for_something_else_or_kept(ask: AppClient) -> None:
     for pattern, methods in ask.app.table.items():
         for method in methods:
             if method == WEBSOCKET:
@@ -38,7 +38,7 @@ async def test_no_answer_of_any_route_may_be_taken_for_something_else_or_kept(as
                     assert answer.headers["cache-control"].startswith(("no-store", "no-cache")), (pattern, token)
 
 
-async def test_pages_may_load_nothing_but_their_own_files_and_show_in_no_frame(ask: Asking) -> None:
+async def test_pages_may_load_nothing_but_their_own_files_and_show_in_no_frame(ask: AppClient) -> None:
     answer = await ask("GET", "/")
     assert answer.status == 200
     policy = answer.headers["content-security-policy"]
@@ -58,7 +58,7 @@ async def test_pages_may_load_nothing_but_their_own_files_and_show_in_no_frame(a
 # Request ids -----------------------------------------------------------------------------------------------
 
 
-async def test_the_clients_request_id_comes_back_in_every_answer_and_what_is_none_is_replaced(ask: Asking) -> None:
+async def test_the_clients_request_id_comes_back_in_every_answer_and_what_is_none_is_replaced(ask: AppClient) -> None:
     for given in ("abc", "A.b_c-1", "x" * 128):
         for method, path, token in (
             ("POST", "/api/v1/push", "writer"),
@@ -80,7 +80,7 @@ async def test_the_clients_request_id_comes_back_in_every_answer_and_what_is_non
 
 @pytest.mark.parametrize("later", [False, True])
 async def test_a_bug_is_answered_with_the_id_that_its_lines_in_the_log_have(
-    ask: Asking, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, later: bool
+    ask: AppClient, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, later: bool
 ) -> None:
     def broken(*_arguments: object) -> asyncio.Future[Json]:
         failed: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
@@ -118,7 +118,7 @@ async def test_a_bug_is_answered_with_the_id_that_its_lines_in_the_log_have(
     ],
     ids=str,
 )
-async def test_a_page_of_another_site_can_not_even_pop(ask_open: Asking, headers: dict[str, str]) -> None:
+async def test_a_page_of_another_site_can_not_even_pop(ask_open: AppClient, headers: dict[str, str]) -> None:
     assert (await ask_open("POST", "/api/v1/push", None, PUSH)).status == 201
     for method, path in (("GET", "/api/v1/pop/queue/q"), ("POST", "/api/v1/push"), ("DELETE", "/api/v1/dlq")):
         answer = await ask_open(method, path, None, PUSH, headers=headers)
@@ -139,12 +139,12 @@ async def test_a_page_of_another_site_can_not_even_pop(ask_open: Asking, headers
     ],
     ids=str,
 )
-async def test_programs_and_pages_of_this_server_are_served(ask: Asking, headers: dict[str, str]) -> None:
+async def test_programs_and_pages_of_this_server_are_served(ask: AppClient, headers: dict[str, str]) -> None:
     assert (await ask("POST", "/api/v1/push", "writer", PUSH, headers=headers)).status == 201
     assert (await ask("GET", "/api/v1/pop/queue/q", "writer", headers=headers)).status == 200
 
 
-async def test_a_link_from_another_site_leads_to_the_dashboard_but_is_no_way_to_act(ask: Asking) -> None:
+async def test_a_link_from_another_site_leads_to_the_dashboard_but_is_no_way_to_act(ask: AppClient) -> None:
     link = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
     picture = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}
     assert (await ask("GET", "/", headers=link)).status == 200
@@ -155,25 +155,25 @@ async def test_a_link_from_another_site_leads_to_the_dashboard_but_is_no_way_to_
 # CORS ------------------------------------------------------------------------------------------------------
 
 
-async def test_nothing_is_said_of_other_sites_where_none_are_named(ask_open: Asking) -> None:
+async def test_nothing_is_stated_of_other_sites_where_none_are_named(ask_open: AppClient) -> None:
     answer = await ask_open("GET", QUEUES)
     assert not [name for name in answer.headers if name.startswith("access-control") or name == "vary"]
-    wish = {"origin": EVIL, "access-control-request-method": "POST"}
-    answer = await ask_open("OPTIONS", "/api/v1/push", headers=wish)
+    params = {"origin": EVIL, "access-control-request-method": "POST"}
+    answer = await ask_open("OPTIONS", "/api/v1/push", headers=params)
     assert (answer.status, answer.code) == (403, "cross_origin")
     assert (await ask_open("OPTIONS", "/api/v1/push")).status == 405
 
 
 async def test_a_named_site_may_ask_and_read() -> None:
     async with serving(Settings(cors=Cors(origins=(TOOLS,)))) as ask:
-        wish = {"origin": TOOLS, "access-control-request-method": "POST", "sec-fetch-site": "cross-site"}
-        answer = await ask("OPTIONS", "/api/v1/push", headers=wish)
+        params = {"origin": TOOLS, "access-control-request-method": "POST", "sec-fetch-site": "cross-site"}
+        answer = await ask("OPTIONS", "/api/v1/push", headers=params)
         assert (answer.status, answer.body) == (204, b"")
         assert answer.headers["access-control-allow-origin"] == TOOLS
         assert "POST" in answer.headers["access-control-allow-methods"]
         assert "authorization" in answer.headers["access-control-allow-headers"]
         assert answer.headers["vary"] == "origin"
-        asked = {"origin": TOOLS, "sec-fetch-site": "cross-site"}
+        requests = {"origin": TOOLS, "sec-fetch-site": "cross-site"}
         for method, path, token, status in (
             ("POST", "/api/v1/push", "writer", 201),
             ("GET", "/api/v1/pop/queue/q", "writer", 200),
@@ -182,7 +182,7 @@ async def test_a_named_site_may_ask_and_read() -> None:
             ("GET", QUEUES, None, 401),
             ("GET", "/api/v1/nothing", None, 404),
         ):
-            answer = await ask(method, path, token, PUSH, headers=asked)
+            answer = await ask(method, path, token, PUSH, headers=requests)
             assert answer.status == status
             assert (answer.headers["access-control-allow-origin"], answer.headers["vary"]) == (TOOLS, "origin")
             assert "access-control-allow-credentials" not in answer.headers
@@ -205,7 +205,7 @@ async def test_the_cookie_of_the_dashboard_does_not_count_for_other_sites(origin
 
 
 async def test_localhost_and_addresses_are_good_names_for_a_server_without_tokens_and_others_are_refused(
-    ask_open: Asking,
+    ask_open: AppClient,
 ) -> None:
     for host in ("evil.example", "evil.example:6632", "localhost.evil.example", "[", "", "a b"):
         for headers in ({"host": host}, {"host": host, "origin": f"http://{host}", "sec-fetch-site": "same-origin"}):
@@ -216,7 +216,7 @@ async def test_localhost_and_addresses_are_good_names_for_a_server_without_token
         assert (await ask_open("GET", QUEUES, headers={"host": host})).status == 200, host
 
 
-async def test_a_name_is_good_if_the_settings_say_so_or_tokens_are_needed(ask: Asking) -> None:
+async def test_a_name_is_good_if_the_settings_say_so_or_tokens_are_needed(ask: AppClient) -> None:
     there = {"host": "hark.example:6632"}
     assert (await ask("GET", QUEUES, "reader", headers=there | BROWSERS["plain http"])).status == 200
     for settings in (
@@ -267,8 +267,13 @@ async def test_other_machines_use_any_name_for_a_server_without_tokens_and_their
             for method, path, status in (("POST", "/api/v1/push", 201), ("GET", QUEUES, 200), ("GET", "/health", 200)):
                 answer = await ask(method, path, None, PUSH, headers={"host": REBOUND} | program)
                 assert answer.status == status, (path, program)
-        asked = (("GET", QUEUES), ("GET", "/api/v1/pop/queue/q"), ("POST", "/api/v1/push"), ("DELETE", "/api/v1/dlq"))
-        for method, path in (*asked, *PUBLIC):
+        requests = (
+            ("GET", QUEUES),
+            ("GET", "/api/v1/pop/queue/q"),
+            ("POST", "/api/v1/push"),
+            ("DELETE", "/api/v1/dlq"),
+        )
+        for method, path in (*requests, *PUBLIC):
             answer = await ask(method, path, None, PUSH, headers={"host": REBOUND} | browser)
             assert (answer.status, answer.code) == (403, "host_not_allowed"), (path, "a program used the name before")
         assert (await ask("GET", f"{QUEUES}/q")).json["totals"]["pending"] == len(PROGRAMS)
@@ -306,11 +311,11 @@ def kept(header: str) -> dict[str, str]:
     return {"cookie": header.partition(";")[0]}
 
 
-async def test_a_token_becomes_a_cookie_that_lets_in_until_logout(ask: Asking) -> None:
-    assert (await ask("GET", SESSION)).json == NOBODY
+async def test_a_token_becomes_a_cookie_that_lets_in_until_logout(ask: AppClient) -> None:
+    assert (await ask("GET", SESSION)).json == ANONYMOUS
     answer = await ask("POST", SESSION, body={"token": "mine-reader"})
     assert answer.status == 200
-    who = NOBODY | {"authenticated": True, "subject": "mine-reader", "role": "read-only", "queues": ["mine*"]}
+    who = ANONYMOUS | {"authenticated": True, "subject": "mine-reader", "role": "read-only", "queues": ["mine*"]}
     assert answer.json == who
     cookie = answer.headers["set-cookie"]
     assert cookie == "hark_session=mine-reader; Path=/; HttpOnly; SameSite=Strict"
@@ -318,13 +323,13 @@ async def test_a_token_becomes_a_cookie_that_lets_in_until_logout(ask: Asking) -
     assert (await ask("GET", QUEUES, headers=kept(cookie))).status == 200
     assert (await ask("DELETE", f"{QUEUES}/mine", headers=kept(cookie))).status == 403
     answer = await ask("DELETE", SESSION, headers=kept(cookie))
-    assert (answer.status, answer.json) == (200, NOBODY)
+    assert (answer.status, answer.json) == (200, ANONYMOUS)
     assert answer.headers["set-cookie"].startswith("hark_session=;")
     assert "Max-Age=0" in answer.headers["set-cookie"]
 
 
 async def test_a_login_over_tls_keeps_to_it_also_behind_a_proxy_and_one_from_elsewhere_or_too_long_is_refused(
-    ask: Asking,
+    ask: AppClient,
 ) -> None:
     page = {"host": "hark.example", "origin": "https://hark.example"}
     for headers, scheme in (({}, "https"), (page, "http")):
@@ -336,22 +341,22 @@ async def test_a_login_over_tls_keeps_to_it_also_behind_a_proxy_and_one_from_els
     assert (answer.status, answer.code) == (413, "body_too_large")
 
 
-async def test_a_header_counts_before_a_cookie_and_a_wrong_cookie_is_a_401(ask: Asking) -> None:
+async def test_a_header_counts_before_a_cookie_and_a_wrong_cookie_is_a_401(ask: AppClient) -> None:
     cookie = {"cookie": "other=1; hark_session=admin"}
     assert (await ask("DELETE", f"{QUEUES}/q", headers=cookie)).status == 200
     assert (await ask("DELETE", f"{QUEUES}/q", "reader", headers=cookie)).status == 403
     assert (await ask("GET", QUEUES, headers={"cookie": "hark_session=old"})).status == 401
-    assert (await ask("GET", SESSION, headers={"cookie": "hark_session=old"})).json == NOBODY
+    assert (await ask("GET", SESSION, headers={"cookie": "hark_session=old"})).json == ANONYMOUS
 
 
-async def test_without_authentication_nobody_has_to_log_in(ask_open: Asking) -> None:
+async def test_without_authentication_no_one_has_to_log_in(ask_open: AppClient) -> None:
     who = {"required": False, "authenticated": True, "subject": "", "role": "admin", "queues": ["*"]}
     assert (await ask_open("GET", SESSION)).json == who
     answer = await ask_open("POST", SESSION, body={"token": "whatever"})
     assert (answer.json, answer.headers.get("set-cookie")) == (who, None)
 
 
-async def test_guessing_is_stopped_by_address(ask: Asking) -> None:
+async def test_guessing_is_stopped_by_address(ask: AppClient) -> None:
     for _ in range(FAILURES):
         answer = await ask("POST", SESSION, body={"token": "wrong"}, client="10.0.0.1")
         assert (answer.status, answer.headers.get("set-cookie")) == (401, None)

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import httpx
 
 from tests.http.api import Json, read, texts
-from tests.http.streaming import PATIENCE, Events
+from tests.http.streaming import WAIT_SECONDS, Events
 
 BASE = "/keyval/api"
 
@@ -106,7 +106,7 @@ class Watch(Events):
 def watching(url: str, path: str = "/watch", **query: Any) -> Iterator[Watch]:
     """A watch that has begun."""
     with (
-        httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as client,
+        httpx.Client(base_url=url, timeout=WAIT_SECONDS, trust_env=False) as client,
         client.stream("GET", f"{BASE}{path}", params=texts(query)) as response,
     ):
         assert response.status_code == 200, response.read()

@@ -194,7 +194,7 @@ def test_pages_go_on_behind_a_key_that_was_removed(keys: Keys) -> None:
 # Bodies ----------------------------------------------------------------------------------------------------
 
 
-def test_a_list_can_be_asked_for_with_exact_types(keys: Keys) -> None:
+def test_a_list_can_be_requested_with_exact_types(keys: Keys) -> None:
     for part in ("1", 1, 2, 3):
         keys.put_exactly("n", part, "x", value=part)
     ask = {"prefix": keys.key("n"), "start": keys.key("n", 1), "end": keys.key("n", 3), "reverse": True}
@@ -207,8 +207,8 @@ def test_a_list_can_be_asked_for_with_exact_types(keys: Keys) -> None:
 
 def test_a_batch_has_the_entries_in_the_order_of_the_request(keys: Keys) -> None:
     stamp = keys.put("a", value=None)
-    asked = [keys.key("a"), keys.key("b"), keys.key("a")]
-    first, missing, second = read(keys.client.post(f"{BASE}/keys/batch", json={"keys": asked}))
+    requested = [keys.key("a"), keys.key("b"), keys.key("a")]
+    first, missing, second = read(keys.client.post(f"{BASE}/keys/batch", json={"keys": requested}))
     assert first == second == {"key": keys.key("a"), "value": None, "versionstamp": stamp}
     assert missing == {"key": keys.key("b"), "value": None, "versionstamp": None}
 
@@ -216,10 +216,10 @@ def test_a_batch_has_the_entries_in_the_order_of_the_request(keys: Keys) -> None
 def test_a_batch_is_deleted_in_one_go(keys: Keys) -> None:
     for path in ("a", "a/1", "b", "b/1", "c"):
         keys.put(*path.split("/"), value=1)
-    asked: Json = {"keys": [keys.key("a"), keys.key("nothing")], "exact": True}
-    assert read(keys.client.post(f"{BASE}/keys/delete-batch", json=asked)) == {"deletedCount": 1}
-    asked = {"keys": [keys.key("a"), keys.key("b"), keys.key("b", 1)]}
-    assert read(keys.client.post(f"{BASE}/keys/delete-batch", json=asked)) == {"deletedCount": 3}
+    requested: Json = {"keys": [keys.key("a"), keys.key("nothing")], "exact": True}
+    assert read(keys.client.post(f"{BASE}/keys/delete-batch", json=requested)) == {"deletedCount": 1}
+    requested = {"keys": [keys.key("a"), keys.key("b"), keys.key("b", 1)]}
+    assert read(keys.client.post(f"{BASE}/keys/delete-batch", json=requested)) == {"deletedCount": 3}
     assert keys.listed() == [["c"]]
 
 
@@ -321,7 +321,7 @@ def test_a_cursor_means_its_key_and_needs_no_encoding(key: Key) -> None:
 
 
 @given(keys=st.lists(_keys, max_size=10), encoded=st.booleans())
-def test_what_a_client_was_told_it_can_send_back_encoded_or_not(keys: Sequence[Key], encoded: bool) -> None:
+def test_what_a_client_was_notified_it_can_send_back_encoded_or_not(keys: Sequence[Key], encoded: bool) -> None:
     below: list[Key] = [("p", *key) for key in keys]
     shown = {encode_key(key): Shown(key, version) for version, key in enumerate(below)}
     text = known_text(shown)

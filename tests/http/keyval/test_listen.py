@@ -12,7 +12,7 @@ import pytest
 from hark.settings import Queue, Settings
 from tests.http.api import Json, read, texts
 from tests.http.keyval.work import BASE, Work
-from tests.http.streaming import PATIENCE, Events, inside
+from tests.http.streaming import WAIT_SECONDS, Events, inside
 
 RETRY = b"retry: 1000\n\n"
 PING = b"event: ping\ndata: \n\n"
@@ -22,7 +22,7 @@ PING = b"event: ping\ndata: \n\n"
 def listening(url: str, queue: str, **query: Any) -> Iterator[Events]:
     """A stream, which has been answered."""
     with (
-        httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as client,
+        httpx.Client(base_url=url, timeout=WAIT_SECONDS, trust_env=False) as client,
         client.stream("GET", f"{BASE}/listen", params=texts({"queue": queue} | query)) as response,
     ):
         assert response.status_code == 200, response.read()
@@ -47,7 +47,7 @@ def test_a_message_is_an_event_with_an_id_and_one_line_of_data(work: Work, serve
         assert read(work.post("/ack", {"id": id, "receipt": receipt.decode()})) == {"ok": True}
 
 
-def test_an_idle_listener_hears_at_once_that_it_is_connected(server_url: str, queue: str) -> None:
+def test_an_idle_listener_receives_at_once_that_it_is_connected(server_url: str, queue: str) -> None:
     with listening(server_url, queue) as events:
         assert events.frame() == PING
 
@@ -55,7 +55,7 @@ def test_an_idle_listener_hears_at_once_that_it_is_connected(server_url: str, qu
 def test_where_a_client_left_off_does_not_matter(work: Work, server_url: str, queue: str) -> None:
     id = work.enqueue(1)
     with (
-        httpx.Client(base_url=server_url, timeout=PATIENCE, headers={"Last-Event-ID": id}) as client,
+        httpx.Client(base_url=server_url, timeout=WAIT_SECONDS, headers={"Last-Event-ID": id}) as client,
         client.stream("GET", f"{BASE}/listen", params={"queue": queue}) as response,
     ):
         events = Events(response)
@@ -81,14 +81,14 @@ def test_no_more_is_unsettled_than_prefetch_says(
     for number in range(6):
         work.enqueue(number)
     with listening(server_url, queue, prefetch=2) as events:
-        held = [events.message(), events.message()]
+        leased = [events.message(), events.message()]
         # The rest is for others, so the listener did not take it.
         assert events.next()[0] == "ping"
         assert work.stats() == (4, 2, 0)
         for number in range(2, 6):
-            assert settle(work, held.pop(0)) == {"ok": True}
-            held.append(events.message())
-            assert held[-1]["value"] == number
+            assert settle(work, leased.pop(0)) == {"ok": True}
+            leased.append(events.message())
+            assert leased[-1]["value"] == number
 
 
 def test_the_server_says_how_much_a_listener_gets_that_does_not(queue: str) -> None:

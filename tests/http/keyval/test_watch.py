@@ -16,7 +16,7 @@ from hark.settings import Limits, Settings
 from tests.http.api import Json, read, refusal
 from tests.http.keyval.keys import BASE, Keys, watching
 from tests.http.keyval.work import WAIT, Work
-from tests.http.streaming import PATIENCE, Inside, deaf, inside
+from tests.http.streaming import WAIT_SECONDS, Inside, deaf, inside
 
 PREFIX = "/watch/prefix/poll"
 
@@ -92,7 +92,7 @@ def test_keys_may_be_given_with_exact_types(server_url: str, keys: Keys) -> None
         assert watch.change() == (keys.key("17"), "mine")
 
 
-def test_an_entry_that_expires_is_told_as_gone_at_its_time(server_url: str, keys: Keys) -> None:
+def test_an_entry_that_expires_is_notified_as_gone_at_its_time(server_url: str, keys: Keys) -> None:
     with watching(server_url, keys=f"{keys.root}/a", initial=False) as watch:
         written = time.monotonic()
         keys.put("a", value=1, expiresIn=200)
@@ -148,7 +148,7 @@ def test_undelivered_messages_wake_those_who_watch_their_keys(server_url: str, k
 
 def until_watched(server: Inside, number: int = 1) -> None:
     """Return when there are that many watchers."""
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + WAIT_SECONDS
     while server.look(lambda: len(server.broker.keyvalue.watchers)) != number:
         assert time.monotonic() < until
 
@@ -161,8 +161,8 @@ def test_watches_that_are_over_leave_nothing_behind(own: Inside, own_keys: Keys)
         with watching(own.url, "/watch/prefix", prefix="r", initial=False):
             pass
     until_watched(own, 0)
-    held = own.look(lambda: vars(own.broker.keyvalue.watchers))
-    assert (held["_by_key"], held["_by_prefix"]) == ({}, {})
+    registered = own.look(lambda: vars(own.broker.keyvalue.watchers))
+    assert (registered["_by_key"], registered["_by_prefix"]) == ({}, {})
 
 
 def test_a_client_that_does_not_read_holds_the_last_value_of_each_key_at_most() -> None:
@@ -175,7 +175,7 @@ def test_a_client_that_does_not_read_holds_the_last_value_of_each_key_at_most() 
             [watcher] = server.look(lambda: list(server.broker.keyvalue.watchers._all))
             for _ in range(20):
                 keys.put("a", value="x" * 1_000_000)
-            assert len(watcher._told) <= 1
+            assert len(watcher._outdated) <= 1
         until_watched(server, 0)
 
 
@@ -201,28 +201,28 @@ def test_a_server_that_stops_ends_its_watches_and_answers_polls(own: Inside, own
         with pytest.raises(StopIteration):
             while watch.frame():
                 pass
-        assert poll.result(PATIENCE) == {"entries": [], "versionstamps": [""]}
+        assert poll.result(WAIT_SECONDS) == {"entries": [], "versionstamps": [""]}
 
 
 # Polls of keys ---------------------------------------------------------------------------------------------
 
 
 def test_a_poll_gives_what_changed_since_the_versions_of_the_one_before(keys: Keys) -> None:
-    asked = ",".join(f"{keys.root}/{name}" for name in ("a", "b", "c"))
+    requested = ",".join(f"{keys.root}/{name}" for name in ("a", "b", "c"))
     stamp = keys.put("b", value=1)
-    answer = keys.poll(keys=asked)
+    answer = keys.poll(keys=requested)
     assert [entry["key"] for entry in answer["entries"]] == [keys.key("b")]
     assert answer["versionstamps"] == ["", stamp, ""]
     known = ",".join(answer["versionstamps"])
     begun = time.monotonic()
     waits: list[Json] = [{}, {"wait": True, "timeout": 100}]
     for waiting in waits:
-        unchanged = keys.poll(keys=asked, versionstamps=known, **waiting)
+        unchanged = keys.poll(keys=requested, versionstamps=known, **waiting)
         assert unchanged == {"entries": [], "versionstamps": ["", stamp, ""]}
     assert time.monotonic() - begun >= 0.1
     newer = keys.put("c", value=2)
     keys.delete("b")
-    answer = keys.poll(keys=asked, versionstamps=known)
+    answer = keys.poll(keys=requested, versionstamps=known)
     assert answer["versionstamps"] == ["", "", newer]
     assert answer["entries"] == [
         {"key": keys.key("b"), "value": None, "versionstamp": None},
@@ -237,10 +237,10 @@ def test_a_poll_that_waits_is_answered_at_the_change(own: Inside, own_keys: Keys
         prefix = thread.submit(own_keys.poll, PREFIX, prefix="r", versionstamps=f"r/a:{stamp}", **WAIT)
         until_watched(own, 2)
         own_keys.put("b", value=2)
-        answer = poll.result(PATIENCE)
+        answer = poll.result(WAIT_SECONDS)
         assert [entry["value"] for entry in answer["entries"]] == [2]
         assert answer["versionstamps"][0] == stamp
-        assert [entry["value"] for entry in prefix.result(PATIENCE)["entries"]] == [2]
+        assert [entry["value"] for entry in prefix.result(WAIT_SECONDS)["entries"]] == [2]
     until_watched(own, 0)
 
 

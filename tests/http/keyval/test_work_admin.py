@@ -32,7 +32,7 @@ def test_the_numbers_follow_the_life_of_messages(work: Work) -> None:
     assert work.stats() == (3, 0, 1)
 
 
-def test_asking_makes_no_queue_but_settings_do_and_keep_other_options(work: Work, api: Api, queue: str) -> None:
+def test_requesting_makes_no_queue_but_settings_do_and_keep_other_options(work: Work, api: Api, queue: str) -> None:
     assert (work.stats(), work.dead()) == ((0, 0, 0), [])
     assert read(work.get("/settings"))["inherited"]
     refusal(api.get(f"/resources/queues/{queue}"), 404)

@@ -106,7 +106,7 @@ class Generator:
         version = b"1.1" if self.chance() < 0.98 else b"1.0\r\nConnection: keep-alive"
         return b"GET %b HTTP/%b\r\nHost: h\r\n\r\n" % (self.pick(TARGETS), version)
 
-    def pieces(self, stream: bytes) -> list[bytes]:
+    def chunks(self, stream: bytes) -> list[bytes]:
         """Cut a stream into pieces of random size."""
         size = min(max(self.pick((1, 10, 60, 400, 5000)), len(stream) // 100), len(stream))
         cuts = [] if not size else self.random.choices(range(len(stream)), k=len(stream) // size)

@@ -10,8 +10,8 @@ import httpx
 
 from hark.settings import Limits, Settings
 from tests.http.api import Api, Json, read, refusal
-from tests.http.edge.asking import Tokens
-from tests.http.streaming import PATIENCE, UPGRADE, Inside, deaf, inside, masked
+from tests.http.edge.app_client import Tokens
+from tests.http.streaming import UPGRADE, WAIT_SECONDS, Inside, deaf, inside, masked
 from tests.http.wire.test_connections import connected, everything
 
 MIB = 2**20
@@ -28,7 +28,7 @@ def limited(most: int = 3 * MIB, of_identity: int = 2**40) -> Settings:
 def api_of(server: Inside, token: str = "") -> Iterator[Api]:
     """The API of a server."""
     headers = {"authorization": f"Bearer {token}"} if token else {}
-    with httpx.Client(base_url=server.url, timeout=PATIENCE, trust_env=False, headers=headers) as client:
+    with httpx.Client(base_url=server.url, timeout=WAIT_SECONDS, trust_env=False, headers=headers) as client:
         yield Api(client)
 
 

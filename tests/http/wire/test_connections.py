@@ -39,8 +39,8 @@ from hark.http.wire.connection import (
 from hark.http.wire.server import Server
 from hark.serving import listening
 from hark.settings import Limits, Settings
-from tests.http.edge.asking import Tokens
-from tests.http.streaming import PATIENCE, Inside, deaf, inside, websocket
+from tests.http.edge.app_client import Tokens
+from tests.http.streaming import WAIT_SECONDS, Inside, deaf, inside, websocket
 
 REQUEST = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 HEALTH = REQUEST + b"\r\n"
@@ -54,7 +54,7 @@ def connected(url: str) -> Iterator[socket.socket]:
     """A connection that nothing was sent over."""
     where = urlsplit(url)
     assert where.hostname is not None
-    with socket.create_connection((where.hostname, where.port), PATIENCE) as client:
+    with socket.create_connection((where.hostname, where.port), WAIT_SECONDS) as client:
         yield client
 
 
@@ -72,9 +72,9 @@ def refusal(answer: bytes) -> tuple[int, str]:
     lines = head.decode().lower().split("\r\n")
     assert "connection: close" in lines
     assert "content-type: application/json" in lines
-    said = json.loads(body)
-    assert said["error"]
-    return int(head.split()[1]), said["code"]
+    values = json.loads(body)
+    assert values["error"]
+    return int(head.split()[1]), values["code"]
 
 
 class Reader:
@@ -131,7 +131,7 @@ def brief() -> Iterator[Inside]:
         yield server
 
 
-def outlast_patience(server: Inside) -> None:
+def outlast_timeout(server: Inside) -> None:
     """Return when a request that began now would have been given up."""
     with connected(server.url) as slow:
         slow.sendall(b"GET")
@@ -142,10 +142,10 @@ def outlast_patience(server: Inside) -> None:
 
 
 def test_an_address_is_that_of_the_connection_whatever_a_header_says(usual: Inside) -> None:
-    said = {"x-forwarded-for": "192.0.2.7", "x-forwarded-proto": "https"}
+    values = {"x-forwarded-for": "192.0.2.7", "x-forwarded-proto": "https"}
     push = {"items": [{"queue": "addressed", "payload": 1}]}
-    assert httpx.post(f"{usual.url}/api/v1/push", json=push, headers=said).status_code == 201
-    assert httpx.get(f"{usual.url}/api/v1/pop/queue/addressed", headers=said).status_code == 200
+    assert httpx.post(f"{usual.url}/api/v1/push", json=push, headers=values).status_code == 201
+    assert httpx.get(f"{usual.url}/api/v1/pop/queue/addressed", headers=values).status_code == 200
     [lease] = httpx.get(f"{usual.url}/api/v1/leases", params={"queue": "addressed"}).json()["leases"]
     assert lease["consumer"].startswith("127.0.0.1:")
 
@@ -183,7 +183,7 @@ def test_idle_connections_streams_and_those_who_wait_for_an_answer_have_all_the_
         waiting.sendall(b"GET /api/v1/pop/queue/late?wait=true&timeout=20000 HTTP/1.1\r\nHost: localhost\r\n\r\n")
         for _ in range(2):
             assert exchange(idle, HEALTH) == 200
-            outlast_patience(brief)
+            outlast_timeout(brief)
         assert consumer.ask("ping") == {"type": "pong"}
         httpx.post(f"{brief.url}/api/v1/push", json={"items": [{"queue": "late", "payload": 1}]})
         assert waiting.recv(65_536).startswith(b"HTTP/1.1 200")
@@ -222,14 +222,14 @@ def kept(server: Inside) -> int:
     return sum(one._server is server.server for one in connections)
 
 
-def test_a_connection_that_is_reset_is_let_go_of_long_before_its_idle_time_is_over() -> None:
+def test_a_connection_that_is_reset_is_released_of_long_before_its_idle_time_is_over() -> None:
     with inside() as server:
         with connected(server.url) as client:
             assert exchange(client, HEALTH) == 200
             assert server.look(lambda: kept(server)) == 1
             # Linger for no time at all: the end of the connection is a reset.
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + WAIT_SECONDS
         while server.look(lambda: kept(server)):
             assert time.monotonic() < until
 
@@ -275,7 +275,7 @@ TOO_LARGE = b"x" * (2 * Settings().max_body_bytes)
 
 def by_http_client(url: str) -> tuple[int, bytes]:
     """As the standard library writes it."""
-    client = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE)
+    client = http.client.HTTPConnection(urlsplit(url).netloc, timeout=WAIT_SECONDS)
     try:
         client.request("POST", "/api/v1/push", TOO_LARGE)
         response = client.getresponse()
@@ -286,7 +286,7 @@ def by_http_client(url: str) -> tuple[int, bytes]:
 
 def by_http_client_in_chunks(url: str) -> tuple[int, bytes]:
     """Without a length."""
-    client = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE)
+    client = http.client.HTTPConnection(urlsplit(url).netloc, timeout=WAIT_SECONDS)
     parts = [TOO_LARGE[start : start + 65_536] for start in range(0, len(TOO_LARGE), 65_536)]
     try:
         client.request("POST", "/api/v1/push", iter(parts), encode_chunked=True)
@@ -300,7 +300,7 @@ def by_urllib(url: str) -> tuple[int, bytes]:
     """As most scripts do it."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with pytest.raises(urllib.error.HTTPError) as refused:
-        opener.open(f"{url}/api/v1/push", TOO_LARGE, PATIENCE)
+        opener.open(f"{url}/api/v1/push", TOO_LARGE, WAIT_SECONDS)
     with refused.value as response:
         return response.code, response.read()
 
@@ -429,7 +429,7 @@ def test_a_connection_with_many_requests_that_wait_is_not_read(usual: Inside) ->
         assert httpx.get(f"{usual.url}/health").status_code == 200
 
 
-def test_a_client_that_wants_to_continue_is_asked_for_its_body_if_it_is_admitted(guarded: Inside) -> None:
+def test_a_client_that_wants_to_continue_is_requested_its_body_if_it_is_admitted(guarded: Inside) -> None:
     expecting = POST + b"Expect: 100-continue\r\n"
     length = b"Content-Length: 41\r\n"
     with connected(guarded.url) as client:
@@ -506,7 +506,7 @@ def large(server: Inside, queue: str) -> str:
 
 def wait_for_one(server: Inside) -> None:
     """Wait until a server has no connections but the one that it is asked over."""
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + WAIT_SECONDS
     while server.look(lambda: len(server.server.connections)):
         assert time.monotonic() < until
         time.sleep(0.02)
@@ -600,11 +600,11 @@ class Loop:
         self.now = end
 
 
-class Held:
+class BlockedApp:
     """An application that answers when the test says so."""
 
     def __init__(self) -> None:
-        self.asked: list[Exchange] = []
+        self.exchanges: list[Exchange] = []
 
     def is_revoked(self, exchange: Exchange) -> bool:
         """Never."""
@@ -621,7 +621,7 @@ class Held:
 
     def answer_now(self, exchange: Exchange) -> bool:
         """Note a request."""
-        self.asked.append(exchange)
+        self.exchanges.append(exchange)
         return True
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[object]:
@@ -630,7 +630,7 @@ class Held:
 
     def answer(self, body: bytes = b"x") -> None:
         """Answer the last request."""
-        self.asked[-1].respond(200, (), body)
+        self.exchanges[-1].respond(200, (), body)
 
 
 @pytest.fixture
@@ -640,9 +640,9 @@ def loop() -> Loop:
 
 
 @pytest.fixture
-def held() -> Held:
+def app() -> BlockedApp:
     """Who answers."""
-    return Held()
+    return BlockedApp()
 
 
 @pytest.fixture
@@ -656,9 +656,9 @@ def transport() -> Mock:
 
 
 @pytest.fixture
-async def connection(loop: Loop, transport: Mock, held: Held) -> Connection:
+async def connection(loop: Loop, transport: Mock, app: BlockedApp) -> Connection:
     """A connection that was just made."""
-    server = Server(held, limits=SLOW)
+    server = Server(app, limits=SLOW)
     server.loop = cast(asyncio.AbstractEventLoop, loop)
     made = Connection(server)
     made.connection_made(transport)
@@ -691,23 +691,23 @@ def test_the_head_has_its_time(connection: Connection, loop: Loop, transport: Mo
 
 
 def test_after_the_head_the_body_has_its_own_time_and_the_answer_all_of_it(
-    connection: Connection, loop: Loop, transport: Mock, held: Held
+    connection: Connection, loop: Loop, transport: Mock, app: BlockedApp
 ) -> None:
     connection.data_received(HEAD[:20])
     loop.advance(9.9)
     connection.data_received(HEAD[20:])
     loop.advance(29.9)
-    assert not held.asked
+    assert not app.exchanges
     connection.data_received(b"x" * 1_000_000)
-    assert [len(asked.body) for asked in held.asked] == [1_000_000]
+    assert [len(exchanges.body) for exchanges in app.exchanges] == [1_000_000]
     loop.advance(10_000)
     assert not transport.is_closing()
-    held.answer()
+    app.answer()
     assert written(transport) == [b"HTTP/1.1 200 OK"]
 
 
 def test_a_body_that_brings_enough_in_its_time_gets_as_much_again(
-    connection: Connection, loop: Loop, transport: Mock, held: Held
+    connection: Connection, loop: Loop, transport: Mock, app: BlockedApp
 ) -> None:
     connection.data_received(HEAD)
     for _ in range(3):
@@ -719,30 +719,30 @@ def test_a_body_that_brings_enough_in_its_time_gets_as_much_again(
     assert written(transport) == [LATE]
     loop.advance(LINGER_SECONDS)
     assert transport.abort.called
-    assert not held.asked
+    assert not app.exchanges
 
 
 def test_one_that_the_server_does_not_read_is_not_the_clients_fault(
-    connection: Connection, loop: Loop, transport: Mock, held: Held
+    connection: Connection, loop: Loop, transport: Mock, app: BlockedApp
 ) -> None:
     connection.data_received(HEALTH * 1000 + HEAD[:20])  # More than are kept unread.
     assert transport.pause_reading.called
     loop.advance(10_000)
     assert not transport.is_closing()
     for _ in range(1000):
-        held.answer()
+        app.answer()
         loop.turn()
-    assert (len(held.asked), written(transport)) == (1000, [b"HTTP/1.1 200 OK"] * 1000)
+    assert (len(app.exchanges), written(transport)) == (1000, [b"HTTP/1.1 200 OK"] * 1000)
     loop.advance(10)
     assert written(transport)[-1] == LATE
 
 
 def test_an_idle_connection_is_closed_after_a_while(
-    connection: Connection, loop: Loop, transport: Mock, held: Held
+    connection: Connection, loop: Loop, transport: Mock, app: BlockedApp
 ) -> None:
     for _ in range(3):
         connection.data_received(HEALTH)
-        held.answer()
+        app.answer()
         loop.advance(IDLE_SECONDS - 1)
         assert not transport.is_closing()
     loop.advance(1)
@@ -754,7 +754,7 @@ def test_an_idle_connection_is_closed_after_a_while(
 
 
 def test_reading_stops_when_sixteen_requests_wait_and_goes_on_when_they_have_been_answered(
-    connection: Connection, loop: Loop, transport: Mock, held: Held
+    connection: Connection, loop: Loop, transport: Mock, app: BlockedApp
 ) -> None:
     assert MAX_PIPELINED == 16
     for _ in range(1 + MAX_PIPELINED):  # One is being answered.
@@ -762,20 +762,20 @@ def test_reading_stops_when_sixteen_requests_wait_and_goes_on_when_they_have_bee
         assert not transport.pause_reading.called
     connection.data_received(HEALTH)
     assert transport.pause_reading.called
-    assert len(held.asked) == 1
+    assert len(app.exchanges) == 1
     for number in range(1, 1 + MAX_PIPELINED):
         assert not transport.resume_reading.called
-        held.answer()
+        app.answer()
         loop.turn()
-        assert len(held.asked) == number + 1
-    held.answer()
+        assert len(app.exchanges) == number + 1
+    app.answer()
     loop.turn()
     assert transport.resume_reading.called
-    assert len(held.asked) == 2 + MAX_PIPELINED
+    assert len(app.exchanges) == 2 + MAX_PIPELINED
 
 
 def test_a_large_body_is_not_received_while_another_request_is_served(
-    connection: Connection, loop: Loop, transport: Mock, held: Held
+    connection: Connection, loop: Loop, transport: Mock, app: BlockedApp
 ) -> None:
     body = b"x" * 2**20
     connection.data_received(HEALTH)
@@ -785,11 +785,11 @@ def test_a_large_body_is_not_received_while_another_request_is_served(
             break
         connection.data_received(body[start : start + SMALL])
     assert start <= 3 * SMALL
-    held.answer()
+    app.answer()
     loop.turn()
     assert transport.resume_reading.called
     connection.data_received(body[start:])
-    assert [len(one.body) for one in held.asked] == [0, len(body)]
+    assert [len(one.body) for one in app.exchanges] == [0, len(body)]
 
 
 def test_a_connection_that_sends_much_is_read_once_in_a_turn_of_the_event_loop(
@@ -805,29 +805,29 @@ def test_a_connection_that_sends_much_is_read_once_in_a_turn_of_the_event_loop(
 
 
 def test_the_next_request_is_served_when_the_answer_before_it_is_on_its_way(
-    connection: Connection, loop: Loop, transport: Mock, held: Held
+    connection: Connection, loop: Loop, transport: Mock, app: BlockedApp
 ) -> None:
     connection.data_received(HEALTH * 3)
     transport.write.side_effect = lambda _data: connection.pause_writing()
     transport.get_write_buffer_size.return_value = 10_000_000
-    held.answer(b"x" * 10_000_000)
+    app.answer(b"x" * 10_000_000)
     loop.turn()
-    assert len(held.asked) == 1
+    assert len(app.exchanges) == 1
     connection.data_received(HEALTH)
-    assert len(held.asked) == 1
+    assert len(app.exchanges) == 1
     transport.write.side_effect = None
     connection.resume_writing()
     loop.turn()
-    assert len(held.asked) == 2
+    assert len(app.exchanges) == 2
 
 
 def test_a_client_that_reads_slowly_has_all_the_time_and_one_that_stops_does_not(
-    connection: Connection, loop: Loop, transport: Mock, held: Held
+    connection: Connection, loop: Loop, transport: Mock, app: BlockedApp
 ) -> None:
     connection.data_received(HEALTH)
     transport.write.side_effect = lambda _data: connection.pause_writing()
     transport.get_write_buffer_size.return_value = left = 10_000_000
-    held.answer(b"x" * left)
+    app.answer(b"x" * left)
     for _ in range(100):
         loop.advance(19.9)
         left -= 1
@@ -839,12 +839,12 @@ def test_a_client_that_reads_slowly_has_all_the_time_and_one_that_stops_does_not
 
 
 def test_a_client_that_has_read_all_of_a_large_answer_may_be_idle_as_long_as_others(
-    connection: Connection, loop: Loop, transport: Mock, held: Held
+    connection: Connection, loop: Loop, transport: Mock, app: BlockedApp
 ) -> None:
     connection.data_received(HEALTH)
     transport.write.side_effect = lambda _data: connection.pause_writing()
     transport.get_write_buffer_size.return_value = 10_000_000
-    held.answer(b"x" * 10_000_000)
+    app.answer(b"x" * 10_000_000)
     loop.advance(19)
     transport.get_write_buffer_size.return_value = 0
     connection.resume_writing()
@@ -856,12 +856,12 @@ def test_a_client_that_has_read_all_of_a_large_answer_may_be_idle_as_long_as_oth
 
 @pytest.mark.parametrize("received", [False, True])
 def test_what_a_client_did_not_receive_is_taken_back(
-    connection: Connection, loop: Loop, transport: Mock, held: Held, received: bool
+    connection: Connection, loop: Loop, transport: Mock, app: BlockedApp, received: bool
 ) -> None:
     lost = Mock()
     connection.data_received(HEALTH)
     transport.write.side_effect = lambda _data: connection.pause_writing()
-    held.asked[-1].respond(200, (), b"x" * 10_000_000, lost)
+    app.exchanges[-1].respond(200, (), b"x" * 10_000_000, lost)
     loop.turn()
     if received:
         connection.resume_writing()
@@ -872,43 +872,43 @@ def test_what_a_client_did_not_receive_is_taken_back(
 # The end ---------------------------------------------------------------------------------------------------
 
 
-async def test_a_server_that_stops_gives_the_answers_that_it_owes_and_takes_no_more(held: Held) -> None:
-    server = Server(held)
+async def test_a_server_that_stops_gives_the_answers_that_it_owes_and_takes_no_more(app: BlockedApp) -> None:
+    server = Server(app)
     with listening.bound("127.0.0.1", 0) as listener:
         await server.start(listener)
         address = listener.getsockname()
         waiting, idle = await asyncio.open_connection(*address), await asyncio.open_connection(*address)
         waiting[1].write(HEALTH * 2)
-        while not (held.asked and len(server.connections) == 2):  # noqa: ASYNC110  # It is not told.
+        while not (app.exchanges and len(server.connections) == 2):  # noqa: ASYNC110  # It is not told.
             await asyncio.sleep(0.001)
-        stopping = asyncio.create_task(server.stop(PATIENCE))
+        stopping = asyncio.create_task(server.stop(WAIT_SECONDS))
         assert await idle[0].read() == b""
         with pytest.raises(OSError):
             await asyncio.open_connection(*address)
         assert not stopping.done()
-        held.answer(b"owed")
+        app.answer(b"owed")
         answer = await waiting[0].read()
         await stopping
         assert answer.endswith(b"owed")
         assert b"\r\nconnection: close\r\n" in answer
-        assert (len(held.asked), server.load()) == (1, (0, 0))
+        assert (len(app.exchanges), server.load()) == (1, (0, 0))
         for _, writer in (waiting, idle):
             writer.close()
 
 
-async def test_a_server_that_stops_does_not_wait_longer_than_it_should(held: Held) -> None:
-    server = Server(held)
+async def test_a_server_that_stops_does_not_wait_longer_than_it_should(app: BlockedApp) -> None:
+    server = Server(app)
     left = Mock()
     with listening.bound("127.0.0.1", 0) as listener:
         await server.start(listener)
         reader, writer = await asyncio.open_connection(*listener.getsockname())
         writer.write(HEALTH)
-        while not held.asked:  # noqa: ASYNC110  # It is not told.
+        while not app.exchanges:  # noqa: ASYNC110  # It is not told.
             await asyncio.sleep(0.001)
-        held.asked[0].on_left = left
+        app.exchanges[0].on_left = left
         await server.stop(0.05)
         assert left.called
-        assert (held.asked[0].gone, server.load()) == (True, (0, 0))
+        assert (app.exchanges[0].gone, server.load()) == (True, (0, 0))
         assert await reader.read() == b""
         writer.close()
 
@@ -923,7 +923,7 @@ def test_a_stop_ends_waits_and_streams_with_a_word() -> None:
     ):
         waiting.sendall(pop)
         assert exchange(idle, HEALTH) == 200
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + WAIT_SECONDS
         while not server.look(lambda: len(server.broker.delivery.intentions)):
             assert time.monotonic() < until
         stopping = threading.Thread(target=server.stop)

@@ -30,7 +30,7 @@ from hark.api.operations import WEBSOCKET
 from hark.errors import Forbidden
 from hark.http.exchange import Exchange
 from hark.http.responses import Receive, Scope, Send
-from hark.http.wire.connection import _PIECE, MAX_HEADER_BYTES, MAX_HEADERS, MAX_PIPELINED, MAX_TARGET_BYTES, Connection
+from hark.http.wire.connection import _CHUNK, MAX_HEADER_BYTES, MAX_HEADERS, MAX_PIPELINED, MAX_TARGET_BYTES, Connection
 from hark.http.wire.server import Server
 from tests.http.wire.streams import HIDDEN, MAX_BODY_BYTES, Generator
 
@@ -278,7 +278,7 @@ class RecordingServer(Server):
 Kind = Callable[[Server], Connection]
 
 
-async def serve(pieces: list[bytes], random: Random | None, kind: Kind = Connection) -> Served:
+async def serve(chunks: list[bytes], random: Random | None, kind: Kind = Connection) -> Served:
     """Feed pieces to a connection, with turns of the event loop between some of them."""
     loop = asyncio.get_running_loop()
     recorder = Recorder()
@@ -286,7 +286,7 @@ async def serve(pieces: list[bytes], random: Random | None, kind: Kind = Connect
     loop.set_exception_handler(lambda _, context: served.errors.append(f"in a callback: {context}"))
     connection = kind(server)
     connection.connection_made(transport)
-    for number, piece in enumerate(pieces, 1):
+    for number, chunk in enumerate(chunks, 1):
         for _ in range(1000):
             if not transport.paused or transport.closing:
                 break
@@ -294,13 +294,13 @@ async def serve(pieces: list[bytes], random: Random | None, kind: Kind = Connect
         if transport.closing:
             break
         try:
-            connection.data_received(piece)
+            connection.data_received(chunk)
         except Exception as error:
             served.errors.append(f"data_received raised {error!r}")
             break
-        served.errors.extend(_grown(connection, len(piece)))
+        served.errors.extend(_grown(connection, len(chunk)))
         if served.frames is not None:
-            served.frames += b"".join(pieces[number:])
+            served.frames += b"".join(chunks[number:])
             break
         if random is not None and random.random() < 0.3:
             await asyncio.sleep(0)
@@ -332,12 +332,12 @@ async def serve(pieces: list[bytes], random: Random | None, kind: Kind = Connect
 def _grown(connection: Connection, size: int) -> Iterator[str]:
     """Yield what is larger than a connection may be."""
     for name, value, most in (
-        ("requests", len(connection._ready), MAX_PIPELINED + _PIECE // len(SMALLEST_REQUEST)),
+        ("requests", len(connection._ready), MAX_PIPELINED + _CHUNK // len(SMALLEST_REQUEST)),
         ("rest", len(connection._rest), size),
         ("body", len(connection._body), MAX_BODY_BYTES),
         ("headers", len(connection._headers), MAX_HEADERS),
         ("bytes of headers", connection._header_bytes, MAX_HEADER_BYTES),
-        ("target", len(connection._target), MAX_TARGET_BYTES + _PIECE),
+        ("target", len(connection._target), MAX_TARGET_BYTES + _CHUNK),
     ):
         if value > most:
             yield f"{name}: {value} is more than {most}"
@@ -371,9 +371,9 @@ def differences(served: Served, reading: Reading) -> Iterator[str]:
 
 async def compare(stream: bytes, random: Random, kind: Kind = Connection) -> tuple[list[str], Served]:
     """Return how the wire differs from h11 and from itself with other pieces, and what it served."""
-    pieces = Generator(random).pieces(stream)
+    chunks = Generator(random).chunks(stream)
     whole = await serve([stream], None, kind)
-    parts = await serve(pieces, random, kind)
+    parts = await serve(chunks, random, kind)
     found = [*differences(whole, reading := read_with_h11(stream)), *differences(parts, reading)]
     # A WebSocket that is asked for behind requests without a response is rejected.
     if {whole.end, parts.end} != {"websocket", "rejected"}:
@@ -382,7 +382,7 @@ async def compare(stream: bytes, random: Random, kind: Kind = Connection) -> tup
         if _responses(whole) != _responses(parts):
             found.append(f"sent in pieces: {parts.sent!r}")
     if found:
-        found.append(f"stream: {stream!r}\npieces: {[len(piece) for piece in pieces]}\nh11: {reading}\nwire: {whole}")
+        found.append(f"stream: {stream!r}\npieces: {[len(chunk) for chunk in chunks]}\nh11: {reading}\nwire: {whole}")
     return found, whole
 
 
@@ -492,7 +492,7 @@ class NeverCloses(Connection):
         super().on_message_complete()
 
 
-class OnePiece(Connection):
+class OneChunk(Connection):
     """Expects each target in one piece."""
 
     def on_url(self, url: bytes) -> None:
@@ -526,7 +526,7 @@ LAX = [
         WebSocketWithBody,
         LenientChunks,
     ),
-    *(NeverCloses, OnePiece, Endless, Fragile),
+    *(NeverCloses, OneChunk, Endless, Fragile),
 ]
 
 

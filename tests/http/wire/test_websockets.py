@@ -12,11 +12,11 @@ from hark.http.exchange import Exchange
 from hark.http.wire.server import Server
 from hark.http.wire.websocket import FRAMES_AT_ONCE, FRAMES_PER_SECOND, WebSocket
 from tests.http.streaming import masked
-from tests.http.wire.test_connections import Held, Loop
+from tests.http.wire.test_connections import BlockedApp, Loop
 
 PING = b"\x89\x80" + bytes(4)
 PONG = b"\x8a\x00"
-PIECE = 8 * 1024 // len(PING) + 1
+CHUNK = 8 * 1024 // len(PING) + 1
 """Frames that are parsed at once, at most."""
 
 
@@ -31,7 +31,7 @@ def transport() -> Mock:
 
 async def opened(transport: Mock, loop: Loop | None = None) -> WebSocket:
     """A WebSocket after its handshake."""
-    server = Server(Held())
+    server = Server(BlockedApp())
     if loop is not None:
         server.loop = cast(asyncio.AbstractEventLoop, loop)
     websocket = WebSocket(server, transport, Exchange("GET", b"/", b"", {}, None, secure=False))
@@ -53,12 +53,12 @@ async def test_a_connection_sends_a_limited_number_of_frames_per_second(transpor
     loop.timers.clear()  # Pings of the server.
     websocket.data_received(PING * 20_000)
     loop.turn()
-    assert FRAMES_AT_ONCE <= answered(transport) <= FRAMES_AT_ONCE + PIECE
+    assert FRAMES_AT_ONCE <= answered(transport) <= FRAMES_AT_ONCE + CHUNK
     assert transport.pause_reading.called
     assert not transport.resume_reading.called
     for second in range(1, 5):
         loop.advance(1)
-        assert 0 <= answered(transport) - FRAMES_AT_ONCE - second * FRAMES_PER_SECOND <= PIECE
+        assert 0 <= answered(transport) - FRAMES_AT_ONCE - second * FRAMES_PER_SECOND <= CHUNK
     loop.advance(20_000 / FRAMES_PER_SECOND)
     assert answered(transport) == 20_000
     assert transport.resume_reading.called

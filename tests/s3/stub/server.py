@@ -117,14 +117,14 @@ async def read_body(request: web.BaseRequest) -> bytes:
 def _without_chunks(body: bytes) -> bytes:
     """Chunks are `size in hex[;signature]`, a line end, the bytes, a line end; the last is empty."""
     parts: list[bytes] = []
-    place = 0
+    at = 0
     while True:
-        end = body.index(b"\r\n", place)
-        size = int(body[place:end].split(b";")[0], 16)
+        end = body.index(b"\r\n", at)
+        size = int(body[at:end].split(b";")[0], 16)
         if size == 0:
             return b"".join(parts)
         parts.append(body[end + 2 : end + 2 + size])
-        place = end + 2 + size + 2
+        at = end + 2 + size + 2
 
 
 def _is_key(element: ElementTree.Element) -> bool:
@@ -173,11 +173,11 @@ class StubServer:
         if not target.key and target.method in {"PUT", "HEAD"}:
             return self._respond(target, Answer(200))
         try:
-            asked = request_of(target, request.headers, body)
+            request_ = request_of(target, request.headers, body)
         except BadRequest as error:
             return self._respond(target, Answer(error.status, error.code))
         try:
-            return self._respond(target, await self.faults.perform(self.store, asked))
+            return self._respond(target, await self.faults.perform(self.store, request_))
         except Silent:
             await asyncio.Event().wait()
             raise

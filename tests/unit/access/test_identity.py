@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hark.access.identity import ANYBODY, Identity
+from hark.access.identity import UNRESTRICTED, Identity
 from hark.api.operations import Role
 from hark.errors import Forbidden
 
@@ -69,12 +69,12 @@ def test_a_queue_that_is_not_allowed_is_refused_by_a_code_of_its_own() -> None:
     assert "'orders'" in refused.value.text
 
 
-def test_roles_are_ordered_and_have_names_and_anybody_is_an_administrator() -> None:
+def test_roles_are_ordered_and_have_names_and_anyone_is_an_administrator() -> None:
     assert Role.READ_ONLY < Role.READ_WRITE < Role.ADMIN
     assert [role.text for role in Role] == ["read-only", "read-write", "admin"]
     assert [Role.of(role.text) for role in Role] == list(Role)
     assert Role.of("ADMIN") is None
-    assert (ANYBODY.subject, ANYBODY.role, ANYBODY.restricted) == ("", Role.ADMIN, False)
+    assert (UNRESTRICTED.subject, UNRESTRICTED.role, UNRESTRICTED.restricted) == ("", Role.ADMIN, False)
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_claims_that_can_not_be_used_are_refused(wrong: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("claim", ["exp", "sub"])
-def test_a_jwt_must_end_and_be_somebodys(claim: str) -> None:
+def test_a_jwt_must_end_and_be_someones(claim: str) -> None:
     assert f"no claim `{claim}`" in refused(jwt.encode(claims(**{claim: None}), SECRET))
 
 

@@ -141,7 +141,7 @@ class EntryPage(Answer):
     has_more: bool
 
 
-class Counted(Answer):
+class KeyCount(Answer):
     """A number of entries."""
 
     count: int

@@ -57,7 +57,7 @@ class QueuePage(Answer):
     pagination: Pagination
 
 
-class Place(Answer):
+class GroupPosition(Answer):
     """The position of a consumer group in a partition."""
 
     consumer_group: str
@@ -79,8 +79,8 @@ class ShownPartition(Answer, omit_defaults=True):
     stats: Counts
     oldest_message: datetime | None
     newest_message: datetime | None
-    places: tuple[Place, ...] | None = None
-    """Positions of the groups, with `places=true`."""
+    positions: tuple[GroupPosition, ...] | None = None
+    """Positions of the groups, with `positions=true`."""
 
 
 class ShownQueue(QueueHead):

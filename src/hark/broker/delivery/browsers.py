@@ -44,7 +44,7 @@ class Browser:
         """Partitions that the next call reads from."""
         self._behind = False
         """Messages arrived in unknown partitions."""
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     async def open(self) -> None:
         """Find its places. What comes after this call began is not missed."""
@@ -52,9 +52,9 @@ class Browser:
             self._next[position.partition] = position.offset
         if self.start != "tail":
             self._unread |= dict.fromkeys(self._next)
-            self._news.set()
+            self._changed.set()
 
-    def tell(self, partitions: Sequence[str] | None) -> None:
+    def notify(self, partitions: Sequence[str] | None) -> None:
         """Messages came into these partitions, or (None) into some."""
         if partitions is None:
             self._behind = True
@@ -62,24 +62,24 @@ class Browser:
             self._unread |= dict.fromkeys(partitions)
         elif self.partition in partitions:
             self._unread[self.partition] = None
-        self._news.set()
+        self._changed.set()
 
     async def next(self) -> Sequence[StoredMessage]:
         """The next messages, as soon as there are some; nothing when the browser is closed."""
         while not self.closed:
-            self._news.clear()
+            self._changed.clear()
             try:
                 messages = await self._look()
             except EngineFailure as failure:
                 log.debug("queue browser on queue %r waits for the store: %s", self.queue, failure)
-                self._browsers.remind(self._news.set)
-                await self._news.wait()
+                self._browsers.remind(self._changed.set)
+                await self._changed.wait()
                 continue
             if messages:
                 self._browsers.show(messages)
                 return messages
             if not self._unread:
-                await self._news.wait()
+                await self._changed.wait()
         return ()
 
     async def _look(self) -> Sequence[StoredMessage]:
@@ -146,7 +146,7 @@ class Browser:
                 self._unread[position.partition] = None
                 found = True
         if found:
-            self._news.set()
+            self._changed.set()
         return found
 
     def close(self) -> None:
@@ -154,7 +154,7 @@ class Browser:
         if not self.closed:
             self.closed = True
             self._browsers.forget(self)
-            self._news.set()
+            self._changed.set()
 
 
 class Browsers:
@@ -223,7 +223,7 @@ class Browsers:
         manager = self.by_queue.get(queue)
         if manager is not None:
             for browser in manager.iter_browsers():
-                browser.tell(partitions)
+                browser.notify(partitions)
                 self._polls.reset(browser)
 
     def remind(self, callback: Callable[[], None]) -> None:

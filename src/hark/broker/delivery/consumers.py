@@ -83,12 +83,12 @@ class _Ring(Generic[C]):
 class _Level(Generic[C]):
     """The classes of one priority, by the partition that they name."""
 
-    __slots__ = ("priority", "rings", "told")
+    __slots__ = ("notified", "priority", "rings")
 
     def __init__(self, priority: int) -> None:
         self.priority = priority
         self.rings: dict[str | None, _Ring[C]] = {}
-        self.told: dict[str, _Ring[C]] = {}
+        self.notified: dict[str, _Ring[C]] = {}
         """Classes with a named partition and a notified consumer. `rebalance` checks them even without work."""
 
 
@@ -150,42 +150,42 @@ class ConsumerManager(Generic[C]):
         Within a priority, consumers that name a partition come first, because they can receive nothing else. Otherwise
         they would lose the work of their partition to a consumer that could receive other work.
         """
-        told: list[C] = []
+        notified: list[C] = []
         left, left_at = work.total, dict(work.at)
         for level in self._levels:
-            for partition in [*work.at, *(name for name in level.told if name not in work.at)]:
+            for partition in [*work.at, *(name for name in level.notified if name not in work.at)]:
                 ring = level.rings.get(partition)
                 if ring is not None:
                     claim = min(left, left_at.get(partition, 0), len(ring))
                     left -= claim
                     left_at[partition] = left_at.get(partition, 0) - claim
-                    told += self._reserve(ring, claim)
+                    notified += self._reserve(ring, claim)
             ring = level.rings.get(None)
             if ring is not None:
                 claim = min(left, len(ring))
                 left -= claim
-                told += self._reserve(ring, claim)
-        return told
+                notified += self._reserve(ring, claim)
+        return notified
 
     def _reserve(self, ring: _Ring[C], claim: int) -> list[C]:
         """Move the border between notified and other consumers. The order of turns does not change."""
         target = min(self._cap, claim)
-        told = []
+        notified = []
         while len(ring.notified) > target:
             self._move(self._members[next(reversed(ring.notified))], State.INTERESTED, to_head=True)
         while len(ring.notified) < target:
             consumer = next(iter(ring.interested))
             self._move(self._members[consumer], State.NOTIFIED)
-            told.append(consumer)
-        return told
+            notified.append(consumer)
+        return notified
 
     def notified(self, partition: str | None) -> list[C]:
         """The notified consumers of this partition, or of no named partition (None), in order of turns."""
         return [consumer for ring in self._lane(partition) for consumer in ring.notified]
 
-    def told_lanes(self) -> list[str | None]:
+    def notified_lanes(self) -> list[str | None]:
         """The partitions of notified consumers; None for consumers without a named partition."""
-        named = dict.fromkeys(name for level in self._levels for name in level.told)
+        named = dict.fromkeys(name for level in self._levels for name in level.notified)
         return [*named, None] if self.next_notified() is not None else [*named]
 
     def next_notified(self, partition: str | None = None) -> C | None:
@@ -294,7 +294,7 @@ class ConsumerManager(Generic[C]):
         if member.state is State.INTERESTED:
             return ring.interested
         if member.partition is not None:
-            level.told[member.partition] = ring
+            level.notified[member.partition] = ring
         return ring.notified
 
     def _tidy(self, priority: int, partition: str | None) -> None:
@@ -302,7 +302,7 @@ class ConsumerManager(Generic[C]):
         level = self._level_of[priority]
         ring = level.rings[partition]
         if partition is not None and not ring.notified:
-            level.told.pop(partition, None)
+            level.notified.pop(partition, None)
         if ring:
             return
         del level.rings[partition]
@@ -342,8 +342,8 @@ class ConsumerManager(Generic[C]):
         names = Counter(name for level in self._levels for name in level.rings if name is not None)
         assert names == self._named, "named partitions are miscounted"
         for level in self._levels:
-            told = {name: ring for name, ring in level.rings.items() if name is not None and ring.notified}
-            assert told == level.told, "told, but not where rebalance looks"
+            notified = {name: ring for name, ring in level.rings.items() if name is not None and ring.notified}
+            assert notified == level.notified, "told, but not where rebalance looks"
             for name, ring in level.rings.items():
                 for consumer in (*ring.notified, *ring.interested):
                     member = self._members[consumer]

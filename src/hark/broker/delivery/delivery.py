@@ -223,7 +223,7 @@ class Labels:
         self._timers = timers
         self._again = again
         self._known: dict[str, tuple[str, str, int]] = {}
-        self._asked: dict[str, list[tuple[Hint, Source]]] = {}
+        self._awaiting_info: dict[str, list[tuple[Hint, Source]]] = {}
         self._changes = 0
         """Number of removals from the cache: a request from before a removal can be out of date."""
         self._task: asyncio.Task[None] | None = None
@@ -235,7 +235,7 @@ class Labels:
         known = self._known.get(queue)
         if known is not None and (not self._engine.shared or self._timers.now() < known[2]):
             return known[0], known[1]
-        self._asked.setdefault(queue, []).append((hint, source))
+        self._awaiting_info.setdefault(queue, []).append((hint, source))
         if self._task is None and self._timer is None:
             self._begin()
         return None
@@ -258,23 +258,25 @@ class Labels:
         self._task = asyncio.get_running_loop().create_task(self._ask())
 
     async def _ask(self) -> None:
-        while self._asked:
-            asked, changes = dict(self._asked), self._changes
+        while self._awaiting_info:
+            awaiting, changes = dict(self._awaiting_info), self._changes
             try:
-                infos = await self._engine.queue_infos(list(asked))
+                infos = await self._engine.queue_infos(list(awaiting))
             except HarkError as error:
                 # Keep the hints: no other hint would notify the waiting consumers.
-                log.warning("cannot read namespace and task of %d queues; retrying every second: %s", len(asked), error)
+                log.warning(
+                    "cannot read namespace and task of %d queues; retrying every second: %s", len(awaiting), error
+                )
                 self._timer = self._timers.at(self._timers.now() + _AGAIN, self._begin)
                 break
             if changes != self._changes:
                 continue
-            for queue in asked:
-                del self._asked[queue]
+            for queue in awaiting:
+                del self._awaiting_info[queue]
             until = self._timers.now() + _TRUSTED
             for info in infos:
                 self._known[info.name] = info.namespace, info.task, until
-                for hint, source in asked[info.name]:
+                for hint, source in awaiting[info.name]:
                     self._again(hint, source)
         self._task = None
 
@@ -466,12 +468,12 @@ class Delivery:
                 self.streams.ended(hint.ended)
             if hint.partitions is not None and not hint.partitions:
                 continue
-            by: Source = source or ("push" if hint.news == "message" else "settle")
+            by: Source = source or ("push" if hint.kind == "message" else "settle")
             if self._by_queue:
                 for subscription in self._concerned(self._by_queue.get(hint.queue), hint):
-                    subscription.hear(hint, by)
+                    subscription.on_hint(hint, by)
             if hint.group is None:
-                if hint.news == "message":
+                if hint.kind == "message":
                     if self.browsers.by_queue:
                         self.browsers.hint(hint.queue, hint.partitions)
                 elif hint.partitions is None:
@@ -484,7 +486,7 @@ class Delivery:
             return []
         if hint.group is not None:
             return [groups[hint.group]] if hint.group in groups else []
-        return [subscription for name, subscription in groups.items() if name not in hint.told]
+        return [subscription for name, subscription in groups.items() if name not in hint.excluded]
 
     def _hint_labels(self, hint: Hint, source: Source) -> None:
         if hint.group is not None and hint.group not in self._by_label:
@@ -493,11 +495,11 @@ class Delivery:
         if labels is None:
             return  # They are asked for; the hint comes again when they are known.
         for group, subscriptions in list(self._by_label.items()):
-            if (hint.group is None and group not in hint.told) or hint.group == group:
+            if (hint.group is None and group not in hint.excluded) or hint.group == group:
                 for subscription in list(subscriptions):
                     _, namespace, task, _ = subscription.key
                     if namespace in (None, labels[0]) and task in (None, labels[1]):
-                        subscription.hear(hint, source)
+                        subscription.on_hint(hint, source)
 
     def _poll(self, key: GroupingKey) -> None:
         subscription = self._subscriptions.get(key[0])

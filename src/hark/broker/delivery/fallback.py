@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-from hark.broker.timers import Agenda, Timer, Timers
+from hark.broker.timers import TickQueue, Timer, Timers
 from hark.clock import MILLISECOND, SECOND, Clock
 from hark.settings import Fallback
 
@@ -118,7 +118,7 @@ class FallbackPolls(Generic[K]):
         self._poll = poll
         self._random = random
         self._states: dict[K, _State] = {}
-        self._agenda: Agenda[K] = Agenda(settings.tick_ms * MILLISECOND)
+        self._tick_queue: TickQueue[K] = TickQueue(settings.tick_ms * MILLISECOND)
         self._ready: OrderedDict[K, _State] = OrderedDict()
         """Due keys that wait for a free poll."""
         self._unwatched: OrderedDict[K, _State] = OrderedDict()
@@ -152,7 +152,7 @@ class FallbackPolls(Generic[K]):
         if state is None or not state.watched:
             return
         state.watched = False
-        self._agenda.remove(key)
+        self._tick_queue.remove(key)
         self._ready.pop(key, None)
         if not state.polling:
             self._keep(key, state)
@@ -219,7 +219,7 @@ class FallbackPolls(Generic[K]):
         self._states.clear()
         self._unwatched.clear()
         self._ready.clear()
-        self._agenda = Agenda(self._settings.tick_ms * MILLISECOND)
+        self._tick_queue = TickQueue(self._settings.tick_ms * MILLISECOND)
         self._polling = 0
         self._arm()
 
@@ -241,12 +241,12 @@ class FallbackPolls(Generic[K]):
 
     def _schedule(self, key: K, state: _State) -> None:
         """Schedule the next poll. An overdue poll runs with the next tick."""
-        self._agenda.put(key, max(state.due, self._timers.now()))
+        self._tick_queue.put(key, max(state.due, self._timers.now()))
         self._arm()
 
     def _arm(self) -> None:
         """Set the timer to the next tick with a key, or cancel it without keys."""
-        due = self._agenda.next_due()
+        due = self._tick_queue.next_due()
         if self._timer is not None:
             if due is not None and self._rings_at <= due:
                 return  # It fires early enough, and is then set again.
@@ -258,7 +258,7 @@ class FallbackPolls(Generic[K]):
 
     def _ring(self) -> None:
         self._timer = None
-        for key in self._agenda.take(self._timers.now()):
+        for key in self._tick_queue.take(self._timers.now()):
             self._ready[key] = self._states[key]
         self._arm()
         self._forget_old()

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from hark.broker.delivery.consumers import Work
 from hark.model import HintKind
 
-Piece = tuple[str, str]
+PartitionKey = tuple[str, str]
 """A queue and a partition of it."""
 
 _MOST_ENTRIES = 4
@@ -26,7 +26,7 @@ class _Messages:
         self.looks = 0
         """How many consumers it takes to take them."""
 
-    def hear(self, count: int, mark: int) -> None:
+    def add(self, count: int, mark: int) -> None:
         entries = self.entries
         if entries and entries[-1][0] == mark:
             entries[-1] = mark, entries[-1][1] + count
@@ -39,11 +39,11 @@ class _Messages:
     def take(self, count: int, mark: int) -> None:
         """Messages were taken by a look that began at a mark: of those heard of since it may have taken none."""
         while count and self.entries and self.entries[0][0] <= mark:
-            heard_at, heard = self.entries[0]
-            if heard > count:
-                self.entries[0] = heard_at, heard - count
+            noted_at, noted = self.entries[0]
+            if noted > count:
+                self.entries[0] = noted_at, noted - count
                 return
-            count -= heard
+            count -= noted
             del self.entries[0]
 
     def disprove(self, mark: int) -> None:
@@ -51,11 +51,11 @@ class _Messages:
             del self.entries[0]
 
 
-class Counted:
+class ReadyCounts:
     """Pieces with their messages; a piece without any is not kept."""
 
     def __init__(self) -> None:
-        self._pieces: dict[Piece, _Messages] = {}
+        self._partitions: dict[PartitionKey, _Messages] = {}
         self._batch = 1
         """How many messages are counted as one look."""
         self._next_batch = 1
@@ -63,13 +63,13 @@ class Counted:
         """How many consumers it takes to take all of them."""
 
     def __len__(self) -> int:
-        return len(self._pieces)
+        return len(self._partitions)
 
-    def __contains__(self, piece: Piece) -> bool:
-        return piece in self._pieces
+    def __contains__(self, key: PartitionKey) -> bool:
+        return key in self._partitions
 
-    def __iter__(self) -> Iterator[Piece]:
-        return iter(self._pieces)
+    def __iter__(self) -> Iterator[PartitionKey]:
+        return iter(self._partitions)
 
     def set_batch(self, batch: int) -> None:
         """Set the smallest batch size of the waiting consumers.
@@ -78,56 +78,56 @@ class Counted:
         leaves often would cause a new count each time. Until then a few consumers too many are notified.
         """
         self._next_batch = batch
-        if batch < self._batch or not self._pieces:
+        if batch < self._batch or not self._partitions:
             self._batch = batch
-            for messages in self._pieces.values():
+            for messages in self._partitions.values():
                 self._recount(messages)
 
-    def hear(self, piece: Piece, count: int, mark: int) -> None:
+    def add(self, key: PartitionKey, count: int, mark: int) -> None:
         """Add a number of ready messages to a piece."""
-        messages = self._pieces.get(piece)
+        messages = self._partitions.get(key)
         if messages is None:
-            messages = self._pieces[piece] = _Messages()
-        messages.hear(count, mark)
+            messages = self._partitions[key] = _Messages()
+        messages.add(count, mark)
         self._recount(messages)
 
-    def took(self, piece: Piece, count: int, mark: int) -> bool:
+    def took(self, key: PartitionKey, count: int, mark: int) -> bool:
         """Subtract the messages of a look that began at a mark. Returns whether some were expected there."""
-        messages = self._pieces.get(piece)
+        messages = self._partitions.get(key)
         if messages is None:
             return False
         messages.take(count, mark)
-        self._keep(piece, messages)
+        self._keep(key, messages)
         return True
 
     def disprove(self, mark: int) -> None:
         """A look that began at a mark found nothing anywhere."""
-        for piece in list(self._pieces):
-            self.disprove_at(piece, mark)
+        for key in list(self._partitions):
+            self.disprove_at(key, mark)
 
-    def disprove_at(self, piece: Piece, mark: int) -> None:
+    def disprove_at(self, key: PartitionKey, mark: int) -> None:
         """A look that began at a mark found nothing there."""
-        messages = self._pieces.get(piece)
+        messages = self._partitions.get(key)
         if messages is not None:
             messages.disprove(mark)
-            self._keep(piece, messages)
+            self._keep(key, messages)
 
     def clear(self) -> None:
         """Believe nothing."""
-        self._pieces.clear()
+        self._partitions.clear()
         self._batch = self._next_batch
         self.looks = 0
 
-    def looks_at(self, piece: Piece) -> int:
+    def looks_at(self, key: PartitionKey) -> int:
         """How many consumers it takes to take those of one piece."""
-        messages = self._pieces.get(piece)
+        messages = self._partitions.get(key)
         return 0 if messages is None else messages.looks
 
-    def _keep(self, piece: Piece, messages: _Messages) -> None:
+    def _keep(self, key: PartitionKey, messages: _Messages) -> None:
         self._recount(messages)
         if not messages.entries:
-            del self._pieces[piece]
-            if not self._pieces:
+            del self._partitions[key]
+            if not self._partitions:
                 self._batch = self._next_batch
 
     def _recount(self, messages: _Messages) -> None:
@@ -145,20 +145,20 @@ class Counted:
 # a number of messages in a partition, and as many consumers are notified as are needed to receive them.
 
 
-MOST_PIECES = 10_000
+MOST_PARTITIONS = 10_000
 """Maximum number of remembered pieces. With more pieces than this, any look finds work."""
 
 
-class Believed:
+class ReadyWork:
     """Pieces by the mark of their last hint, the oldest first."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._mark = 0
-        self._pieces: OrderedDict[Piece, int] = OrderedDict()
-        self._counted = Counted()
+        self._partitions: OrderedDict[PartitionKey, int] = OrderedDict()
+        self._ready_counts = ReadyCounts()
         """Pieces of shared groups."""
-        self._freed: dict[Piece, int] = {}
+        self._freed: dict[PartitionKey, int] = {}
         """The marks of pieces whose last hint was about released work, not about new messages."""
         self._named: dict[str, int] = {}
         """Partitions that their consumers must look at, whether or not work is expected there."""
@@ -168,7 +168,7 @@ class Believed:
         self._anywhere_mark = 0
 
     def __bool__(self) -> bool:
-        return bool(self._pieces or self._counted or self._named or self._anywhere)
+        return bool(self._partitions or self._ready_counts or self._named or self._anywhere)
 
     @property
     def mark(self) -> int:
@@ -180,32 +180,32 @@ class Believed:
         self._mark += 1
         return self._mark - 1
 
-    def hear(self, pieces: Iterable[Piece], news: HintKind) -> bool:
+    def add(self, partitions: Iterable[PartitionKey], kind: HintKind) -> bool:
         """Note that these pieces may be ready. False: there are too many to remember; all lanes must look."""
-        known = self._pieces
-        if len(known) > MOST_PIECES:
+        known = self._partitions
+        if len(known) > MOST_PARTITIONS:
             known.clear()
             self._freed.clear()
             return False
-        for piece in pieces:
-            known[piece] = self._mark
-            known.move_to_end(piece)  # So that the marks stay in order.
-            if news == "free":
-                self._freed[piece] = self._mark
+        for key in partitions:
+            known[key] = self._mark
+            known.move_to_end(key)  # So that the marks stay in order.
+            if kind == "free":
+                self._freed[key] = self._mark
         return True
 
-    def hear_counted(self, counts: Iterable[tuple[Piece, int]]) -> bool:
+    def add_counts(self, counts: Iterable[tuple[PartitionKey, int]]) -> bool:
         """Note that more messages of a shared group may be ready. False: there are too many pieces to remember."""
-        if len(self._counted) > MOST_PIECES:
-            self._counted.clear()
+        if len(self._ready_counts) > MOST_PARTITIONS:
+            self._ready_counts.clear()
             return False
-        for piece, count in counts:
-            self._counted.hear(piece, count, self._mark)
+        for key, count in counts:
+            self._ready_counts.add(key, count, self._mark)
         return True
 
     def set_batch(self, batch: int) -> None:
         """Set the smallest batch size of the waiting consumers of a shared group."""
-        self._counted.set_batch(batch)
+        self._ready_counts.set_batch(batch)
 
     def look(self, partition: str | None) -> None:
         """Request a look in a partition, or (None) anywhere."""
@@ -215,21 +215,21 @@ class Believed:
             self._anywhere = max(1, self._anywhere)
             self._anywhere_mark = self._mark
 
-    def took(self, piece: Piece, count: int, mark: int, *, leased: bool) -> bool:
+    def took(self, key: PartitionKey, count: int, mark: int, *, leased: bool) -> bool:
         """Note the result of a look: `count` messages of a piece. Returns whether work was expected there.
 
         In an ordered group a leased partition is not ready, even if messages arrived during the look: its lease must
         end first, and a hint announces that. In a shared group the other messages stay ready.
         """
-        was_known = piece in self._pieces
-        heard = (self._freed if leased else self._pieces).get(piece, 0)
-        if heard <= mark:
-            self._drop(piece)
-        return self._counted.took(piece, count, mark) or was_known
+        was_known = key in self._partitions
+        noted = (self._freed if leased else self._partitions).get(key, 0)
+        if noted <= mark:
+            self._drop(key)
+        return self._ready_counts.took(key, count, mark) or was_known
 
-    def _drop(self, piece: Piece) -> None:
-        self._pieces.pop(piece, None)
-        self._freed.pop(piece, None)
+    def _drop(self, key: PartitionKey) -> None:
+        self._partitions.pop(key, None)
+        self._freed.pop(key, None)
 
     def expect_more(self) -> None:
         """Allow more looks without a known place, because every look found work and some of it was unexpected."""
@@ -241,13 +241,13 @@ class Believed:
             if self._named.get(partition, mark + 1) <= mark:
                 del self._named[partition]
             if queue is not None:
-                if self._pieces.get((queue, partition), mark + 1) <= mark:
+                if self._partitions.get((queue, partition), mark + 1) <= mark:
                     self._drop((queue, partition))
-                self._counted.disprove_at((queue, partition), mark)
+                self._ready_counts.disprove_at((queue, partition), mark)
             return
-        while self._pieces and next(iter(self._pieces.values())) <= mark:
-            self._drop(next(iter(self._pieces)))
-        self._counted.disprove(mark)
+        while self._partitions and next(iter(self._partitions.values())) <= mark:
+            self._drop(next(iter(self._partitions)))
+        self._ready_counts.disprove(mark)
         # Without work anywhere there is none in the named partitions: their consumers need not look.
         self._named = {name: named_mark for name, named_mark in self._named.items() if named_mark > mark}
         if self._anywhere_mark <= mark:
@@ -268,13 +268,15 @@ class Believed:
                 if partition in named and partition not in at:
                     at[partition] = 1
                     extra += 1
-        return Work(len(self._pieces) + self._counted.looks + extra + self._anywhere, at)
+        return Work(len(self._partitions) + self._ready_counts.looks + extra + self._anywhere, at)
 
     def _work_at(self, queue: str, named: Collection[str]) -> dict[str, int]:
         """The share of the named partitions in the announced work."""
-        pieces, counted = self._pieces, self._counted
-        if len(named) <= len(pieces) + len(counted):
-            known = [partition for partition in named if (queue, partition) in pieces or (queue, partition) in counted]
+        partitions, counts = self._partitions, self._ready_counts
+        if len(named) <= len(partitions) + len(counts):
+            known = [
+                partition for partition in named if (queue, partition) in partitions or (queue, partition) in counts
+            ]
         else:
-            known = [partition for _, partition in (*pieces, *counted) if partition in named]
-        return {one: ((queue, one) in pieces) + counted.looks_at((queue, one)) for one in known}
+            known = [partition for _, partition in (*partitions, *counts) if partition in named]
+        return {one: ((queue, one) in partitions) + counts.looks_at((queue, one)) for one in known}

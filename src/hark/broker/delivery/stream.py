@@ -19,46 +19,46 @@ if TYPE_CHECKING:
     from hark.broker.delivery.streams import Streams
 
 
-class Held:
+class LeasedMessages:
     """What is left of the messages of one lease, by partition."""
 
-    __slots__ = ("expires_at", "parts", "places")
+    __slots__ = ("addresses", "expires_at", "parts")
 
     def __init__(self, result: PopResult) -> None:
         self.expires_at = result.expires_at
         self.parts: dict[str, dict[str, str]] = {}
         """The ids of messages by their transaction ids, which are unique in a partition only."""
-        self.places: dict[str, tuple[str, str]] = {}
+        self.addresses: dict[str, tuple[str, str]] = {}
         """The partition and the transaction id of a message, by its id."""
         for message in result.messages:
             self.parts.setdefault(message.partition_id, {})[message.transaction_id] = message.id
-            self.places[message.id] = message.partition_id, message.transaction_id
+            self.addresses[message.id] = message.partition_id, message.transaction_id
 
     def find(self, item: Settlement) -> tuple[str, str] | None:
         """Which message a settlement is about, whatever it names it by: partition and transaction id."""
         if item.transaction_id in self.parts.get(item.partition_id, ()):
             return item.partition_id, item.transaction_id
-        return self.places.get(item.transaction_id)
+        return self.addresses.get(item.transaction_id)
 
-    def remove(self, place: tuple[str, str]) -> None:
+    def remove(self, address: tuple[str, str]) -> None:
         """Forget a message."""
-        partition, transaction_id = place
+        partition, transaction_id = address
         part = self.parts[partition]
-        del self.places[part.pop(transaction_id)]
+        del self.addresses[part.pop(transaction_id)]
         if not part:
             del self.parts[partition]
 
     def remove_part(self, partition: str) -> None:
         """Forget all messages of a partition, if there are any."""
         for message_id in self.parts.pop(partition, {}).values():
-            del self.places[message_id]
+            del self.addresses[message_id]
 
 
 class Window:
     """Unsettled messages by lease."""
 
     def __init__(self) -> None:
-        self._leases: dict[str, Held] = {}
+        self._leases: dict[str, LeasedMessages] = {}
         self._messages = 0
 
     def __len__(self) -> int:
@@ -70,12 +70,14 @@ class Window:
 
     def first_end(self) -> int | None:
         """When the first of them is over."""
-        return min((held.expires_at for held in self._leases.values() if held.expires_at is not None), default=None)
+        return min(
+            (leased.expires_at for leased in self._leases.values() if leased.expires_at is not None), default=None
+        )
 
     def add(self, result: PopResult) -> None:
         """Messages came under a lease."""
-        held = self._leases[result.lease_id] = Held(result)
-        self._messages += len(held.places)
+        leased = self._leases[result.lease_id] = LeasedMessages(result)
+        self._messages += len(leased.addresses)
 
     def settled(self, lease_id: str, item: Settlement, outcome: SettleOutcome) -> bool:
         """A message of a lease was settled; whether the lease is over with that.
@@ -83,33 +85,33 @@ class Window:
         In an ordered group one that fails takes along what was behind it in its partition: that comes again, in order,
         after it. In a shared group each goes by itself.
         """
-        held = self._leases.get(lease_id)
-        if held is None:
+        leased = self._leases.get(lease_id)
+        if leased is None:
             return False
-        before = len(held.places)
-        place = held.find(item)
+        before = len(leased.addresses)
+        address = leased.find(item)
         if outcome.lease_released:
-            held.remove_part(item.partition_id if place is None else place[0])
-        elif place is not None:
-            held.remove(place)
-        self._messages -= before - len(held.places)
-        if held.places:
+            leased.remove_part(item.partition_id if address is None else address[0])
+        elif address is not None:
+            leased.remove(address)
+        self._messages -= before - len(leased.addresses)
+        if leased.addresses:
             return False
         del self._leases[lease_id]
         return True
 
-    def end(self, lease_id: str) -> Held | None:
+    def end(self, lease_id: str) -> LeasedMessages | None:
         """A lease is over, with all that is left of it, which is returned."""
-        held = self._leases.pop(lease_id, None)
-        if held is not None:
-            self._messages -= len(held.places)
-        return held
+        leased = self._leases.pop(lease_id, None)
+        if leased is not None:
+            self._messages -= len(leased.addresses)
+        return leased
 
     def renewed(self, lease_id: str, expires_at: int) -> None:
         """A lease ends later."""
-        held = self._leases.get(lease_id)
-        if held is not None:
-            held.expires_at = expires_at
+        leased = self._leases.get(lease_id)
+        if leased is not None:
+            leased.expires_at = expires_at
 
 
 # A stream has one credit and any number of subscriptions. It is interested while it has credit left, is not paused,
@@ -213,7 +215,7 @@ class Stream:
         """All subscriptions are parked: the stream wants no messages."""
         self._turn: StreamConsumer | None = None
         """The one that was just told of something and may fetch it before the others."""
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._check: Timer | None = None
         self._check_at = 0
         self._first_end: int | None = None
@@ -282,7 +284,7 @@ class Stream:
         """Give it nothing more; `next` says when all that was on its way has been handed over."""
         self.draining = True
         self._update()
-        self._news.set()
+        self._changed.set()
 
     def spoke(self) -> None:
         """Its client gave a sign of life: a frame, or a settlement or renewal of something that it got."""
@@ -290,8 +292,8 @@ class Stream:
             self._end_silence()
             self._update()
 
-    def _begin_silence(self, held: Held, lease_id: str) -> None:
-        self._streams.note_expired(self, lease_id, held)
+    def _begin_silence(self, leased: LeasedMessages, lease_id: str) -> None:
+        self._streams.note_expired(self, lease_id, leased)
         if not self.silent:
             self.silent = True
             if self.mute:
@@ -314,10 +316,10 @@ class Stream:
     async def next(self) -> Arrival | None:
         """What came, to be written; None: nothing came, but something changed (it was drained or closed)."""
         while not self._outbox:
-            self._news.clear()
+            self._changed.clear()
             if self.closed or self.drained:
                 return None
-            await self._news.wait()
+            await self._changed.wait()
         self._writing = self._outbox.popleft()
         return self._writing
 
@@ -327,7 +329,7 @@ class Stream:
         if self.closed and written is not None and written.result.lease_id and not self._ended_here:
             self._streams.shorten([written.result.lease_id])
         self._update()
-        self._news.set()
+        self._changed.set()
 
     def lost(self, arrival: Arrival) -> None:
         """What `next` gave could not be written: it is free again, uncounted."""
@@ -361,7 +363,7 @@ class Stream:
             self._check.cancel()
         self._end_silence()
         self._streams.forget(self, self._window.leases())
-        self._news.set()
+        self._changed.set()
 
     # The pump's side ---------------------------------------------------------------------------------------
 
@@ -378,7 +380,7 @@ class Stream:
         """What was fetched came to nothing."""
         self._pulling = None
         self._update()
-        self._news.set()
+        self._changed.set()
 
     def arrived(self, arrival: Arrival) -> bool:
         """Messages for this stream; False: its client is gone."""
@@ -411,7 +413,7 @@ class Stream:
         self.consumers[arrival.consumer.name] = self.consumers.pop(arrival.consumer.name)  # The others come first now.
         self._outbox.append(arrival)
         self._update()
-        self._news.set()
+        self._changed.set()
         # The writer runs after this turn; data that is still unwritten then is blocked by the client.
         self._streams.soon(lambda: self._streams.soon(self._notice_stuck))
         return True
@@ -422,7 +424,7 @@ class Stream:
         if self.consumers.get(consumer.name) is consumer:
             self.unsubscribe(consumer.name)
             self._outbox.append(Arrival(consumer, PopResult(), error))
-            self._news.set()
+            self._changed.set()
         self._update()
 
     def _notice_stuck(self) -> None:
@@ -442,7 +444,7 @@ class Stream:
         while self._declined:
             consumer, _ = self._declined.popitem(last=False)
             consumer.subscription.set_interest(consumer, True)
-            if consumer.subscription.is_told(consumer):
+            if consumer.subscription.is_notified(consumer):
                 self._turn = consumer
                 self._streams.soon(self._end_turn)
                 return
@@ -472,12 +474,12 @@ class Stream:
 
     def ended(self, lease_id: str) -> None:
         """A lease of it is over, however it ended."""
-        held = self._window.end(lease_id)
+        leased = self._window.end(lease_id)
         self._streams.release(lease_id)
-        if held is not None and held.expires_at is not None:
+        if leased is not None and leased.expires_at is not None:
             latest = self._streams.timers.now() + (_CLOCKS_DIFFER if self._streams.shared else 0)
-            if held.expires_at <= latest:
-                self._begin_silence(held, lease_id)
+            if leased.expires_at <= latest:
+                self._begin_silence(leased, lease_id)
             else:
                 self.spoke()  # It was settled, maybe on another server.
         self._update()

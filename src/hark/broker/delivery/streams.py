@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from hark.broker.delivery.fallback import FallbackPolls
-from hark.broker.delivery.stream import Held, Stream
+from hark.broker.delivery.stream import LeasedMessages, Stream
 from hark.clock import MILLISECOND
 from hark.engine.api import Engine
 from hark.errors import HarkError, Overloaded, Unavailable
@@ -117,8 +117,8 @@ class Streams:
     def tried(self, items: Iterable[Settlement]) -> None:
         """Settlements of any client, whether they count or not: who tries to settle what expired is there."""
         for item in items:
-            place = item.transaction_id, item.partition_id
-            for name in (item.lease_id,) if item.lease_id else (item.transaction_id, place):
+            address = item.transaction_id, item.partition_id
+            for name in (item.lease_id,) if item.lease_id else (item.transaction_id, address):
                 self.tried_lease(name)
 
     def tried_lease(self, name: Name) -> None:
@@ -127,10 +127,10 @@ class Streams:
         if stream is not None:
             stream.spoke()
 
-    def note_expired(self, stream: Stream, lease_id: str, held: Held) -> None:
+    def note_expired(self, stream: Stream, lease_id: str, leased: LeasedMessages) -> None:
         """A lease of a stream expired; it gets nothing until its client gives a sign of life."""
         names: list[Name] = [lease_id]
-        for message_id, (partition_id, transaction_id) in held.places.items():
+        for message_id, (partition_id, transaction_id) in leased.addresses.items():
             names += [message_id, (transaction_id, partition_id)]
         self._expired_of.setdefault(stream, []).extend(names)
         self._expired.update(dict.fromkeys(names, stream))

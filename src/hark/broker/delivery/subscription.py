@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from hark.broker.delivery.consumers import Consumer, ConsumerManager, State
-from hark.broker.delivery.ready import Believed, Piece
-from hark.broker.timers import Alarms
+from hark.broker.delivery.ready import PartitionKey, ReadyWork
+from hark.broker.timers import Wakeups
 from hark.clock import SECOND
 from hark.errors import EngineFailure, HarkError, Overloaded
 from hark.model import GroupMode, Hint, PopRequest, PopResult
@@ -32,11 +32,11 @@ class Key(NamedTuple):
 class Lane:
     """Consumers of a subscription that want the same partition, or any."""
 
-    __slots__ = ("consumers", "looking")
+    __slots__ = ("consumers", "polling")
 
     def __init__(self) -> None:
         self.consumers = 0
-        self.looking = False
+        self.polling = False
         """A look for some of them is under way."""
 
 
@@ -146,12 +146,12 @@ class Subscription:
         self._delivery = delivery
         self._metrics = delivery.metrics
         self._manager: ConsumerManager[Consumer] = ConsumerManager(delivery.cap)
-        self._believed = Believed(delivery.cap)
+        self._ready_work = ReadyWork(delivery.cap)
         self._lanes: dict[str | None, Lane] = {}
         self._batches = Batches()
         self._woken_by: dict[Consumer, tuple[Source, int]] = {}
         """The cause and time of the notification of each notified consumer."""
-        self._alarms = Alarms(delivery.timers, self._ring)
+        self._wakeups = Wakeups(delivery.timers, self._ring)
         self._pulled: set[Consumer] = set()
         """Consumers with a pop in progress, notified or not."""
         self._late: dict[Consumer, Callable[[], None]] = {}
@@ -180,54 +180,54 @@ class Subscription:
                 self._delivery.fallback.watch((self.key, consumer.partition))
         lane.consumers += 1
         if self._batches.add(consumer.batch):
-            self._believed.set_batch(self._batches.smallest)
+            self._ready_work.set_batch(self._batches.smallest)
         self._manager.add(consumer, priority=consumer.priority, partition=consumer.partition)
 
     def leave(self, consumer: Consumer) -> None:
         """Remove a consumer; the next consumer gets its work."""
         if consumer not in self._manager:
             return
-        was_told = self.is_told(consumer)
+        was_notified = self.is_notified(consumer)
         self._manager.remove(consumer)
         self._woken_by.pop(consumer, None)
         self._late.pop(consumer, None)
         lane = self._lanes[consumer.partition]
         lane.consumers -= 1
         if self._batches.remove(consumer.batch):
-            self._believed.set_batch(self._batches.smallest)
+            self._ready_work.set_batch(self._batches.smallest)
         if not lane.consumers:
             self._close(consumer.partition, lane)
-        if was_told:
+        if was_notified:
             self._rebalance("handover")
 
     def _close(self, partition: str | None, lane: Lane) -> None:
         del self._lanes[partition]
         if partition is not None:
-            self._believed.forget(partition)
+            self._ready_work.forget(partition)
         self._delivery.fallback.unwatch((self.key, partition))
-        if partition in self._polled and not lane.looking:
+        if partition in self._polled and not lane.polling:
             self._report_poll(partition, found=False)
         if not self._lanes:
-            if self._is_complete and not self._believed and self.key.queue is not None:
+            if self._is_complete and not self._ready_work and self.key.queue is not None:
                 self._delivery.keep(self)
             else:
                 self.close()
 
     def close(self) -> None:
         """End a subscription without consumers. The next consumer looks for itself."""
-        self._alarms.clear()
+        self._wakeups.clear()
         self._delivery.closed(self)
 
     def set_interest(self, consumer: Consumer, wanted: bool) -> None:
         """Set whether a consumer wants work now."""
         if not wanted:
-            was_told = self.is_told(consumer)
+            was_notified = self.is_notified(consumer)
             self.retire(consumer)
-            if was_told:
+            if was_notified:
                 self._rebalance("handover")
             return
         self._manager.set_interest(consumer, True)
-        if self._believed:
+        if self._ready_work:
             self._rebalance("handover")
 
     def retire(self, consumer: Consumer) -> None:
@@ -239,7 +239,7 @@ class Subscription:
     def welcome(self, consumer: Consumer) -> None:
         """Start a look for a new consumer that does not pop itself, if work may exist."""
         if not self.waits_before(consumer):
-            self._believed.look(consumer.partition)
+            self._ready_work.look(consumer.partition)
             self._rebalance("handover")
 
     def waits_before(self, consumer: Consumer) -> bool:
@@ -252,9 +252,9 @@ class Subscription:
         if consumer.partition is not None:
             return False
         was_kept = self._is_complete and len(self._manager) == 1
-        return (was_kept and not self._believed) or self._manager.waits(None, consumer.priority)
+        return (was_kept and not self._ready_work) or self._manager.waits(None, consumer.priority)
 
-    def is_told(self, consumer: Consumer) -> bool:
+    def is_notified(self, consumer: Consumer) -> bool:
         """Whether a consumer is notified."""
         return self._manager.state_of(consumer) is State.NOTIFIED
 
@@ -266,11 +266,11 @@ class Subscription:
             give_up()
 
     def _is_expecting(self, consumer: Consumer) -> bool:
-        return consumer in self._pulled or (self.is_told(consumer) and not self._delivery.suspended)
+        return consumer in self._pulled or (self.is_notified(consumer) and not self._delivery.suspended)
 
     # HintKind --------------------------------------------------------------------------------------------------
 
-    def hear(self, hint: Hint, source: Source) -> None:
+    def on_hint(self, hint: Hint, source: Source) -> None:
         """Partitions of a queue may be ready."""
         if not self._lanes:
             self.close()
@@ -278,13 +278,13 @@ class Subscription:
         if hint.partitions is None:
             self.look_everywhere(source)
             return
-        pieces = [(hint.queue, partition) for partition in hint.partitions]
+        keys = [(hint.queue, partition) for partition in hint.partitions]
         # A hint for every group has counts for shared groups; the mode of this group may be ordered or unknown.
         if hint.counts and hint.group is not None:
-            is_believed = self._believed.hear_counted(zip(pieces, hint.counts, strict=True))
+            is_remembered = self._ready_work.add_counts(zip(keys, hint.counts, strict=True))
         else:
-            is_believed = self._believed.hear(pieces, hint.news)
-        if not is_believed:
+            is_remembered = self._ready_work.add(keys, hint.kind)
+        if not is_remembered:
             self.look_everywhere(source)
             return
         if self._delivery.shared:
@@ -297,7 +297,7 @@ class Subscription:
             self.close()
             return
         for partition in self._lanes:
-            self._believed.look(partition)
+            self._ready_work.look(partition)
         self._reset_backoff(self._lanes)
         self._rebalance(source)
 
@@ -315,9 +315,9 @@ class Subscription:
         self._polled.add(partition)
         lane = self._lanes.get(partition)
         if lane is not None:
-            self._believed.look(partition)
+            self._ready_work.look(partition)
             self._rebalance("poll")
-        if lane is None or (not lane.looking and self._manager.next_notified(partition) is None):
+        if lane is None or (not lane.polling and self._manager.next_notified(partition) is None):
             self._report_poll(partition, found=False)  # No consumer wants work now.
 
     def note_empty(self, partition: str | None, look_again_at: int | None) -> None:
@@ -327,7 +327,7 @@ class Subscription:
         self._is_complete |= partition is None
         self.looked_at = self._delivery.timers.now()
         if look_again_at is not None:
-            self._alarms.note(partition, look_again_at)
+            self._wakeups.note(partition, look_again_at)
 
     def note_failure(self, partition: str | None) -> None:
         """Start fallback polls after a failed look, because the expected work may be wrong."""
@@ -351,19 +351,19 @@ class Subscription:
             lanes |= self._manager.named if partition is None else {None}
         for lane in lanes:
             if lane in self._lanes:
-                self._believed.look(lane)
+                self._ready_work.look(lane)
         self._rebalance("timer")
 
     # The pump ----------------------------------------------------------------------------------------------
 
     def _rebalance(self, source: Source) -> None:
         manager = self._manager
-        told = manager.rebalance(self._believed.work(self.key.queue, manager.named))
-        if told:
+        notified = manager.rebalance(self._ready_work.work(self.key.queue, manager.named))
+        if notified:
             now = self._delivery.timers.now()
-            for consumer in told:
+            for consumer in notified:
                 self._woken_by[consumer] = source, now
-            self._metrics.woke(source, len(told))
+            self._metrics.woke(source, len(notified))
             self._pump_soon()
         for consumer in [one for one in self._late if not self._is_expecting(one)]:
             self._late.pop(consumer)()  # Another consumer was served first, or the work no longer exists.
@@ -383,18 +383,18 @@ class Subscription:
         if self._delivery.suspended:
             return
         # Consumers for any partition come last in the call, so that they do not receive the work of named partitions.
-        for partition in self._manager.told_lanes():
+        for partition in self._manager.notified_lanes():
             lane = self._lanes[partition]
-            if not lane.looking:
+            if not lane.polling:
                 self._look(partition, lane)
         for partition in list(self._polled):
-            if partition not in self._lanes or not self._lanes[partition].looking:
+            if partition not in self._lanes or not self._lanes[partition].polling:
                 self._report_poll(partition, found=False)  # The notified consumer no longer wants work.
 
     def _look(self, partition: str | None, lane: Lane) -> None:
         """Start a look for all notified consumers of a lane."""
         pulls: list[tuple[Consumer, asyncio.Future[PopResult]]] = []
-        mark = self._believed.begin_look()
+        mark = self._ready_work.begin_look()
         unwilling: list[Consumer] = []
         for consumer in self._manager.notified(partition):
             request = consumer.next_pull()
@@ -406,7 +406,7 @@ class Subscription:
         for consumer in unwilling:
             self.set_interest(consumer, False)
         if pulls:
-            lane.looking = True
+            lane.polling = True
             finish = partial(self._finish, partition, lane, pulls, mark)
             self._delivery.when_done([answer for _, answer in pulls], finish)
 
@@ -428,15 +428,15 @@ class Subscription:
         try:
             came = self._hand_over(partition, pulls, mark)
             if came.empty or came.failed:
-                self._believed.disprove(partition, self.key.queue, mark)
+                self._ready_work.disprove(partition, self.key.queue, mark)
             elif came.surprised and partition is None:
-                self._believed.expect_more()
+                self._ready_work.expect_more()
             if came.failed:
                 self.note_failure(partition)
             else:
                 self.note_success(partition)
         finally:
-            lane.looking = False
+            lane.polling = False
             self.looked_at = self._delivery.timers.now()
         if partition in self._polled:
             self._report_poll(partition, found=came.found)
@@ -482,12 +482,12 @@ class Subscription:
 
     def _deliver(self, consumer: Consumer, result: PopResult, mark: int) -> bool:
         """Deliver messages. Returns whether some of them are from a place without expected work."""
-        taken: dict[Piece, int] = {}
+        taken: dict[PartitionKey, int] = {}
         for message in result.messages:
-            piece = message.queue, message.partition
-            taken[piece] = taken.get(piece, 0) + 1
+            key = message.queue, message.partition
+            taken[key] = taken.get(key, 0) + 1
         leased = bool(result.lease_id)
-        known = [self._believed.took(piece, count, mark, leased=leased) for piece, count in taken.items()]
+        known = [self._ready_work.took(key, count, mark, leased=leased) for key, count in taken.items()]
         self._manager.served(consumer)
         if not consumer.deliver(result):
             self._delivery.pops.give_back(result)

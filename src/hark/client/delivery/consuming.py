@@ -15,7 +15,7 @@ import msgspec
 from hark.client.arguments import a_function, name_of
 from hark.client.builder import Choices
 from hark.client.delivery.message import Message, error_text
-from hark.client.delivery.prefetcher import Supply
+from hark.client.delivery.prefetcher import Prefetcher
 from hark.client.delivery.settling import PiggybackedAcks
 from hark.client.tracing import processing
 from hark.errors import HarkError
@@ -28,13 +28,16 @@ class Messages:
     """
 
     def __init__(
-        self, open_supply: Callable[[], Awaitable[Supply]], retire: Callable[[Supply], object], choices: Choices
+        self,
+        open_prefetcher: Callable[[], Awaitable[Prefetcher]],
+        retire: Callable[[Prefetcher], object],
+        choices: Choices,
     ) -> None:
-        self._open_supply = open_supply
+        self._open_prefetcher = open_prefetcher
         self._retire = retire
         self._choices = choices
         self._left = choices.limit
-        self._supply: Supply | None = None
+        self._prefetcher: Prefetcher | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended = False
 
@@ -46,10 +49,10 @@ class Messages:
         if self._ended or self._left == 0:
             await self.aclose()
             raise StopAsyncIteration
-        if self._supply is None:
-            self._supply = await self._open_supply()
+        if self._prefetcher is None:
+            self._prefetcher = await self._open_prefetcher()
             self._loop = asyncio.get_running_loop()
-        message = await self._supply.next(self._choices.batch if self._left is None else self._left)
+        message = await self._prefetcher.next(self._choices.batch if self._left is None else self._left)
         if message is None:
             await self.aclose()
             raise StopAsyncIteration
@@ -60,9 +63,9 @@ class Messages:
     async def aclose(self) -> None:
         """End the iteration, and release messages that were received but not yet returned."""
         self._ended = True
-        supply, self._supply = self._supply, None
-        if supply is not None:
-            await supply.close()
+        prefetcher, self._prefetcher = self._prefetcher, None
+        if prefetcher is not None:
+            await prefetcher.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -74,9 +77,9 @@ class Messages:
 
     def __del__(self) -> None:
         # After `break` or an exception no method is called any more, so the client closes the supply.
-        if self._supply is not None and self._loop is not None:
+        if self._prefetcher is not None and self._loop is not None:
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._retire, self._supply)
+                self._loop.call_soon_threadsafe(self._retire, self._prefetcher)
 
 
 Handler = Callable[[Message], object] | Callable[[list[Message]], object]
@@ -109,7 +112,7 @@ class Budget:
     def __init__(self, limit: int | None) -> None:
         self._free = limit
         self._pending = 0
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     @property
     def used_up(self) -> bool:
@@ -119,8 +122,8 @@ class Budget:
     async def reserve(self, most: int) -> int:
         """Reserve some of the rest. Waits while other loops may return some. 0: nothing is left."""
         while self._free == 0 and self._pending:
-            self._news.clear()
-            await self._news.wait()
+            self._changed.clear()
+            await self._changed.wait()
         if self._free is None:
             return most
         got = min(most, self._free)
@@ -133,7 +136,7 @@ class Budget:
         if self._free is not None:
             self._free += reserved - begun
             self._pending -= reserved
-            self._news.set()
+            self._changed.set()
 
 
 class Acks:
@@ -143,8 +146,8 @@ class Acks:
     ack at a time, and it is answered before the next batch starts.
     """
 
-    def __init__(self, supply: Supply) -> None:
-        self._supply = supply
+    def __init__(self, prefetcher: Prefetcher) -> None:
+        self._prefetcher = prefetcher
         self._under_way: asyncio.Task[None] | None = None
         self._for_pop: PiggybackedAcks | None = None
 
@@ -153,7 +156,7 @@ class Acks:
 
         Earlier acks wait for their answer, so that a later failure cannot overtake them.
         """
-        acks = self._supply.desk.piggyback(messages) if last and self._supply.overlaps else None
+        acks = self._prefetcher.session.piggyback(messages) if last and self._prefetcher.overlaps else None
         if acks is not None:
             self._for_pop = acks
             self._under_way = asyncio.create_task(self._say(messages, acks))
@@ -174,9 +177,9 @@ class Acks:
             await asyncio.shield(task)
 
     async def _say(self, messages: Sequence[Message], acks: PiggybackedAcks | None = None) -> None:
-        await self._supply.desk.say(messages, "completed", road=acks)
+        await self._prefetcher.session.say(messages, "completed", road=acks)
         for message in messages:
-            message.let_go()
+            message.release()
 
 
 class Consumption:
@@ -192,15 +195,17 @@ class Consumption:
     the traceback. A handler can also settle messages itself.
     """
 
-    def __init__(self, open_supply: Callable[[], Awaitable[Supply]], choices: Choices, handler: Handler) -> None:
-        self._open_supply = open_supply
+    def __init__(
+        self, open_prefetcher: Callable[[], Awaitable[Prefetcher]], choices: Choices, handler: Handler
+    ) -> None:
+        self._open_prefetcher = open_prefetcher
         self._choices = choices
         self._handler = cast(Callable[[object], object], a_function(handler, "handler"))
         self._on_success: Callable[[object, object], object] | None = None
         self._on_error: Callable[[object, Exception], object] | None = None
         self._singly = choices.each or choices.batch == 1
         self._stopping = False
-        self._supplies: set[Supply] = set()
+        self._prefetchers: set[Prefetcher] = set()
         self._begun = False
         self._succeeded = self._failed = 0
 
@@ -227,8 +232,8 @@ class Consumption:
     def stop(self) -> None:
         """Stop receiving messages, and end when the running handlers have ended."""
         self._stopping = True
-        for supply in self._supplies:
-            supply.interrupt()
+        for prefetcher in self._prefetchers:
+            prefetcher.interrupt()
 
     async def run(self) -> Consumed:
         """Consume until it ends. `await consumption` does the same.
@@ -250,11 +255,11 @@ class Consumption:
         return Consumed(self._succeeded, self._failed)
 
     async def _loop(self, budget: Budget) -> None:
-        supply = await self._open_supply()
-        self._supplies.add(supply)
+        prefetcher = await self._open_prefetcher()
+        self._prefetchers.add(prefetcher)
         if self._stopping:
-            supply.interrupt()
-        acks = Acks(supply)
+            prefetcher.interrupt()
+        acks = Acks(prefetcher)
         try:
             while not self._stopping:
                 if budget.used_up:
@@ -264,56 +269,62 @@ class Consumption:
                     break
                 begun = 0
                 try:
-                    found = await supply.batch(most, acks.for_pop())
+                    found = await prefetcher.batch(most, acks.for_pop())
                     await acks.answered()
                     if not found:
                         return
-                    begun = await self._handle(supply, acks)
+                    begun = await self._handle(prefetcher, acks)
                 finally:
                     budget.used(most, begun)
         finally:
-            self._supplies.discard(supply)
+            self._prefetchers.discard(prefetcher)
             try:
                 await acks.answered()
             finally:
-                await supply.close()
+                await prefetcher.close()
 
-    async def _handle(self, supply: Supply, acks: Acks) -> int:
+    async def _handle(self, prefetcher: Prefetcher, acks: Acks) -> int:
         """Handle the held messages. Returns how many were started."""
         begun = 0
         try:
-            while not self._stopping and (messages := await supply.begin(1 if self._singly else None)):
+            while not self._stopping and (messages := await prefetcher.begin(1 if self._singly else None)):
                 begun += len(messages)
                 given = messages[0] if self._singly else messages
-                await self._attempt(supply, acks, messages, given, last=not supply.held)
+                await self._attempt(prefetcher, acks, messages, given, last=not prefetcher.buffered)
         finally:
-            await supply.give_back_held()
+            await prefetcher.give_back_buffered()
         return begun
 
     async def _attempt(
-        self, supply: Supply, acks: Acks, messages: Sequence[Message], given: Message | list[Message], *, last: bool
+        self,
+        prefetcher: Prefetcher,
+        acks: Acks,
+        messages: Sequence[Message],
+        given: Message | list[Message],
+        *,
+        last: bool,
     ) -> None:
         try:
             await self._process(messages, given)
         except Exception as error:
             self._failed += len(messages)
-            await self._fail(supply, messages, given, error)
+            await self._fail(prefetcher, messages, given, error)
             return
         except BaseException as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and not (task and task.cancelling()):
                 # Not our own cancellation: releasing the message without counting an attempt would repeat for ever.
                 self._failed += len(messages)
-                await self._fail(supply, messages, given, _cancelled_within(error))
+                await self._fail(prefetcher, messages, given, _cancelled_within(error))
                 return
-            await supply.give_back(messages)
+            await prefetcher.give_back(messages)
             raise
         self._succeeded += len(messages)
         if self._on_success is None:
             await acks.send(messages, last=last)
         else:
             for message in messages:
-                message.let_go()
+                message.release()
 
     async def _process(self, messages: Sequence[Message], given: Message | list[Message]) -> None:
         """Call the handler, within a span if tracing is active."""
@@ -333,7 +344,7 @@ class Consumption:
             note(messages[0].settled or "completed", None)
 
     async def _fail(
-        self, supply: Supply, messages: Sequence[Message], given: Message | list[Message], error: Exception
+        self, prefetcher: Prefetcher, messages: Sequence[Message], given: Message | list[Message], error: Exception
     ) -> None:
         if self._on_error is None:
             _log.warning(
@@ -349,7 +360,7 @@ class Consumption:
             except Exception as other:
                 _log.exception("on_error callback raised; the messages are rejected with the handler's error")
                 error.add_note(f"on_error raised, too: {type(other).__name__}: {other}")
-        await supply.desk.say(messages, "failed", error_text(error))
+        await prefetcher.session.say(messages, "failed", error_text(error))
 
 
 async def _call(function: Callable[..., object], *arguments: object) -> object:

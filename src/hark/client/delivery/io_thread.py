@@ -14,12 +14,12 @@ from hark.errors import HarkError
 T = TypeVar("T")
 
 
-class Line:
+class IoThread:
     """Runs calls on a separate event loop. A server that lives in the user's loop can only be reached there."""
 
     def __init__(self, transport: Transport, retry: CallPolicy | None = None) -> None:
         fork = transport.fork()
-        self.in_place = fork is None
+        self.is_inline = fork is None
         """There is no thread: everything runs on the loop that called `start`."""
         self.caller = Caller(fork or transport, retry)
         """For use on the loop of this thread only."""
@@ -30,13 +30,13 @@ class Line:
         """Start the thread. Call it once."""
         if self._loop is not None:
             raise HarkError("the network thread was already started")
-        if self.in_place:
+        if self.is_inline:
             self._loop = asyncio.get_running_loop()
             return
         loop = self._loop = _new_loop()
         started = threading.Event()
         # A daemon thread, so that a program that forgot to close its client can end.
-        self._thread = threading.Thread(target=self._serve, args=(loop, started), name="hark-line", daemon=True)
+        self._thread = threading.Thread(target=self._serve, args=(loop, started), name="hark-io", daemon=True)
         self._thread.start()
         started.wait()
 
@@ -45,7 +45,7 @@ class Line:
 
         The coroutine may end before the cancellation reaches it: `late` gets its result then.
         """
-        if self.in_place:
+        if self.is_inline:
             return await make()
         loop = self._started()
         running: asyncio.Future[T] | None = None
@@ -126,7 +126,7 @@ class Line:
 
 def _closed() -> HarkError:
     return HarkError(
-        "the network thread is not running: it was closed or not started; create a new client", code="line_closed"
+        "the network thread is not running: it was closed or not started; create a new client", code="io_thread_closed"
     )
 
 

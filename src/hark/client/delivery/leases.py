@@ -18,7 +18,7 @@ from hark.api.types.delivery import Delivered
 from hark.api.types.leases import ExtendBody
 from hark.client.builder import MAX_LEASE_SECONDS, RENEWED_LEASE_SECONDS, an_integer
 from hark.client.calling import Caller, CallPolicy, decode
-from hark.client.delivery.io_thread import Line
+from hark.client.delivery.io_thread import IoThread
 from hark.client.transport.api import Transport, client_closed
 from hark.errors import HarkError, InvalidInput, LeaseLost
 
@@ -65,7 +65,7 @@ class _RenewedMany(msgspec.Struct):
 class _Lease:
     """One lease and its holders."""
 
-    __slots__ = ("asking", "due", "end", "every", "holders", "id", "lost", "seconds")
+    __slots__ = ("due", "end", "every", "holders", "id", "lost", "renewing", "seconds")
 
     def __init__(self, lease_id: str, seconds: float, every: float | None, now: float, first_after: float) -> None:
         self.id = lease_id
@@ -73,7 +73,7 @@ class _Lease:
         self.every = every or seconds * _RENEW_AFTER
         self.holders = 0
         self.lost: list[Lost] = []
-        self.asking = False
+        self.renewing = False
         """A renewal is in flight."""
         self.end = now + seconds
         self.due = now + min(self.every, first_after)
@@ -107,7 +107,7 @@ class LeaseKeeper:
         self._leases: dict[str, _Lease] = {}
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._wake_at = 0.0
         """When `run` wakes up next. 0 before its first round; infinite while there are no leases."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -160,7 +160,7 @@ class LeaseKeeper:
         self._wake()
 
     @property
-    def held(self) -> int:
+    def kept(self) -> int:
         """Number of leases that are kept."""
         return len(self._leases)
 
@@ -169,10 +169,10 @@ class LeaseKeeper:
         self._loop = asyncio.get_running_loop()
         try:
             while not self._closed:
-                self._news.clear()
+                self._changed.clear()
                 wait = self._look()
                 if wait > 0:
-                    await self._wait(self._news, wait)
+                    await self._wait(self._changed, wait)
         finally:
             for task in self._tasks:
                 task.cancel()
@@ -187,7 +187,7 @@ class LeaseKeeper:
 
     def _wake(self) -> None:
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._news.set)
+            self._loop.call_soon_threadsafe(self._changed.set)
 
     def _look(self) -> float:
         """Renew due leases and drop expired ones. Returns the seconds until the next round."""
@@ -196,26 +196,26 @@ class LeaseKeeper:
             over = [lease for lease in self._leases.values() if lease.end <= now]
             for lease in over:
                 del self._leases[lease.id]
-            if any(lease.due <= now and not lease.asking for lease in self._leases.values()):
+            if any(lease.due <= now and not lease.renewing for lease in self._leases.values()):
                 self._ask_for_due(now)
-            moments = [lease.end if lease.asking else min(lease.due, lease.end) for lease in self._leases.values()]
+            moments = [lease.end if lease.renewing else min(lease.due, lease.end) for lease in self._leases.values()]
             self._wake_at = min(moments, default=math.inf)
         for lease in over:
             _log.warning("lease %s expired before it could be renewed; its messages are redelivered", lease.id)
-            _tell(lease)
+            _notify(lease)
         return max(0.0, self._wake_at - now)
 
     def _ask_for_due(self, now: float) -> None:
         by_seconds: dict[float, list[_Lease]] = {}
         for lease in self._leases.values():
             soon = lease.every / 2
-            if not lease.asking and lease.due <= now + soon:
+            if not lease.renewing and lease.due <= now + soon:
                 by_seconds.setdefault(lease.seconds, []).append(lease)
         for seconds, leases in by_seconds.items():
             for start in range(0, len(leases), _LEASES_OF_A_REQUEST):
                 part = leases[start : start + _LEASES_OF_A_REQUEST]
                 for lease in part:
-                    lease.asking = True
+                    lease.renewing = True
                 task = asyncio.get_running_loop().create_task(self._renew(part, seconds, now))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
@@ -232,25 +232,25 @@ class LeaseKeeper:
         finally:
             gone = self._learn(leases, answers, now)
         for lease in gone:
-            _tell(lease)
+            _notify(lease)
 
-    def _learn(self, leases: Sequence[_Lease], answers: dict[str, Renewed], asked_at: float) -> list[_Lease]:
+    def _learn(self, leases: Sequence[_Lease], answers: dict[str, Renewed], requested_at: float) -> list[_Lease]:
         """Record the answers. Returns the leases that are gone."""
         now = self._monotonic()
         gone = []
         with self._lock:
             for lease in leases:
-                lease.asking = False
+                lease.renewing = False
                 answer = answers.get(lease.id)
                 if answer is None or (not answer.success and answer.code != "lease_not_found"):
                     lease.due = now + min(_LATEST, max(_SOONEST, (lease.end - now) / 8))  # Unknown.
                 elif answer.success:
-                    lease.renewed(asked_at)
+                    lease.renewed(requested_at)
                 elif self._leases.get(lease.id) is lease:
                     del self._leases[lease.id]
                     gone.append(lease)
             self._wake_at = 0.0
-        self._news.set()
+        self._changed.set()
         return gone
 
     async def _ask(self, lease_ids: Sequence[str], seconds: float, within: float) -> dict[str, Renewed]:
@@ -280,7 +280,7 @@ class LeaseKeeper:
         return {lease_id: answer for lease_id, answer in zip(lease_ids, answers, strict=True) if answer is not None}
 
 
-def _tell(lease: _Lease) -> None:
+def _notify(lease: _Lease) -> None:
     """Notify all holders that a lease is gone. A failing callback does not stop the others."""
     for lost in lease.lost:
         try:
@@ -308,7 +308,7 @@ class Holds:
     def __init__(self, transport: Transport, retry: CallPolicy | None = None) -> None:
         self._transport = transport
         self._retry = retry
-        self._line: Line | None = None
+        self._io_thread: IoThread | None = None
         self._keeper: LeaseKeeper | None = None
         self._running: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
@@ -326,11 +326,11 @@ class Holds:
         assert self._keeper is not None
         return self._keeper
 
-    async def line(self) -> Line | None:
+    async def io_thread(self) -> IoThread | None:
         """The thread of the running lease keeper. None if the server can only be reached from this event loop."""
         await self.keeper()
-        assert self._line is not None
-        return None if self._line.in_place else self._line
+        assert self._io_thread is not None
+        return None if self._io_thread.is_inline else self._io_thread
 
     def hurry(self) -> None:
         """Renew all leases now."""
@@ -340,24 +340,24 @@ class Holds:
     async def close(self) -> None:
         """Stop renewing leases, and end the thread."""
         self._closed = True
-        keeper, line = self._keeper, self._line
-        if keeper is not None and line is not None:
+        keeper, io_thread = self._keeper, self._io_thread
+        if keeper is not None and io_thread is not None:
             keeper.close()
             try:
-                await line.run(self._ended)
+                await io_thread.run(self._ended)
             finally:
-                await line.close()
-                self._keeper = self._running = self._line = None
+                await io_thread.close()
+                self._keeper = self._running = self._io_thread = None
 
     async def _start(self) -> None:
-        line = Line(self._transport, self._retry)
-        await line.start()
-        self._line, self._keeper = line, LeaseKeeper(line.caller)
+        io_thread = IoThread(self._transport, self._retry)
+        await io_thread.start()
+        self._io_thread, self._keeper = io_thread, LeaseKeeper(io_thread.caller)
         # Immediately, not in a task of this loop: a handler may block the loop first.
-        if line.in_place:
+        if io_thread.is_inline:
             self._run()
         else:
-            line.post(self._run)
+            io_thread.post(self._run)
 
     def _run(self) -> None:
         assert self._keeper is not None
@@ -432,7 +432,7 @@ class Lease:
             self._keeper = keeper
             keeper.hold(self.id, self._seconds, self._fate.lose, self._every)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """One message less needs the lease."""
         self._open -= 1
         if not self._open and self._keeper is not None:

@@ -14,7 +14,7 @@ import msgspec
 from hark.api.types.delivery import Delivered
 from hark.client.arguments import milliseconds
 from hark.client.delivery.leases import Lease
-from hark.client.delivery.settling import MAX_ERROR_CHARACTERS, Settled, Verdict
+from hark.client.delivery.settling import MAX_ERROR_CHARACTERS, Settled, SettleDecision
 from hark.client.tracing import Note, processing
 from hark.errors import HarkError, InvalidInput, LeaseLost, NotFound
 from hark.model import Status
@@ -116,7 +116,7 @@ _MAX_DELAY_SECONDS = (2**53 - 1) / 1000
 class Hands(Protocol):
     """The operations that a message needs from its client."""
 
-    async def settle(self, verdict: Verdict) -> Settled:
+    async def settle(self, decision: SettleDecision) -> Settled:
         """Settle the message at the server."""
 
     async def extend(self, lease_id: str, seconds: int) -> datetime:
@@ -140,14 +140,14 @@ class Message(Received):
     without counting an attempt. Inside the block the lease is renewed, also while the event loop is blocked.
     """
 
-    __slots__ = ("_hands", "_lease", "_needs_lease", "_outcome", "_said", "_span", "in_span")
+    __slots__ = ("_hands", "_lease", "_needs_lease", "_outcome", "_settled_as", "_span", "in_span")
 
     def __init__(self, delivered: Delivered, hands: Hands, lease: Lease) -> None:
         super().__init__(delivered)
         self._hands = hands
         self._lease = lease
         self._needs_lease = True
-        self._said: Status | None = None if delivered.lease_id else "completed"
+        self._settled_as: Status | None = None if delivered.lease_id else "completed"
         self._outcome: Settled | None = None
         self.in_span = False
         """Whether a span for the processing of this message was started."""
@@ -156,12 +156,12 @@ class Message(Received):
     @property
     def settled(self) -> Status | None:
         """The settlement: `completed`, `failed`, `retry` or `dlq`. None while the message is not settled."""
-        return self._said
+        return self._settled_as
 
     @property
     def lost(self) -> bool:
         """Whether the lease is known to have expired: another consumer may have received the message."""
-        return self._lease.lost and self._said is None
+        return self._lease.lost and self._settled_as is None
 
     @property
     def released(self) -> bool:
@@ -222,7 +222,7 @@ class Message(Received):
 
     async def begin(self) -> None:
         """Renew the lease from now on, until the message is settled. `async with` calls this."""
-        if self._said is None and self.lease_id:
+        if self._settled_as is None and self.lease_id:
             await self._lease.begin(self._hands.extend)
 
     async def __aenter__(self) -> Self:
@@ -251,7 +251,7 @@ class Message(Received):
         """End the span. A cancellation is not recorded as an error of the processing."""
         if self._span is not None:
             (scope, note), self._span = self._span, None
-            note(self._said or "unknown", error if isinstance(error, Exception) else None)
+            note(self._settled_as or "unknown", error if isinstance(error, Exception) else None)
             scope.__exit__(None, None, None)
 
     async def settle_at_end(self, error: BaseException | None) -> None:
@@ -267,16 +267,16 @@ class Message(Received):
             error.add_note(f"message {self.id} could not be settled: {refusal}")
 
     async def _settle(self, status: Status, error: str | None = None, delay_ms: int | None = None) -> Settled:
-        if self._said is not None:
+        if self._settled_as is not None:
             outcome = self._outcome or Settled(True)
-            if self._said == status and not outcome.success:
+            if self._settled_as == status and not outcome.success:
                 raise refusal_of(self.delivered, outcome)
             return outcome
-        self._said = status
+        self._settled_as = status
         try:
-            outcome = await self._hands.settle(Verdict(self.delivered, status, error, delay_ms))
+            outcome = await self._hands.settle(SettleDecision(self.delivered, status, error, delay_ms))
         except BaseException:
-            self._said = None  # The outcome is unknown, so the settlement can be repeated.
+            self._settled_as = None  # The outcome is unknown, so the settlement can be repeated.
             raise
         self.conclude(status, outcome)
         if not outcome.success:
@@ -285,20 +285,20 @@ class Message(Received):
 
     def conclude(self, status: Status, outcome: Settled) -> None:
         """Record that the message was settled, by this object or for it."""
-        self._said = status
+        self._settled_as = status
         self._outcome = outcome
         if status != "completed":
             self._lease.released.add(self.delivered.partition_id)
-        self.let_go()
+        self.release()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Stop renewing the lease on behalf of this message."""
         if self._needs_lease:
             self._needs_lease = False
-            self._lease.let_go()
+            self._lease.release()
 
     def __repr__(self) -> str:
-        state = "open" if self._said is None else self._said
+        state = "open" if self._settled_as is None else self._settled_as
         return f"Message({self.queue}/{self.partition}#{self.offset}, attempt={self.attempt}, {state})"
 
 

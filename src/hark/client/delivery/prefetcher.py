@@ -15,11 +15,11 @@ from hark.api.types.delivery import Delivered
 from hark.client.admin import Traces
 from hark.client.builder import Choices
 from hark.client.calling import Caller
-from hark.client.delivery.io_thread import Line
+from hark.client.delivery.io_thread import IoThread
 from hark.client.delivery.leases import Holds, extend, leases_of
 from hark.client.delivery.message import Message
-from hark.client.delivery.settling import MOST_WITH_POP, PiggybackedAcks, Settled, Settler, Verdict
-from hark.client.delivery.sources import Source, Wish
+from hark.client.delivery.settling import MOST_WITH_POP, PiggybackedAcks, Settled, SettleDecision, Settler
+from hark.client.delivery.sources import PopParams, Source
 from hark.errors import HarkError
 from hark.model import QUEUE_MODE, Status
 from hark.polling import Poller, PollingStrategy
@@ -29,13 +29,13 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-class Desk:
+class ConsumerSession:
     """What the messages of a client share: the settler, the lease keeper and the traces."""
 
-    def __init__(self, caller: Caller, settler: Settler, holds: Holds, line: Line | None = None) -> None:
+    def __init__(self, caller: Caller, settler: Settler, holds: Holds, io_thread: IoThread | None = None) -> None:
         self.caller = caller
         self._settler = settler
-        self._line = line
+        self._io_thread = io_thread
         """The thread that the settler belongs to, if it is another one."""
         self._holds = holds
         self._traces = Traces(caller)
@@ -67,8 +67,8 @@ class Desk:
 
     def piggyback(self, messages: Sequence[Message]) -> PiggybackedAcks | None:
         """The acknowledgements of all unsettled messages, to send with the next pop; None if there are none."""
-        verdicts = [Verdict(message.delivered) for message in _unsettled(messages)]
-        return PiggybackedAcks(verdicts) if 0 < len(verdicts) <= MOST_WITH_POP else None
+        decisions = [SettleDecision(message.delivered) for message in _unsettled(messages)]
+        return PiggybackedAcks(decisions) if 0 < len(decisions) <= MOST_WITH_POP else None
 
     async def say(
         self,
@@ -81,9 +81,9 @@ class Desk:
         still_open = _unsettled(messages)
         if not still_open:
             return
-        verdicts = [Verdict(message.delivered, status, error) for message in still_open]
+        decisions = [SettleDecision(message.delivered, status, error) for message in still_open]
         try:
-            outcomes = await self._there(lambda: self._settler.settle_many(verdicts, road))
+            outcomes = await self._there(lambda: self._settler.settle_many(decisions, road))
         except HarkError as failure:
             _log.warning(
                 "%d messages could not be settled as %s: %s; they are redelivered", len(still_open), status, failure
@@ -100,13 +100,13 @@ class Desk:
                     outcome.error,
                 )
 
-    async def settle(self, verdict: Verdict) -> Settled:
+    async def settle(self, decision: SettleDecision) -> Settled:
         """Settle a message at the server."""
-        return await self._there(lambda: self._settler.settle(verdict))
+        return await self._there(lambda: self._settler.settle(decision))
 
     async def _there(self, make: Callable[[], Awaitable[T]]) -> T:
         """Run a call of the settler where it belongs."""
-        return await (make() if self._line is None else self._line.run(make))
+        return await (make() if self._io_thread is None else self._io_thread.run(make))
 
     async def extend(self, lease_id: str, seconds: int) -> datetime:
         """Renew a lease. Returns when it expires."""
@@ -121,10 +121,12 @@ def _unsettled(messages: Sequence[Message]) -> list[Message]:
     return [message for message in messages if message.settled is None and message.lease_id]
 
 
-def wish_of(choices: Choices, *, wait: bool, lease_seconds: int | None, timeout_ms: int | None = None) -> Wish:
+def pop_params_of(
+    choices: Choices, *, wait: bool, lease_seconds: int | None, timeout_ms: int | None = None
+) -> PopParams:
     """The pop parameters for these choices. A named queue needs no labels to be found."""
     named = choices.queue is not None
-    return Wish(
+    return PopParams(
         queue=choices.queue,
         partition=choices.partition,
         namespace=None if named else choices.namespace,
@@ -144,30 +146,30 @@ def wish_of(choices: Choices, *, wait: bool, lease_seconds: int | None, timeout_
     )
 
 
-class Supply:
+class Prefetcher:
     """Receives from a source, rests after empty responses as the strategy says, and survives outages of the server.
 
-    `held` are messages that were received but not started. Closing the supply releases them. With a `line`, the source
+    `buffered` are messages that were received but not started. Closing the supply releases them. With a `io_thread`, the source
     belongs to that thread: messages are received there, and their leases renewed, while the event loop is blocked.
     """
 
     def __init__(
         self,
-        desk: Desk,
+        session: ConsumerSession,
         source: Source,
         choices: Choices,
         lease_seconds: int | None,
         strategy: PollingStrategy,
-        forget: Callable[[Supply], object],
+        forget: Callable[[Prefetcher], object],
         monotonic: Callable[[], float] = time.monotonic,
         *,
         overlaps: bool = False,
-        line: Line | None = None,
+        io_thread: IoThread | None = None,
     ) -> None:
-        self.desk = desk
+        self.session = session
         self.overlaps = overlaps
         """Whether the next batch can be requested while the previous one is being settled."""
-        self.held: deque[Message] = deque()
+        self.buffered: deque[Message] = deque()
         self._in_order = choices.group_mode != "shared"
         self._source = source
         self._choices = choices
@@ -175,7 +177,7 @@ class Supply:
         self._poller = Poller(strategy, monotonic=monotonic)
         self._forget = forget
         self._monotonic = monotonic
-        self._line = line
+        self._io_thread = io_thread
         self._taking: set[asyncio.Task[None]] = set()
         self._interrupted = False
         self._closing: asyncio.Task[None] | None = None
@@ -195,7 +197,7 @@ class Supply:
         idle = None if self._choices.idle_ms is None else self._choices.idle_ms / 1000
         since = self._monotonic()
         while not self._interrupted:
-            asked = self._monotonic()
+            requested_at = self._monotonic()
             waited = 0.0
             self._poller.begin()
             try:
@@ -208,10 +210,10 @@ class Supply:
                 _log.warning("cannot receive messages of queue %s: %s; trying again", queue, error)
                 self._poller.failed(error.retry_after)
             else:
-                self._poller.saw(bool(self.held))
-                if self.held:
-                    return len(self.held)
-                waited = self._monotonic() - asked
+                self._poller.saw(bool(self.buffered))
+                if self.buffered:
+                    return len(self.buffered)
+                waited = self._monotonic() - requested_at
             if idle is not None and self._monotonic() - since >= idle:
                 break
             await self._poller.rest(waited=waited)
@@ -226,25 +228,25 @@ class Supply:
         except asyncio.CancelledError:
             if self._interrupted and not _is_cancelling():
                 return
-            await self.give_back_held()  # The messages arrived at the moment of the cancellation.
+            await self.give_back_buffered()  # The messages arrived at the moment of the cancellation.
             raise
         finally:
             self._taking.discard(task)
 
     async def _hold(self, most: int, acks: PiggybackedAcks | None) -> None:
-        if self._line is None:
+        if self._io_thread is None:
             messages = await self._receive(most, acks)
         else:
-            messages = await self._line.run(lambda: self._receive(most, acks), self.give_back)
-        self.held.extend(messages)
+            messages = await self._io_thread.run(lambda: self._receive(most, acks), self.give_back)
+        self.buffered.extend(messages)
 
     async def _receive(self, most: int, acks: PiggybackedAcks | None) -> list[Message]:
         """Receive messages, and renew their leases from now on. Runs in the thread of the source."""
-        asked = self._monotonic()
+        requested_at = self._monotonic()
         delivered = await self._source.take(most, acks)
         # In the user's event loop, messages that arrived long ago may have waited for a handler that blocks it.
-        age = self._monotonic() - asked if self._line is None else 0.0
-        return await self.desk.receive(delivered, self._choices, self._lease_seconds, age=age) if delivered else []
+        age = self._monotonic() - requested_at if self._io_thread is None else 0.0
+        return await self.session.receive(delivered, self._choices, self._lease_seconds, age=age) if delivered else []
 
     def is_ours(self, message: Message) -> bool:
         """Whether the message can be started: its lease is valid, and no earlier message of its order was released."""
@@ -252,27 +254,27 @@ class Supply:
 
     async def next(self, most: int) -> Message | None:
         """The next held message, or the first of a new batch. None: see `batch`."""
-        while self.held or await self.batch(most):
+        while self.buffered or await self.batch(most):
             if begun := await self.begin(1):
                 return begun[0]
         return None
 
     async def begin(self, most: int | None = None) -> list[Message]:
         """Take held messages to start them, all of them by default. Those that cannot be started are released."""
-        if not all(self.is_ours(message) for message in islice(self.held, most)):
-            skipped = [message for message in self.held if not self.is_ours(message)]
-            self.held = deque(message for message in self.held if self.is_ours(message))
+        if not all(self.is_ours(message) for message in islice(self.buffered, most)):
+            skipped = [message for message in self.buffered if not self.is_ours(message)]
+            self.buffered = deque(message for message in self.buffered if self.is_ours(message))
             await self.give_back(skipped)
-        return [self.held.popleft() for _ in range(min(len(self.held), most or len(self.held)))]
+        return [self.buffered.popleft() for _ in range(min(len(self.buffered), most or len(self.buffered)))]
 
     async def give_back(self, messages: Sequence[Message]) -> None:
         """Release messages that were not started: they are redelivered, and no attempt is counted."""
-        await self.desk.say(messages, "retry")
+        await self.session.say(messages, "retry")
 
-    async def give_back_held(self) -> None:
+    async def give_back_buffered(self) -> None:
         """Release all messages that were received but not started."""
-        held, self.held = list(self.held), deque()
-        await self.give_back(held)
+        buffered, self.buffered = list(self.buffered), deque()
+        await self.give_back(buffered)
 
     def interrupt(self) -> None:
         """Receive nothing more, and end waiting requests."""
@@ -301,11 +303,11 @@ class Supply:
         try:
             if self._taking:
                 await asyncio.wait(self._taking)
-            await self.give_back_held()
+            await self.give_back_buffered()
         finally:
             # Also after a cancellation: no other object closes the connections of the source.
             try:
-                await (self._source.close() if self._line is None else self._line.run(self._source.close))
+                await (self._source.close() if self._io_thread is None else self._io_thread.run(self._source.close))
             finally:
                 self._forget(self)
 

@@ -40,7 +40,7 @@ _ARRIVED: dict[str, frozenset[str]] = {
 """Codes that answer a repeated settlement if the first one had arrived: there is nothing left to settle."""
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class SettleDecision(msgspec.Struct, frozen=True):
     """How a consumer settles a message."""
 
     message: Delivered
@@ -77,8 +77,10 @@ class PiggybackedAcks:
     themselves.
     """
 
-    def __init__(self, verdicts: Sequence[Verdict]) -> None:
-        self.body = _encode(AckBatchBody([_item(verdict) for verdict in verdicts], verdicts[0].message.consumer_group))
+    def __init__(self, decisions: Sequence[SettleDecision]) -> None:
+        self.body = _encode(
+            AckBatchBody([_item(decision) for decision in decisions], decisions[0].message.consumer_group)
+        )
         self._answers: asyncio.Future[list[AckAnswer]] = asyncio.get_running_loop().create_future()
 
     def answered(self, line: bytes) -> None:
@@ -88,18 +90,18 @@ class PiggybackedAcks:
         except HarkError as error:
             self.failed(error)
         else:
-            self._tell(self._answers.set_result, answers)
+            self._notify(self._answers.set_result, answers)
 
     def failed(self, error: HarkError) -> None:
         """The request failed, unless the settlements were answered before."""
-        self._tell(self._answers.set_exception, error)
+        self._notify(self._answers.set_exception, error)
 
-    def _tell(self, tell: Callable[[T], None], outcome: T) -> None:
+    def _notify(self, settle: Callable[[T], None], outcome: T) -> None:
         """Record the first outcome, in the thread of the settler."""
 
         def first() -> None:
             if not self._answers.done():
-                tell(outcome)
+                settle(outcome)
 
         loop = self._answers.get_loop()
         if asyncio.get_running_loop() is loop:
@@ -145,30 +147,30 @@ class Settler:
         self._carried: set[asyncio.Task[_Answers]] = set()
         """Settlements that another road carries."""
 
-    async def settle(self, verdict: Verdict) -> Settled:
+    async def settle(self, decision: SettleDecision) -> Settled:
         """Settle one message. A rejection is returned; a missing answer raises."""
-        return (await self._submit(verdict.message.consumer_group, [_item(verdict)]))[0]
+        return (await self._submit(decision.message.consumer_group, [_item(decision)]))[0]
 
-    async def settle_many(self, verdicts: Sequence[Verdict], road: Road | None = None) -> list[Settled]:
+    async def settle_many(self, decisions: Sequence[SettleDecision], road: Road | None = None) -> list[Settled]:
         """Settle messages of any groups. The answers are in the same order. `road` carries them, if it can."""
         if road is not None:
-            asking = self._ask(verdicts[0].message.consumer_group, [_item(one) for one in verdicts], road)
-            task = asyncio.ensure_future(asking)
+            settling = self._ask(decisions[0].message.consumer_group, [_item(one) for one in decisions], road)
+            task = asyncio.ensure_future(settling)
             self._carried.add(task)
             task.add_done_callback(self._carried.discard)
             return await task
         by_group: dict[str, list[int]] = {}
-        items = [_item(verdict) for verdict in verdicts]
-        for index, verdict in enumerate(verdicts):
-            by_group.setdefault(verdict.message.consumer_group, []).append(index)
+        items = [_item(decision) for decision in decisions]
+        for index, decision in enumerate(decisions):
+            by_group.setdefault(decision.message.consumer_group, []).append(index)
         if len(by_group) == 1:
-            return await self._submit(verdicts[0].message.consumer_group, items)
+            return await self._submit(decisions[0].message.consumer_group, items)
         pending = [self._submit(group, [items[index] for index in indexes]) for group, indexes in by_group.items()]
         answers = await asyncio.gather(*pending)
         settled: dict[int, Settled] = {}
         for indexes, group_answers in zip(by_group.values(), answers, strict=True):
             settled.update(zip(indexes, group_answers, strict=True))
-        return [settled[index] for index in range(len(verdicts))]
+        return [settled[index] for index in range(len(decisions))]
 
     async def give_back(self, delivered: Sequence[Delivered]) -> None:
         """Release messages that no consumer received: they are redelivered, and no attempt is counted.
@@ -176,7 +178,7 @@ class Settler:
         If that fails, they are redelivered when their leases expire.
         """
         try:
-            await self.settle_many([Verdict(message, "retry") for message in delivered])
+            await self.settle_many([SettleDecision(message, "retry") for message in delivered])
         except HarkError as error:
             _log.warning(
                 "%d messages could not be released: %s; they are redelivered when their leases expire",
@@ -274,9 +276,9 @@ def _settled(ack: AckBody, answer: AckAnswer, again: bool) -> Settled:
     return Settled(answer.success, answer.code, answer.error, answer.dlq)
 
 
-def _item(verdict: Verdict) -> AckBody:
+def _item(decision: SettleDecision) -> AckBody:
     """Check a settlement and convert it to the format of the API."""
-    status, delay = verdict.status, verdict.delay_ms
+    status, delay = decision.status, decision.delay_ms
     if status not in _STATUSES:
         raise InvalidInput(f"status: expected {', '.join(_STATUSES[:-1])} or {_STATUSES[-1]}, got {status!r}")
     if delay is not None:
@@ -284,14 +286,14 @@ def _item(verdict: Verdict) -> AckBody:
             raise InvalidInput(f"delay_ms: only valid with status failed or retry, got {status}")
         if not isinstance(delay, int) or not 0 <= delay <= _MAX_DELAY_MS:
             raise InvalidInput(f"delay_ms: expected an integer from 0 to {_MAX_DELAY_MS}, got {delay!r}")
-    message = verdict.message
+    message = decision.message
     # The message id, not the transaction id: it is valid even if the message has been removed.
     return AckBody(
         message.id,
         message.partition_id,
         status=None if status == "completed" else status,
         lease_id=message.lease_id or None,
-        error=_printable(verdict.error),
+        error=_printable(decision.error),
         delay=delay,
     )
 

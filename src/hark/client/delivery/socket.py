@@ -20,8 +20,8 @@ from hark.api.types import frames
 from hark.api.types.delivery import AckAnswer, AckBody, Delivered
 from hark.api.types.frames import Error, ServerFrame
 from hark.client.calling import Caller, CallPolicy
-from hark.client.delivery.settling import PiggybackedAcks, Settler, Verdict
-from hark.client.delivery.sources import Wish, check_most
+from hark.client.delivery.settling import PiggybackedAcks, SettleDecision, Settler
+from hark.client.delivery.sources import PopParams, check_most
 from hark.client.transport.api import ConnectionFailed, Transport
 from hark.client.transport.http import FailoverTransport, HttpTransport, connector, unreachable
 from hark.errors import HarkError, InvalidInput, error_of
@@ -92,7 +92,7 @@ class Connection:
 
     @classmethod
     async def open(
-        cls, session: aiohttp.ClientSession, url: str, wish: Wish, receive: Callable[[list[Delivered]], None]
+        cls, session: aiohttp.ClientSession, url: str, params: PopParams, receive: Callable[[list[Delivered]], None]
     ) -> Connection:
         """Connect and subscribe, without credit. Raises `ConnectionFailed`, or the server's rejection."""
         address = "ws" + url.removeprefix("http") + operations.CONSUME.path
@@ -107,7 +107,7 @@ class Connection:
             raise unreachable(url, error) from error
         connection = cls(url, socket, receive)
         try:
-            await connection._subscribe(wish)
+            await connection._subscribe(params)
         except BaseException:
             await connection.close()
             raise
@@ -131,12 +131,12 @@ class Connection:
         done = [index for index, item in enumerate(items) if item.status is None]
         undone = [index for index, item in enumerate(items) if item.status is not None]
         answers: dict[int, AckAnswer] = {}
-        asked = []
+        requests = []
         for frame, indexes in ((frames.Ack, done), (frames.Nack, undone)):
             if indexes:
                 part = [items[index] for index in indexes]
-                asked.append((indexes, self._ask(frames.Settled, partial(frame, part, consumer_group=group))))
-        for (indexes, _), settled in zip(asked, await asyncio.gather(*(ask for _, ask in asked)), strict=True):
+                requests.append((indexes, self._ask(frames.Settled, partial(frame, part, consumer_group=group))))
+        for (indexes, _), settled in zip(requests, await asyncio.gather(*(ask for _, ask in requests)), strict=True):
             answers.update(zip(indexes, settled.results, strict=True))
         return [answers[index] for index in range(len(items))]
 
@@ -147,11 +147,11 @@ class Connection:
 
     # Out ---------------------------------------------------------------------------------------------------
 
-    async def _subscribe(self, wish: Wish) -> None:
-        place = {"queue": wish.queue, "partition": wish.partition}
-        if not wish.queue:
-            place = {"namespace": wish.namespace, "task": wish.task}
-        frame = {"type": "subscribe", "id": _SUBSCRIPTION, "batch": wish.batch, **place, **wish.parameters()}
+    async def _subscribe(self, params: PopParams) -> None:
+        source = {"queue": params.queue, "partition": params.partition}
+        if not params.queue:
+            source = {"namespace": params.namespace, "task": params.task}
+        frame = {"type": "subscribe", "id": _SUBSCRIPTION, "batch": params.batch, **source, **params.parameters()}
         # Automatic acks are sent by the client, so that messages are lost only after they were received.
         frame.pop("autoAck", None)
         await self._write(encode(frame))
@@ -202,7 +202,7 @@ class Connection:
         try:
             async for message in self._socket:
                 if message.type is aiohttp.WSMsgType.TEXT:
-                    await self._hear(decode_frame(message.data))
+                    await self._on_frame(decode_frame(message.data))
                     if self.failure is not None:
                         break
         except (aiohttp.ClientError, OSError):
@@ -218,7 +218,7 @@ class Connection:
             self._receive([])
         await self._socket.close()
 
-    async def _hear(self, frame: frames.ServerFrame | None) -> None:
+    async def _on_frame(self, frame: frames.ServerFrame | None) -> None:
         match frame:
             case frames.Messages():
                 self._receive(list(frame.messages))
@@ -270,7 +270,7 @@ class SocketSource:
     def __init__(
         self,
         caller: Caller,
-        wish: Wish,
+        params: PopParams,
         *,
         headers: Mapping[str, str] | None = None,
         disconnected: Callable[[], None] = lambda: None,
@@ -279,11 +279,11 @@ class SocketSource:
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
-        if not wish.wait:
+        if not params.wait:
             raise InvalidInput("wait: cannot be False over a WebSocket; use an http:// URL to pop without waiting")
         self._urls = _urls_of(caller.transport)
         self._tls = _tls_of(caller.transport)
-        self._wish = wish
+        self._params = params
         self._headers = dict(headers or {})
         self._disconnected = disconnected
         """Called when a connection has ended: the messages that it delivered need a renewal."""
@@ -297,7 +297,7 @@ class SocketSource:
         self._failures = 0
         """Consecutive connections that failed or broke."""
         self._came: deque[Delivered] = deque()
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._turn = asyncio.Lock()
         self._taking = False
         self._closed = False
@@ -318,18 +318,18 @@ class SocketSource:
             self._taking = True
             self._stop_timer()
             try:
-                taken = await self._wait_for(min(most, self._wish.batch))
+                taken = await self._wait_for(min(most, self._params.batch))
             finally:
                 self._taking = False
                 self._start_timer()
-        return await self._settled(taken) if self._wish.auto_ack else taken
+        return await self._settled(taken) if self._params.auto_ack else taken
 
     async def close(self) -> None:
         """Receive nothing more, release messages that were not taken, and close the connection."""
         if self._closed:
             return
         self._closed = True
-        self._news.set()
+        self._changed.set()
         self._stop_timer()
         try:
             async with asyncio.timeout(_CLOSE_SECONDS), self._turn:
@@ -373,7 +373,7 @@ class SocketSource:
 
     async def _wait_for(self, most: int) -> list[Delivered]:
         """Connect as often as necessary, until messages arrive or the time is over."""
-        until = self._monotonic() + self._wish.seconds
+        until = self._monotonic() + self._params.seconds
         failure: HarkError | None = None
         while not self._came:
             if self._closed:
@@ -399,13 +399,13 @@ class SocketSource:
         if self._came:
             return
         self._failures = 0
-        self._news.clear()
+        self._changed.clear()
         if self._closed:
             return
         try:
             await connection.grant(unsettled + most)
             async with asyncio.timeout(seconds):
-                await self._news.wait()
+                await self._changed.wait()
         except TimeoutError:
             pass
         finally:
@@ -428,7 +428,7 @@ class SocketSource:
         url = self._urls[self._failures % len(self._urls)]
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                self._connection = await Connection.open(self._session, url, self._wish, self._receive)
+                self._connection = await Connection.open(self._session, url, self._params, self._receive)
         except TimeoutError:
             raise ConnectionFailed(f"no connection to {url} within {CONNECT_SECONDS:g} s", sent=False) from None
         if self._closed:
@@ -443,7 +443,7 @@ class SocketSource:
     def _receive(self, messages: list[Delivered]) -> None:
         """Store messages of a connection. An empty list means that it has ended."""
         self._came.extend(messages)
-        self._news.set()
+        self._changed.set()
         if not messages and not self._closed:
             self._disconnected()
         if not self._taking:
@@ -451,7 +451,7 @@ class SocketSource:
 
     async def _settled(self, messages: list[Delivered]) -> list[Delivered]:
         """Settle messages before they are returned: at most once. Messages that are not settled are redelivered."""
-        outcomes = await self.settler.settle_many([Verdict(message) for message in messages])
+        outcomes = await self.settler.settle_many([SettleDecision(message) for message in messages])
         return [
             msgspec.structs.replace(message, lease_id="")
             for message, outcome in zip(messages, outcomes, strict=True)

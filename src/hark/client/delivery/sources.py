@@ -11,7 +11,7 @@ import msgspec
 
 from hark.api import operations
 from hark.api.types.delivery import Delivered, PopReply
-from hark.client.calling import Caller, decode, place
+from hark.client.calling import Caller, decode, path_of
 from hark.client.transport.api import ConnectionFailed, Value
 from hark.errors import HarkError, InvalidInput, error_of
 from hark.model import QUEUE_MODE, GroupMode
@@ -27,7 +27,7 @@ FIRST_LOOK_SECONDS = 0.25
 """Seconds that a server searches for messages before it starts to wait. Most answers come within this time."""
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
+class PopParams(msgspec.Struct, frozen=True, kw_only=True):
     """The parameters of a pop."""
 
     queue: str | None = None
@@ -121,21 +121,21 @@ class PollSource:
     def __init__(
         self,
         caller: Caller,
-        wish: Wish,
+        params: PopParams,
         give_back: GiveBack | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._caller = caller
-        self._wish = wish
+        self._params = params
         # Messages with automatic acks cannot be released, so a cancelled pop ends immediately.
-        self._give_back = None if wish.auto_ack else give_back
+        self._give_back = None if params.auto_ack else give_back
         self._monotonic = monotonic
         self._left: set[asyncio.Task[None]] = set()
-        self._route, query = _place(wish)
-        if wish.wait:
-            query |= {"wait": True, "timeout": wish.timeout_ms}
-        self._query = query | wish.parameters()
-        self._seconds = wish.seconds + MARGIN_SECONDS if wish.wait else _SECONDS_AT_ONCE
+        self._route, query = _path_and_query(params)
+        if params.wait:
+            query |= {"wait": True, "timeout": params.timeout_ms}
+        self._query = query | params.parameters()
+        self._seconds = params.seconds + MARGIN_SECONDS if params.wait else _SECONDS_AT_ONCE
 
     async def take(self, most: int, acks: PiggybackedAcks | None = None) -> list[Delivered]:
         """Receive at most `most` messages with one pop, and send `acks` with it.
@@ -147,27 +147,27 @@ class PollSource:
         check_most(most)
         if self._give_back is None:
             return await self._ask(most)
-        asked = self._monotonic()
-        asking = asyncio.ensure_future(self._ask(most) if acks is None else self._ask_next(most, acks))
+        requested_at = self._monotonic()
+        request = asyncio.ensure_future(self._ask(most) if acks is None else self._ask_next(most, acks))
         try:
-            return await asyncio.shield(asking)
+            return await asyncio.shield(request)
         except asyncio.CancelledError:
-            leaving = asyncio.ensure_future(self._leave(asking, asked, self._give_back))
+            leaving = asyncio.ensure_future(self._leave(request, requested_at, self._give_back))
             self._left.add(leaving)
             leaving.add_done_callback(self._left.discard)
             raise
 
     async def _ask(self, most: int) -> list[Delivered]:
-        query = {**self._query, "batch": min(most, self._wish.batch)}
+        query = {**self._query, "batch": min(most, self._params.batch)}
         answer = await self._caller.call(
-            "GET", self._route, query=query, seconds=self._seconds, safe=not self._wish.auto_ack
+            "GET", self._route, query=query, seconds=self._seconds, safe=not self._params.auto_ack
         )
         return messages_of(answer.body) if answer.status == 200 else []
 
     async def _ask_next(self, most: int, acks: PiggybackedAcks) -> list[Delivered]:
         """Acknowledge and pop with one request. A repetition has no further effect on the acknowledgements."""
-        place = {"queue": self._wish.queue, "partition": self._wish.partition} if self._wish.queue else {}
-        query = {**place, **self._query, "batch": min(most, self._wish.batch)}
+        named = {"queue": self._params.queue, "partition": self._params.partition} if self._params.queue else {}
+        query = {**named, **self._query, "batch": min(most, self._params.batch)}
         try:
             answer = await self._caller.send(
                 operations.NEXT,
@@ -187,14 +187,14 @@ class PollSource:
         acks.answered(line)
         return _messages_of_next(reply)
 
-    async def _leave(self, asking: asyncio.Task[list[Delivered]], asked: float, give_back: GiveBack) -> None:
+    async def _leave(self, request: asyncio.Task[list[Delivered]], requested_at: float, give_back: GiveBack) -> None:
         """End a pop after a cancellation, but not during its first search, because the answer may be in flight."""
         try:
-            await asyncio.wait([asking], timeout=max(0.0, asked + FIRST_LOOK_SECONDS - self._monotonic()))
+            await asyncio.wait([request], timeout=max(0.0, requested_at + FIRST_LOOK_SECONDS - self._monotonic()))
         finally:
-            asking.cancel()
-        await asyncio.wait([asking])
-        if not asking.cancelled() and asking.exception() is None and (messages := asking.result()):
+            request.cancel()
+        await asyncio.wait([request])
+        if not request.cancelled() and request.exception() is None and (messages := request.result()):
             await give_back(messages)
 
     async def close(self) -> None:
@@ -231,11 +231,11 @@ def _messages_of_next(reply: bytes) -> list[Delivered]:
     return messages_of(reply)
 
 
-def _place(wish: Wish) -> tuple[str, dict[str, Value]]:
+def _path_and_query(params: PopParams) -> tuple[str, dict[str, Value]]:
     """The path of a pop, and the labels for its query."""
-    if wish.queue:
-        if wish.partition:
-            return place(operations.POP_OF_QUEUE_PARTITION, wish.queue, wish.partition), {}
-        return place(operations.POP_OF_QUEUE, wish.queue), {}
-    labels = {"namespace": wish.namespace, "task": wish.task}
+    if params.queue:
+        if params.partition:
+            return path_of(operations.POP_OF_QUEUE_PARTITION, params.queue, params.partition), {}
+        return path_of(operations.POP_OF_QUEUE, params.queue), {}
+    labels = {"namespace": params.namespace, "task": params.task}
     return operations.POP.path, {name: label for name, label in labels.items() if label}

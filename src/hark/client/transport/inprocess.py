@@ -198,7 +198,7 @@ class BesideTransport:
         self._thread = ServerThread(server) if isinstance(server, AsgiTransport) else server
         self._thread.join_in()
         self._closed = False
-        self._asked: set[Future] = set()
+        self._pending: set[Future] = set()
 
     @property
     def url(self) -> str:
@@ -228,7 +228,7 @@ class BesideTransport:
             work.close()
             raise client_closed()
         future = self._thread.submit(work)
-        self._asked.add(future)
+        self._pending.add(future)
         try:
             # A cancellation here also cancels the request there, so the server releases the messages of a pop.
             return await asyncio.wrap_future(future)
@@ -238,7 +238,7 @@ class BesideTransport:
                 raise ConnectionFailed("the client was closed before the server answered", sent=True) from None
             raise
         finally:
-            self._asked.discard(future)
+            self._pending.discard(future)
 
     def fork(self) -> BesideTransport:
         """The same transport for another event loop."""
@@ -249,7 +249,7 @@ class BesideTransport:
         if self._closed:
             return
         self._closed = True
-        for future in list(self._asked):
+        for future in list(self._pending):
             future.cancel()
         await self._thread.leave()
 

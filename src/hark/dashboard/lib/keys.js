@@ -5,22 +5,22 @@
 import { ask } from "./dialog.js";
 import { h } from "./dom.js";
 
-const PATIENCE_MS = 1500;
+const SEQUENCE_MS = 1500;
 
-export function start(places) {
+export function start(pages) {
   let leading = 0;
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || busy(event.target)) return;
-    const place = Date.now() - leading < PATIENCE_MS && places.find(([letter]) => letter === event.key);
+    const page = Date.now() - leading < SEQUENCE_MS && pages.find(([letter]) => letter === event.key);
     leading = event.key === "g" ? Date.now() : 0;
-    if (place) location.hash = place[2];
+    if (page) location.hash = page[2];
     else if (event.key === "/") focusSearch(event);
-    else if (event.key === "?") help(places);
+    else if (event.key === "?") help(pages);
   });
 }
 
-export function help(places) {
-  const rows = [...places.map(([letter, text]) => [["g", letter], `Go to ${text}`]), [["/"], "Search on this page"], [["?"], "Show this list"], [["Esc"], "Close a dialog or a menu"]];
+export function help(pages) {
+  const rows = [...pages.map(([letter, text]) => [["g", letter], `Go to ${text}`]), [["/"], "Search on this page"], [["?"], "Show this list"], [["Esc"], "Close a dialog or a menu"]];
   const list = rows.map(([keys, text]) => h("div", null, h("dt", null, keys.map((key) => h("kbd", null, key))), h("dd", null, text)));
   ask({ title: "Keyboard shortcuts", body: h("dl", { class: "shortcuts" }, list), action: "Close", cancel: false });
 }

@@ -31,7 +31,7 @@ function open(node, items) {
   });
   document.body.append(list);
   list.showPopover();
-  place(list, node.getBoundingClientRect());
+  position(list, node.getBoundingClientRect());
   entries(list)[0]?.focus();
 }
 
@@ -41,7 +41,7 @@ function close(list, node) {
   if (inside && node.isConnected) node.focus();
 }
 
-function place(list, { right, bottom, top }) {
+function position(list, { right, bottom, top }) {
   const { width, height } = list.getBoundingClientRect();
   const below = bottom + 4 + height <= window.innerHeight;
   list.style.left = `${Math.max(8, right - width)}px`;

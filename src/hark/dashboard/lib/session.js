@@ -11,16 +11,16 @@ import { get } from "./api.js";
 const ROLES = ["read-only", "read-write", "admin"];
 const WITHOUT_LOGIN = { required: false, authenticated: true, subject: "", role: "admin", queues: ["*"] };
 
-let asked = null;
+let request = null;
 let known = WITHOUT_LOGIN;
 
 export function session() {
-  asked ??= ask();
-  return asked;
+  request ??= ask();
+  return request;
 }
 
 export function forget() {
-  asked = null;
+  request = null;
 }
 
 export function may(role) {
@@ -38,7 +38,7 @@ async function ask() {
   try {
     known = await get("/api/v1/session");
   } catch (error) {
-    if (error.status !== 404) asked = null;
+    if (error.status !== 404) request = null;
     known = WITHOUT_LOGIN;
   }
   return known;

@@ -96,13 +96,13 @@ function concerns(sample, names) {
 function open() {
   if (source || document.hidden) return;
   clearTimeout(again);
-  tell("connecting");
+  notify("connecting");
   source = new EventSource("./api/v1/events");
   source.addEventListener("sample", (event) => {
     wait = FIRST_WAIT_MS;
     watchForSilence();
     last = JSON.parse(event.data);
-    tell("live");
+    notify("live");
     for (const listener of [...listeners]) listener(last);
   });
   source.addEventListener("error", retry);
@@ -127,10 +127,10 @@ function close(reason) {
   clearTimeout(stalled);
   source?.close();
   source = null;
-  tell(reason);
+  notify(reason);
 }
 
-function tell(now) {
+function notify(now) {
   if (now === state) return;
   state = now;
   for (const watcher of [...watchers]) watcher(state);

@@ -88,10 +88,10 @@ class DataTable {
   }
 
   async refresh() {
-    this.asking?.abort();
-    const asking = new AbortController();
-    this.asking = asking;
-    const signal = AbortSignal.any([asking.signal, this.page.signal]);
+    this.loading?.abort();
+    const loading = new AbortController();
+    this.loading = loading;
+    const signal = AbortSignal.any([loading.signal, this.page.signal]);
     const { limit } = this.options;
     try {
       const found = await this.options.load({ limit, offset: this.offset, search: this.search, sort: this.sort, signal });
@@ -128,10 +128,10 @@ class DataTable {
   }
 
   drawRows(rows, fresh) {
-    const place = focusPlace(this.body);
+    const focused = focusedControl(this.body);
     fill(this.body, rows.map((row) => this.row(row)));
     if (fresh || !this.box.querySelector("table")) fill(this.box, this.frame());
-    restoreFocus(this.body, place);
+    restoreFocus(this.body, focused);
     if (this.options.select) this.tick([...this.ticked], rows);
   }
 
@@ -205,16 +205,16 @@ class DataTable {
   }
 }
 
-function focusPlace(body) {
+function focusedControl(body) {
   const line = document.activeElement?.closest("tr");
   if (!line || !body.contains(line)) return null;
   return [line.dataset.key, controls(line).indexOf(document.activeElement)];
 }
 
-function restoreFocus(body, place) {
-  if (place === null) return;
-  const line = [...body.rows].find((row) => row.dataset.key === place[0]);
-  controls(line ?? body)[Math.max(0, place[1])]?.focus();
+function restoreFocus(body, focused) {
+  if (focused === null) return;
+  const line = [...body.rows].find((row) => row.dataset.key === focused[0]);
+  controls(line ?? body)[Math.max(0, focused[1])]?.focus();
 }
 
 function controls(node) {

@@ -8,7 +8,7 @@ const STAYS_MS = 5000;
 const MOST = 4;
 
 export function toast(text, kind = "good") {
-  const place = document.getElementById(kind === "bad" ? "alerts" : "toasts");
+  const container = document.getElementById(kind === "bad" ? "alerts" : "toasts");
   const note = h(
     "div",
     { class: `toast ${kind}` },
@@ -17,8 +17,8 @@ export function toast(text, kind = "good") {
     h("button", { class: "quiet small", type: "button", "aria-label": "Dismiss", on: { click: () => note.remove() } }, icon("close")),
   );
   // A repeated error is shown once.
-  for (const other of place.children) if (other.textContent === note.textContent) other.remove();
-  place.append(note);
-  while (place.children.length > MOST) place.firstChild.remove();
+  for (const other of container.children) if (other.textContent === note.textContent) other.remove();
+  container.append(note);
+  while (container.children.length > MOST) container.firstChild.remove();
   if (kind !== "bad") setTimeout(() => note.remove(), STAYS_MS);
 }

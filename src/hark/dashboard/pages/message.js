@@ -31,19 +31,19 @@ const REASONS = {
 export async function show(page) {
   page.setTitle("Message");
   page.root.append(heading("Message", { crumbs: [["Messages", "#/messages"]] }), loading());
-  const place = await find(page);
+  const address = await find(page);
   const boxes = { why: h("div", null, loading(2)), payload: h("div"), groups: h("div"), about: h("div"), events: h("div") };
-  const draw = async () => drawAll(boxes, await read(place, page.signal));
-  const first = await read(place, page.signal);
-  page.setTitle(first.message?.transactionId ?? place.id);
-  fill(page.root, top(place, first), panel("Delivery status", { note: "for each group of the queue" }, boxes.why), h("div", { class: "split" }, boxes.payload, boxes.about), boxes.groups, boxes.events);
+  const draw = async () => drawAll(boxes, await read(address, page.signal));
+  const first = await read(address, page.signal);
+  page.setTitle(first.message?.transactionId ?? address.id);
+  fill(page.root, top(address, first), panel("Delivery status", { note: "for each group of the queue" }, boxes.why), h("div", { class: "split" }, boxes.payload, boxes.about), boxes.groups, boxes.events);
   drawAll(boxes, first);
   let last = Date.now();
   const refresh = () => {
     last = Date.now();
     return attempt(draw);
   };
-  live(refresh, { queues: () => [place.queue], signal: page.signal });
+  live(refresh, { queues: () => [address.queue], signal: page.signal });
   // The state can change with time alone, for example when a delay ends.
   const clock = setInterval(() => document.hidden || Date.now() - last < REFRESH_MS || refresh(), REFRESH_MS);
   page.signal.addEventListener("abort", () => clearInterval(clock));
@@ -60,11 +60,11 @@ async function find(page) {
   return { id: found.messageId, partitionId: found.partitionId, queue: found.queue };
 }
 
-async function read(place, signal) {
+async function read(address, signal) {
   const [message, why, traced] = await Promise.all([
-    unlessMissing(get(url`/api/v1/messages/${place.partitionId}/${place.id}`, null, { signal })),
-    unlessMissing(get(url`/api/v1/explain/${place.id}`, null, { signal })),
-    unlessMissing(get(url`/api/v1/traces/${place.partitionId}/${place.id}`, null, { signal })),
+    unlessMissing(get(url`/api/v1/messages/${address.partitionId}/${address.id}`, null, { signal })),
+    unlessMissing(get(url`/api/v1/explain/${address.id}`, null, { signal })),
+    unlessMissing(get(url`/api/v1/traces/${address.partitionId}/${address.id}`, null, { signal })),
   ]);
   return { message, why, events: traced?.traces ?? [] };
 }
@@ -78,13 +78,13 @@ async function unlessMissing(answer) {
   }
 }
 
-function top(place, { message }) {
+function top(address, { message }) {
   const actions = message && [
-    button("Cancel message", { role: "read-write", title: "Possible until a consumer receives the message", on: () => cancel(place) }),
-    button("Delete", { icon: "trash", kind: "quiet-danger", role: "read-write", on: () => remove(place) }),
+    button("Cancel message", { role: "read-write", title: "Possible until a consumer receives the message", on: () => cancel(address) }),
+    button("Delete", { icon: "trash", kind: "quiet-danger", role: "read-write", on: () => remove(address) }),
   ];
-  const crumbs = [["Messages", `#/messages?queue=${encodeURIComponent(place.queue)}`], [place.queue, `#/queues/${encodeURIComponent(place.queue)}`]];
-  return heading(message?.transactionId ?? place.id, { crumbs, actions });
+  const crumbs = [["Messages", `#/messages?queue=${encodeURIComponent(address.queue)}`], [address.queue, `#/queues/${encodeURIComponent(address.queue)}`]];
+  return heading(message?.transactionId ?? address.id, { crumbs, actions });
 }
 
 function drawAll(boxes, { message, why, events }) {
@@ -132,30 +132,30 @@ function groups(message) {
   return h("div", { class: "table-box" }, h("table", { "aria-label": "Groups" }, h("thead", null, h("tr", null, names)), h("tbody", null, rows)));
 }
 
-async function cancel(place) {
+async function cancel(address) {
   const done = await ask({
     title: "Cancel this message?",
     body: "The message is removed and no consumer receives it. You cannot undo this. If a consumer has already received the message, it is not cancelled.",
     action: "Cancel message",
     cancel: "Keep message",
     danger: true,
-    run: () => post(url`/api/v1/messages/${place.id}/cancel`),
+    run: () => post(url`/api/v1/messages/${address.id}/cancel`),
   });
-  if (done) leave(place, "Cancelled the message.");
+  if (done) leave(address, "Cancelled the message.");
 }
 
-async function remove(place) {
+async function remove(address) {
   const done = await ask({
     title: "Delete this message?",
     body: "The message and its recorded events are removed for all groups, even if the message is in flight. You cannot undo this.",
     action: "Delete",
     danger: true,
-    run: () => del(url`/api/v1/messages/${place.id}`),
+    run: () => del(url`/api/v1/messages/${address.id}`),
   });
-  if (done) leave(place, "Deleted the message.");
+  if (done) leave(address, "Deleted the message.");
 }
 
-function leave(place, text) {
+function leave(address, text) {
   toast(text);
-  location.hash = `#/messages?queue=${encodeURIComponent(place.queue)}`;
+  location.hash = `#/messages?queue=${encodeURIComponent(address.queue)}`;
 }

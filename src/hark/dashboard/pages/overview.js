@@ -102,7 +102,7 @@ function makePlots() {
   ];
 }
 
-function drawNotices(place, sample, points, paused) {
+function drawNotices(container, sample, points, paused) {
   const notes = [];
   if (sample.maintenance?.push) notes.push(notice("warn", "Maintenance mode: the server rejects pushes. ", link("Open settings", "#/settings")));
   if (sample.maintenance?.pop) notes.push(notice("warn", "Maintenance mode: the server delivers no messages. ", link("Open settings", "#/settings")));
@@ -111,21 +111,21 @@ function drawNotices(place, sample, points, paused) {
   if (dead > 0) notes.push(notice("warn", `${dead === 1 ? "1 message was" : `${exact(dead)} messages were`} dead-lettered in the last hour. `, link("Show dead letters", "#/dead-letters")));
   const text = notes.map((note) => note.textContent).join("\n");
   // Screen readers announce changes: do not redraw the same warnings.
-  if (place.dataset.text === text) return;
-  place.dataset.text = text;
-  fill(place, notes);
+  if (container.dataset.text === text) return;
+  container.dataset.text = text;
+  fill(container, notes);
 }
 
 // Requested every 30 seconds while samples arrive, because other users can pause a queue.
 function pausedQueues(page) {
   let known = { total: 0, queues: [] };
-  let asked = 0;
+  let loadedAt = 0;
   const look = async () => {
-    asked = Date.now();
+    loadedAt = Date.now();
     known = await get("/api/v1/resources/queues", { paused: true, limit: 3 }, { signal: page.signal }).catch(() => known);
   };
   return () => {
-    if (Date.now() - asked >= REFRESH_MS) look();
+    if (Date.now() - loadedAt >= REFRESH_MS) look();
     return known;
   };
 }
@@ -145,50 +145,50 @@ function newDeadLetters(points) {
   return Math.round(sum);
 }
 
-function drawBusiest(place, sample) {
+function drawBusiest(container, sample) {
   const rows = sample.busiest ?? [];
   const state = sample.queues === 0 ? "none" : rows.length ? "busy" : "quiet";
   // Do not redraw an unchanged state, so that keyboard users keep the focus on its button.
-  if (state !== "busy" && place.dataset.state === state) return;
-  place.dataset.state = state;
-  if (state === "none") fill(place, empty("No queues yet", "Push a message to create the first queue:", FIRST_STEPS));
-  else if (state === "quiet") fill(place, empty("No traffic", "Push or receive messages to see the busiest queues here."));
-  else drawRows(place, rows);
+  if (state !== "busy" && container.dataset.state === state) return;
+  container.dataset.state = state;
+  if (state === "none") fill(container, empty("No queues yet", "Push a message to create the first queue:", FIRST_STEPS));
+  else if (state === "quiet") fill(container, empty("No traffic", "Push or receive messages to see the busiest queues here."));
+  else drawRows(container, rows);
 }
 
-function drawRows(place, rows) {
+function drawRows(container, rows) {
   const cell = (label, value) => h("td", { class: "numeric", dataset: { label } }, rate(value));
   const line = (row) =>
     h("tr", null, h("td", { class: "main", dataset: { label: "Queue" } }, link(row.queue, url`#/queues/${row.queue}`)), cell("Pushed", row.pushedPerSecond), cell("Delivered", row.deliveredPerSecond), cell("Settled", row.settledPerSecond));
   const head = ["Queue", "Pushed", "Delivered", "Settled"].map((label, index) => h("th", { scope: "col", class: index ? "numeric" : null }, label));
   const focused = document.activeElement?.getAttribute("href");
-  const held = place.contains(document.activeElement);
-  fill(place, h("div", { class: "table-box" }, h("table", { "aria-label": "Busiest queues" }, h("thead", null, h("tr", null, head)), h("tbody", null, rows.slice(0, 10).map(line)))));
-  if (held) [...place.querySelectorAll("a")].find((one) => one.getAttribute("href") === focused)?.focus();
+  const hadFocus = container.contains(document.activeElement);
+  fill(container, h("div", { class: "table-box" }, h("table", { "aria-label": "Busiest queues" }, h("thead", null, h("tr", null, head)), h("tbody", null, rows.slice(0, 10).map(line)))));
+  if (hadFocus) [...container.querySelectorAll("a")].find((one) => one.getAttribute("href") === focused)?.focus();
 }
 
 // Groups whose oldest message waits long. Requested only while there is one, because it is slow with many partitions.
 function laggingGroups(page) {
-  const place = h("div");
-  const element = panel("Lagging groups", { note: `waiting for more than ${duration(LONG_WAIT_SECONDS)}` }, place);
-  let asked = 0;
-  const quiet = () => fill(place, empty("No group is lagging", "A group appears here when a message stays unsettled for more than 5 minutes. If so, add consumers."));
+  const container = h("div");
+  const element = panel("Lagging groups", { note: `waiting for more than ${duration(LONG_WAIT_SECONDS)}` }, container);
+  let loadedAt = 0;
+  const quiet = () => fill(container, empty("No group is lagging", "A group appears here when a message stays unsettled for more than 5 minutes. If so, add consumers."));
   quiet();
   const update = async (sample) => {
-    if (!(sample.oldestWaitingSeconds > LONG_WAIT_SECONDS)) return asked ? ((asked = 0), quiet()) : undefined;
-    if (Date.now() - asked < REFRESH_MS) return undefined;
-    asked = Date.now();
+    if (!(sample.oldestWaitingSeconds > LONG_WAIT_SECONDS)) return loadedAt ? ((loadedAt = 0), quiet()) : undefined;
+    if (Date.now() - loadedAt < REFRESH_MS) return undefined;
+    loadedAt = Date.now();
     try {
-      drawLagging(place, await get("/api/v1/consumer-groups/lagging", { minLagSeconds: LONG_WAIT_SECONDS, limit: 10 }, { signal: page.signal }));
+      drawLagging(container, await get("/api/v1/consumer-groups/lagging", { minLagSeconds: LONG_WAIT_SECONDS, limit: 10 }, { signal: page.signal }));
     } catch (error) {
-      if (!left(error)) fill(place, empty("Could not load", error.message));
+      if (!left(error)) fill(container, empty("Could not load", error.message));
     }
     return undefined;
   };
   return { element, update };
 }
 
-function drawLagging(place, rows) {
+function drawLagging(container, rows) {
   const line = (row) =>
     h(
       "tr",
@@ -199,5 +199,5 @@ function drawLagging(place, rows) {
       h("td", { class: "numeric", dataset: { label: "Longest wait" } }, duration(row.time_lag_seconds)),
     );
   const head = [["Queue and partition"], ["Group"], ["Lag", "numeric"], ["Longest wait", "numeric"]].map(([label, kind]) => h("th", { scope: "col", class: kind }, label));
-  fill(place, h("div", { class: "table-box" }, h("table", { "aria-label": "Lagging groups" }, h("thead", null, h("tr", null, head)), h("tbody", null, rows.map(line)))));
+  fill(container, h("div", { class: "table-box" }, h("table", { "aria-label": "Lagging groups" }, h("thead", null, h("tr", null, head)), h("tbody", null, rows.map(line)))));
 }

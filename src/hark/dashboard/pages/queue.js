@@ -26,7 +26,7 @@ export async function show(page) {
   const actions = h("div", { class: "actions" });
   const labels = h("span");
   const numbers = makeNumbers(name);
-  const place = h("div", { class: "tab" });
+  const container = h("div", { class: "tab" });
   const draw = (now) => {
     numbers.set(now);
     drawLabels(labels, now);
@@ -40,12 +40,12 @@ export async function show(page) {
   };
   const all = { refresh: () => Promise.all([refresh(), parts.refresh?.()]), draw };
   const links = Object.entries(TABS).map(([key, [text]]) => [key, text, url`#/queues/${name}/${key}`]);
-  const held = page.root.contains(document.activeElement);
-  fill(page.root, heading(name, { crumbs, lead: labels, actions }), numbers.element, tabs(tab, links), place);
+  const hadFocus = page.root.contains(document.activeElement);
+  fill(page.root, heading(name, { crumbs, lead: labels, actions }), numbers.element, tabs(tab, links), container);
   draw(queue);
   // The focused title was replaced by an identical one.
-  if (held) page.root.querySelector("h1").focus({ preventScroll: true });
-  parts.refresh = TABS[tab][1](page, place, queue, all);
+  if (hadFocus) page.root.querySelector("h1").focus({ preventScroll: true });
+  parts.refresh = TABS[tab][1](page, container, queue, all);
   // The request for the partitions also returns the numbers above: one request is enough.
   live(tab === "partitions" ? parts.refresh : all.refresh, { queues: () => [name], signal: page.signal });
 }
@@ -91,18 +91,18 @@ function makeNumbers(name) {
   return { element: stats(...Object.values(all).map((one) => one.element), partitions.element, expired.element, dropped.element), set };
 }
 
-function drawLabels(place, queue) {
+function drawLabels(container, queue) {
   const labels = [queue.namespace && badge(queue.namespace), queue.task && badge(queue.task), queue.paused && badge("paused", "warn")];
-  fill(place, labels.filter(Boolean).map((one) => [one, " "]), queue.options.encryptionEnabled && badge("encrypted", "accent"));
-  place.title = `${exact(queue.partitionCount)} partitions`;
+  fill(container, labels.filter(Boolean).map((one) => [one, " "]), queue.options.encryptionEnabled && badge("encrypted", "accent"));
+  container.title = `${exact(queue.partitionCount)} partitions`;
 }
 
-function drawActions(place, queue, refresh) {
+function drawActions(container, queue, refresh) {
   // Redraw only after a change, because a replaced button loses the focus.
-  if (place.dataset.paused === String(queue.paused)) return;
-  place.dataset.paused = String(queue.paused);
-  const held = place.contains(document.activeElement);
+  if (container.dataset.paused === String(queue.paused)) return;
+  container.dataset.paused = String(queue.paused);
+  const hadFocus = container.contains(document.activeElement);
   const push = button("Push message", { icon: "send", role: "read-write", on: () => (location.hash = url`#/queues/${queue.name}/push`) });
-  fill(place, push, pauseButton(queue.name, queue.paused, refresh), purgeButton(queue.name, refresh), deleteButton(queue.name));
-  if (held) place.children[1].focus();
+  fill(container, push, pauseButton(queue.name, queue.paused, refresh), purgeButton(queue.name, refresh), deleteButton(queue.name));
+  if (hadFocus) container.children[1].focus();
 }

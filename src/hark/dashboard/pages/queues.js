@@ -34,8 +34,8 @@ export async function show(page) {
     sort: "newest",
     nothing: "No queue matches. Change the search or the filter.",
     empty: () => empty("No queues yet", "Select \"Create queue\" above, or push a message to create a queue:", `hark push orders '{"id": 17}'`),
-    load: async ({ signal, ...asked }) => {
-      const found = await get("/api/v1/resources/queues", { ...asked, paused: paused || null }, { signal });
+    load: async ({ signal, ...params }) => {
+      const found = await get("/api/v1/resources/queues", { ...params, paused: paused || null }, { signal });
       return { rows: found.queues, total: found.total };
     },
   });

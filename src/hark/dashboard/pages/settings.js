@@ -75,10 +75,10 @@ function drawMaintenance(box, signal) {
 
 function modes(box, state, signal) {
   box.dataset.state = JSON.stringify([state.push, state.pop]);
-  return h("div", { class: "form" }, MODES.map((mode) => modeLine(mode, state[mode.flag], () => drawMaintenance(box, signal))));
+  return h("div", { class: "form" }, MODES.map((mode) => modeRow(mode, state[mode.flag], () => drawMaintenance(box, signal))));
 }
 
-function modeLine(mode, stopped, again) {
+function modeRow(mode, stopped, again) {
   const text = h("p", null, h("b", null, mode.name), ` ${stopped ? mode.on : mode.off} `, stopped && badge("maintenance mode", "warn"));
   const change = button(stopped ? `Resume ${mode.name.toLowerCase()}` : `Stop ${mode.name.toLowerCase()}`, { kind: "small", role: "admin", on: () => switchMode(mode, !stopped, again) });
   return h("div", { class: "line" }, text, change);

@@ -22,7 +22,7 @@ from hark.keys import decode_key
 
 MESSAGE = """
 select message.partition, message.offset, message.created_at, message.transaction_id, message.extra,
-    queues.name, place.name, queues.namespace, queues.task, queues.options ->> 'priority', message.priority,
+    queues.name, partition.name, queues.namespace, queues.task, queues.options ->> 'priority', message.priority,
     message.deliver_at, message.owner
 """
 """The columns of a message, its partition and its queue."""
@@ -30,20 +30,20 @@ select message.partition, message.offset, message.created_at, message.transactio
 _FEW_PARTITIONS = 1000
 _encode = msgspec.json.Encoder().encode
 
-_PLACE = """
-cross join partitions as place on place.id = message.partition
-cross join queues on queues.id = place.queue
+_PARTITION = """
+cross join partitions as partition on partition.id = message.partition
+cross join queues on queues.id = partition.queue
 """
-_ALL = f"from messages as message {_PLACE}"
-_HELD = f"""
-from json_each(:held) as held
-cross join messages as message on message.partition = held.value ->> 0 and message.offset = held.value ->> 1
-{_PLACE}
+_ALL = f"from messages as message {_PARTITION}"
+_LEASED = f"""
+from json_each(:leased) as leased
+cross join messages as message on message.partition = leased.value ->> 0 and message.offset = leased.value ->> 1
+{_PARTITION}
 """
 _DEAD = f"""
 from (select distinct partition, offset from dead_letters where :queue is null or queue = :queue) as dead
 cross join messages as message on message.partition = dead.partition and message.offset = dead.offset
-{_PLACE}
+{_PARTITION}
 """
 _SCHEDULED = f"""
 from (
@@ -52,32 +52,32 @@ from (
     union select partition, offset from retries where due > :now
     union select partition, offset from outstanding where available_at > :now) as late
 cross join messages as message on message.partition = late.partition and message.offset = late.offset
-{_PLACE}
+{_PARTITION}
 """
 _OF_PARTITION = """
 from queues
-cross join partitions as place on place.queue = queues.id and place.name = :partition
-cross join messages as message on message.partition = place.id
+cross join partitions as partition on partition.queue = queues.id and partition.name = :partition
+cross join messages as message on message.partition = partition.id
 """
 _LATEST = f"""
 from (select seq from messages order by seq desc limit 20000) as latest
 cross join messages as message on message.seq = latest.seq
-{_PLACE}
+{_PARTITION}
 """
 # At most one page of each partition: times and `seq` never decrease with the offset.
 _NEWEST_OF_QUEUE = """
 from queues
-cross join partitions as place on place.queue = queues.id
+cross join partitions as partition on partition.queue = queues.id
 cross join messages as message on message.seq in (
     select newest.seq from messages as newest
-    where newest.partition = place.id and newest.offset > place.floor
+    where newest.partition = partition.id and newest.offset > partition.floor
       and (:until is null or newest.created_at <= :until)
     order by newest.offset desc limit :offset + :limit)
 """
 
 _CONDITIONS = {
     "queue": "queues.name = :queue",
-    "partition": "place.name = :partition",
+    "partition": "partition.name = :partition",
     "namespace": "queues.namespace = :namespace",
     "task": "queues.task = :task",
     "since": "message.created_at >= :since",
@@ -93,16 +93,16 @@ _STATES = {
     "pending": f"""
 {_ALIVE} and
 (not exists (select 1 from groups where groups.queue = queues.name)
- or exists (select 1 from groups left join positions on positions.grp = groups.id and positions.partition = place.id
+ or exists (select 1 from groups left join positions on positions.grp = groups.id and positions.partition = partition.id
             where groups.queue = queues.name and message.offset > ifnull(positions.cursor, 0)))
 """,
     "completed": f"""
 {_ALIVE} and
-not exists (select 1 from groups left join positions on positions.grp = groups.id and positions.partition = place.id
+not exists (select 1 from groups left join positions on positions.grp = groups.id and positions.partition = partition.id
             where groups.queue = queues.name and (message.owner is null or message.owner = groups.id)
               and iif(positions.cursor is null, groups.since is null,
                   groups.mode = 'ordered' and message.offset > positions.cursor
-                  and not exists (select 1 from ranges where ranges.grp = groups.id and ranges.partition = place.id
+                  and not exists (select 1 from ranges where ranges.grp = groups.id and ranges.partition = partition.id
                                   and message.offset between ranges.first and ranges.last)))
 """,
 }
@@ -111,49 +111,49 @@ not exists (select 1 from groups left join positions on positions.grp = groups.i
 _EDGES = {
     "pending": f"""iif(
     not exists (select 1 from groups where groups.queue = queues.name)
-    or exists (select 1 from gaps where gaps.partition = place.id and gaps.owner != 0)
+    or exists (select 1 from gaps where gaps.partition = partition.id and gaps.owner != 0)
     or exists (
         select 1 from groups
-        left join positions as position on position.grp = groups.id and position.partition = place.id
+        left join positions as position on position.grp = groups.id and position.partition = partition.id
         where groups.queue = queues.name and case
             when position.cursor is null
-            then groups.since is null or place.id > groups.highest_partition or {LAST_CREATED} > groups.since
-            when groups.mode = 'ordered' then position.cursor < place.last
-                or exists (select 1 from requeued where requeued.grp = groups.id and requeued.partition = place.id)
-            else {HAS_LANES.format(partition="place.id")}
+            then groups.since is null or partition.id > groups.highest_partition or {LAST_CREATED} > groups.since
+            when groups.mode = 'ordered' then position.cursor < partition.last
+                or exists (select 1 from requeued where requeued.grp = groups.id and requeued.partition = partition.id)
+            else {HAS_LANES.format(partition="partition.id")}
                 or exists (select 1 from outstanding
-                    where outstanding.grp = groups.id and outstanding.partition = place.id)
-                or place.last > max(position.cursor, ifnull((select cursor from lanes
-                    where lanes.grp = groups.id and lanes.partition = place.id and lanes.priority = 0), 0)) end),
-    place.last, 0)""",
+                    where outstanding.grp = groups.id and outstanding.partition = partition.id)
+                or partition.last > max(position.cursor, ifnull((select cursor from lanes
+                    where lanes.grp = groups.id and lanes.partition = partition.id and lanes.priority = 0), 0)) end),
+    partition.last, 0)""",
     "completed": """iif(
-    exists (select 1 from gaps where gaps.partition = place.id and gaps.owner != 0), place.last, (
+    exists (select 1 from gaps where gaps.partition = partition.id and gaps.owner != 0), partition.last, (
     select min(case
-        when position.cursor is null and (groups.since is null or place.id > groups.highest_partition
-            or place.created_at > groups.since) then 0
-        when position.cursor is null or groups.mode = 'shared' then place.last
+        when position.cursor is null and (groups.since is null or partition.id > groups.highest_partition
+            or partition.created_at > groups.since) then 0
+        when position.cursor is null or groups.mode = 'shared' then partition.last
         else max(position.cursor, ifnull((select ranges.last from ranges
-            where ranges.grp = groups.id and ranges.partition = place.id order by ranges.first desc limit 1), 0)) end)
-    from groups left join positions as position on position.grp = groups.id and position.partition = place.id
+            where ranges.grp = groups.id and ranges.partition = partition.id order by ranges.first desc limit 1), 0)) end)
+    from groups left join positions as position on position.grp = groups.id and position.partition = partition.id
     where groups.queue = queues.name))""",
 }
 # Without a position, a group has settled exactly the messages that are not newer than its start.
 _STARTS = """ifnull((
     select min(groups.since)
-    from groups left join positions as position on position.grp = groups.id and position.partition = place.id
-    where groups.queue = queues.name and position.cursor is null and place.id <= groups.highest_partition
-      and not exists (select 1 from gaps where gaps.partition = place.id and gaps.owner != 0)),
+    from groups left join positions as position on position.grp = groups.id and position.partition = partition.id
+    where groups.queue = queues.name and position.cursor is null and partition.id <= groups.highest_partition
+      and not exists (select 1 from gaps where gaps.partition = partition.id and gaps.owner != 0)),
     9223372036854775807)"""
 _ENDS = f"""
-with place as materialized (
-    select place.*, {TAIL} as last
-    from queues cross join partitions as place on place.queue = queues.id where {{where}}),
+with partition as materialized (
+    select partition.*, {TAIL} as last
+    from queues cross join partitions as partition on partition.queue = queues.id where {{where}}),
 edge as materialized (
-    select place.id, place.queue, place.floor, {{edge}} as edge
-    from place cross join queues on queues.id = place.queue),
+    select partition.id, partition.queue, partition.floor, {{edge}} as edge
+    from partition cross join queues on queues.id = partition.queue),
 bounded as materialized (
-    select place.id, place.floor, edge, {{until}} as until
-    from edge as place cross join queues on queues.id = place.queue where edge > place.floor),
+    select partition.id, partition.floor, edge, {{until}} as until
+    from edge as partition cross join queues on queues.id = partition.queue where edge > partition.floor),
 newest as materialized (
     select id, edge, until, (select seq from messages
         where messages.partition = id and offset > floor and offset <= edge and created_at <= until
@@ -164,8 +164,8 @@ where :since is null or messages.created_at >= :since
 """
 _BACK = f"""
 {MESSAGE}, message.seq
-from messages as message {_PLACE}
-where message.partition = :partition_id and message.offset <= :edge and message.offset > place.floor
+from messages as message {_PARTITION}
+where message.partition = :partition_id and message.offset <= :edge and message.offset > partition.floor
   and (:since is null or message.created_at >= :since) and message.created_at <= :until and {_ALIVE}
 order by message.offset desc
 """
@@ -185,21 +185,21 @@ def newest_in_state(
         until = f"min({until}, {_STARTS})"
     sql = _ENDS.format(where=matching, edge=_EDGES[where.state or ""], until=until)
     named = {name: value for name, value in parameters.items() if f":{name}" in sql}
-    places = [(-seq, *place) for seq, *place in rows_of(connection, sql, **named)]
-    heapq.heapify(places)
+    newest_first = [(-seq, *partition_id) for seq, *partition_id in rows_of(connection, sql, **named)]
+    heapq.heapify(newest_first)
     read: dict[int, tuple[apsw.SQLiteValues, Iterator[apsw.SQLiteValues]]] = {}
-    while places:
-        _, place, edge, newest = heapq.heappop(places)
-        if place in read:
-            row, rest = read.pop(place)
+    while newest_first:
+        _, partition_id, edge, newest = heapq.heappop(newest_first)
+        if partition_id in read:
+            row, rest = read.pop(partition_id)
             yield row[:-1]
         else:
-            bounds = {"partition_id": place, "edge": edge, "since": where.since, "until": newest}
+            bounds = {"partition_id": partition_id, "edge": edge, "since": where.since, "until": newest}
             rest = iter(connection.cursor().execute(_BACK, bounds))
         following = next(rest, None)
         if following is not None:
-            read[place] = (following, rest)
-            heapq.heappush(places, (-int(str(following[-1])), place, edge, newest))
+            read[partition_id] = (following, rest)
+            heapq.heappush(newest_first, (-int(str(following[-1])), partition_id, edge, newest))
 
 
 def page_of(connection: apsw.Connection, where: model.MessageFilter, leases: LeaseView) -> tuple[str, dict[str, Value]]:
@@ -218,7 +218,7 @@ def page_of(connection: apsw.Connection, where: model.MessageFilter, leases: Lea
     }
     source, order = _ALL, "message.seq"
     if where.state == "processing":
-        source = _HELD
+        source = _LEASED
     elif where.state == "scheduled":
         source = _SCHEDULED
     elif where.state == "dead_letter":
@@ -232,13 +232,11 @@ def page_of(connection: apsw.Connection, where: model.MessageFilter, leases: Lea
     conditions = [_CONDITIONS[name] for name, value in given.items() if value is not None]
     if where.state in _STATES:
         conditions.append(_STATES[where.state])
-    sql = (
-        f"{MESSAGE} {source} where {' and '.join(['message.offset > place.floor', *conditions])} order by {order} desc"
-    )
+    sql = f"{MESSAGE} {source} where {' and '.join(['message.offset > partition.floor', *conditions])} order by {order} desc"
     if where.state is None:
         sql += " limit :limit offset :offset"
-    held = _encode(list(leases.held_places())).decode() if where.state == "processing" else None
-    return sql, given | {"limit": where.limit, "offset": where.offset, "held": held, "now": leases.now}
+    leased = _encode(list(leases.leased_messages())).decode() if where.state == "processing" else None
+    return sql, given | {"limit": where.limit, "offset": where.offset, "leased": leased, "now": leases.now}
 
 
 def _has_few_partitions(connection: apsw.Connection, queue: str) -> bool:
@@ -251,9 +249,9 @@ def _has_few_partitions(connection: apsw.Connection, queue: str) -> bool:
 
 _FROM = """
 from messages as message
-join partitions as place on place.id = message.partition
-join queues on queues.id = place.queue
-where message.offset > place.floor
+join partitions as partition on partition.id = message.partition
+join queues on queues.id = partition.queue
+where message.offset > partition.floor
 """
 _GROUPS = """
 select groups.id, groups.name, groups.since, groups.highest_partition, position.cursor,
@@ -303,16 +301,16 @@ class Browser:
 
     def message(self, partition_id: str, transaction_id: str) -> model.MessageView | None:
         """One message with its payload."""
-        place = self._codec.decode(partition_id)
-        if place is None:
+        address = self._codec.decode(partition_id)
+        if address is None:
             return None
         own = self._codec.decode(transaction_id)
-        offset = own.offset if own is not None and own.partition == place.partition else None
+        offset = own.offset if own is not None and own.partition == address.partition else None
         sql = (
             f"{MESSAGE}, message.payload {_FROM} and message.partition = ?1"
             " and (message.transaction_id = ?2 or message.offset = ?3) order by message.transaction_id is null"
         )
-        for *columns, payload in rows_of(self._connection, sql, place.partition, transaction_id, offset):
+        for *columns, payload in rows_of(self._connection, sql, address.partition, transaction_id, offset):
             view = self._view(columns)
             view.payload = payload_of(msgspec.Raw(payload), extra_of(columns[4]))
             return view
@@ -353,7 +351,7 @@ class Browser:
         ):
             if owner not in (None, group_id):
                 continue
-            expires_at = self._leases.held.get((group_id, partition), {}).get(offset)
+            expires_at = self._leases.leased.get((group_id, partition), {}).get(offset)
             before_start = cursor is None and since is not None and partition <= highest and created_at <= since
             done = before_start or in_range or passed or (cursor is not None and offset <= cursor)
             settled = done and not is_requeued and exception is None
@@ -441,23 +439,23 @@ class Browser:
             values: list[str | int | None] = [name, None]
         else:
             view = self.message(partition_id or "", transaction_id or "")
-            place = None if view is None else self._codec.decode(view.id)
-            if place is None:
+            address = None if view is None else self._codec.decode(view.id)
+            if address is None:
                 return [], 0
             condition = "traces.partition = ?1 and traces.offset = ?2"
-            order, values = "asc", [*place]
+            order, values = "asc", [*address]
         total = scalar(self._connection, f"select count(*) from traces where {condition} and ?2 is ?2", *values)
         rows = rows_of(
             self._connection,
             f"""
             select traces.uid, traces.event, traces.data, traces.grp, traces.created_at,
                 (select json_group_array(name) from trace_names where trace = traces.id),
-                message.transaction_id, traces.partition, traces.offset, queues.name, place.name,
+                message.transaction_id, traces.partition, traces.offset, queues.name, partition.name,
                 message.payload, message.extra
             from traces
             join messages as message on message.partition = traces.partition and message.offset = traces.offset
-            join partitions as place on place.id = traces.partition
-            join queues on queues.id = place.queue
+            join partitions as partition on partition.id = traces.partition
+            join queues on queues.id = partition.queue
             where {condition} and ?2 is ?2
             order by traces.id {order} limit ?3 offset ?4
             """,
@@ -527,11 +525,11 @@ READ = f"""
 with recursive wanted as (
     select request.key as request, request.value ->> 3 as room,
         (select first.seq from messages as first
-         where first.partition = place.id and first.offset >= max(request.value ->> 2, place.floor + 1)
+         where first.partition = partition.id and first.offset >= max(request.value ->> 2, partition.floor + 1)
          order by first.offset limit 1) as seq
     from json_each(?1) as request
     cross join queues on queues.name = request.value ->> 0
-    cross join partitions as place on place.queue = queues.id and place.name = request.value ->> 1
+    cross join partitions as partition on partition.queue = queues.id and partition.name = request.value ->> 1
 ),
 walk (request, room, partition, offset, seq, bytes) as (
     select wanted.request, wanted.room, message.partition, message.offset, message.seq, {_SIZE}
@@ -565,14 +563,14 @@ _EARLY = """
 """
 _AFTER_TIME = f"""
 with recursive halving (partition, name, low, high) as (
-    select place.id, place.name, place.floor, {TAIL} {{places}}
+    select partition.id, partition.name, partition.floor, {TAIL} {{partitions}}
     union all
     select partition, name, iif({_EARLY}, (low + high + 1) / 2, low), iif({_EARLY}, high, (low + high + 1) / 2 - 1)
     from halving where low < high
 )
 select name, low + 1 from halving where low = high order by name
 """
-_PLACES = "from partitions as place where place.queue = (select id from queues where name = :queue)"
+_PARTITIONS = "from partitions as partition where partition.queue = (select id from queues where name = :queue)"
 
 
 def read(connection: apsw.Connection, codec: IdCodec, requests: Sequence[model.Read]) -> list[model.ReadResult]:
@@ -622,12 +620,12 @@ def offsets(
     connection: apsw.Connection, queue: str, start: model.BrowseFrom, partition: str | None
 ) -> list[model.PartitionOffset]:
     """The start offsets of a browser in the partitions of a queue, or in one of them."""
-    places = _PLACES if partition is None else f"{_PLACES} and place.name = :partition"
+    partitions = _PARTITIONS if partition is None else f"{_PARTITIONS} and partition.name = :partition"
     if start == "head":
-        sql = f"select place.name, place.floor + 1 {places} order by place.name"
+        sql = f"select partition.name, partition.floor + 1 {partitions} order by partition.name"
     elif start == "tail":
-        sql = f"select place.name, {TAIL} + 1 {places} order by place.name"
+        sql = f"select partition.name, {TAIL} + 1 {partitions} order by partition.name"
     else:
-        sql = _AFTER_TIME.format(places=places)
+        sql = _AFTER_TIME.format(partitions=partitions)
     rows = connection.execute(sql, {"queue": queue, "partition": partition, "time": start})
     return [model.PartitionOffset(str(name), int(str(offset))) for name, offset in rows]

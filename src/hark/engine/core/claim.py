@@ -21,7 +21,7 @@ from hark.engine.core.position import Lease, Position
 from hark.engine.core.shared import Entry, SharedPosition
 from hark.engine.core.state import Allowance, Group, Queue, State
 from hark.engine.core.store import SELECT_MESSAGES, decode_messages, scalar
-from hark.engine.core.transaction import TOLD_AT_MOST, runs
+from hark.engine.core.transaction import MOST_NOTIFIED, runs
 from hark.engine.hints import CALL_BYTES, HintBook, reply_bound
 from hark.errors import Conflict, HarkError
 from hark.ids import IdSource
@@ -121,7 +121,7 @@ class Claimer:
         if known is not None:
             known.update(partitions)
 
-    def tell_rest(self, hints: HintBook) -> None:
+    def notify_rest(self, hints: HintBook) -> None:
         """Notify of messages that this call found ready and did not take."""
         positions = dict.fromkeys(position for position, _ in self._picked)
         for group, found in self._found.items():
@@ -182,13 +182,13 @@ class Claimer:
         leases = {job.lease for job in jobs if job.lease is not None}
         for shared, entry in self._picked:
             if entry.offset in shared.entries:
-                shared.let_go(entry)
+                shared.release(entry)
                 shared.add(entry)
         for position in self._taken:
             if isinstance(position, OrderedPosition) and position.lease in leases:
                 position.lease = None
-                for transaction_id in [key for key, held in position.held.items() if held[1] in leases]:
-                    del position.held[transaction_id]
+                for transaction_id in [key for key, leased in position.leased.items() if leased[1] in leases]:
+                    del position.leased[transaction_id]
             if position.group.refresh(position, self._now):
                 self._note_found(position.group, [position.partition.id])
         self._taken.clear()
@@ -282,7 +282,7 @@ class Claimer:
             if clear:
                 group.refresh(position, self._now)
                 job.reason = (
-                    "waiting" if partition.id in group.waking else "lease_held" if position.held else job.reason
+                    "waiting" if partition.id in group.waking else "lease_held" if position.leased else job.reason
                 )
             job.met_dirty = job.met_dirty or not clear  # It is ready again after the commit in progress.
             return None
@@ -341,7 +341,7 @@ class Claimer:
         if (
             position is None
             or not self._may_take(job, position)
-            or (isinstance(position, OrderedPosition) and position.outlook(self._now).priority is None)
+            or (isinstance(position, OrderedPosition) and position.readiness(self._now).priority is None)
         ):
             return None
         group.ready.pop(partition.id, None)
@@ -404,7 +404,7 @@ def _hint_left(hints: HintBook, position: SharedPosition, now: int) -> None:
     group, partition = position.group, position.partition
     count = 0
     if partition.id in group.ready:
-        count = position.count_ready(TOLD_AT_MOST) if position.fell_due else 0
+        count = position.count_ready(MOST_NOTIFIED) if position.fell_due else 0
     elif partition.id in group.waking and not now < group.learned <= group.waking[partition.id][0]:
         count = 1
     if count:

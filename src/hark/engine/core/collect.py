@@ -30,21 +30,21 @@ from hark.model import QueueOptions
 COLUMNS = "seq, created_at, extra, partition, offset, priority, deliver_at, owner"
 OWN_TTL = f"select {COLUMNS} from messages indexed by messages_expiry where extra ->> 'x' <= ?1 order by extra ->> 'x'"
 _GONE = """
-select seq from partitions as place cross join messages on partition = place.id where place.queue = 0
+select seq from partitions as partition cross join messages on partition = partition.id where partition.queue = 0
 union all
-select seq from partitions as place cross join messages on partition = place.id and offset <= place.floor
+select seq from partitions as partition cross join messages on partition = partition.id and offset <= partition.floor
 """
 _GROUPS = "select id, mode, since, highest_partition, last_seen >= ?2 from groups where queue = ?1"
 BEGUN_BEFORE = """
-select place.id, place.name, place.floor from partitions as place
-where place.queue = ?1 and place.name >= ?2 and (
-    select created_at from messages where partition = place.id and offset > place.floor order by offset limit 1) <= ?3
-order by place.name
+select partition.id, partition.name, partition.floor from partitions as partition
+where partition.queue = ?1 and partition.name >= ?2 and (
+    select created_at from messages where partition = partition.id and offset > partition.floor order by offset limit 1) <= ?3
+order by partition.name
 """
 """Partitions of a queue whose first message was created at that time or before."""
 _PLAIN = "priority = 0 and deliver_at is null and owner is null"
 BETWEEN = (
-    f"select {COLUMNS} from messages indexed by messages_place where partition = ?1 and offset > ?2 and offset <= ?3"
+    f"select {COLUMNS} from messages indexed by messages_offset where partition = ?1 and offset > ?2 and offset <= ?3"
 )
 _FIRST_LANE = f"{BETWEEN} and {_PLAIN}"
 _PRIORITY = f"""
@@ -96,7 +96,7 @@ class Rules(NamedTuple):
         )
 
 
-class Place(NamedTuple):
+class StoredPartition(NamedTuple):
     """A partition."""
 
     queue: str
@@ -114,13 +114,13 @@ class Group(NamedTuple):
     highest_partition: int
     active: bool
 
-    def cursor(self, connection: apsw.Connection, place: Place) -> int:
+    def cursor(self, connection: apsw.Connection, stored: StoredPartition) -> int:
         """The cursor of the group in a partition; without a position, where it will start."""
         sql = "select cursor from positions where grp = ?1 and partition = ?2"
-        cursor: int | None = scalar(connection, sql, self.id, place.id)
-        if cursor is None and self.since is not None and place.id <= self.highest_partition:
-            cursor = offsets(connection, place.queue, self.since, place.name)[0].offset - 1
-        return max(place.floor, cursor or 0)
+        cursor: int | None = scalar(connection, sql, self.id, stored.id)
+        if cursor is None and self.since is not None and stored.id <= self.highest_partition:
+            cursor = offsets(connection, stored.queue, self.since, stored.name)[0].offset - 1
+        return max(stored.floor, cursor or 0)
 
 
 def groups_of(connection: apsw.Connection, queue: str, active_since: int) -> list[Group]:
@@ -128,14 +128,14 @@ def groups_of(connection: apsw.Connection, queue: str, active_since: int) -> lis
     return [Group(*row) for row in rows_of(connection, _GROUPS, queue, active_since)]
 
 
-class SharedPlace:
+class SharedCursors:
     """The stored position of a shared group."""
 
-    def __init__(self, connection: apsw.Connection, group: Group, place: Place) -> None:
+    def __init__(self, connection: apsw.Connection, group: Group, stored: StoredPartition) -> None:
         sql = "select priority, cursor, due, due_offset from lanes where grp = ?1 and partition = ?2"
         self.group = group.id
-        self.base = group.cursor(connection, place)
-        self._lanes = {level: (cursor, due) for level, cursor, *due in rows_of(connection, sql, group.id, place.id)}
+        self.base = group.cursor(connection, stored)
+        self._lanes = {level: (cursor, due) for level, cursor, *due in rows_of(connection, sql, group.id, stored.id)}
 
     def plain(self, priority: int) -> int:
         """The last passed offset of messages without a delay."""
@@ -158,13 +158,13 @@ class SharedPlace:
 class Standing:
     """The stored positions of all groups that hold retention, in one partition."""
 
-    def __init__(self, connection: apsw.Connection, place: Place, groups: Iterable[Group]) -> None:
-        self._connection, self._place = connection, place
+    def __init__(self, connection: apsw.Connection, stored: StoredPartition, groups: Iterable[Group]) -> None:
+        self._connection, self._stored = connection, stored
         everyone = list(groups)
         active = [group for group in everyone if group.active]
         self._ordered = [group.id for group in everyone if group.mode == "ordered"]
-        self._shared = [SharedPlace(connection, group, place) for group in active if group.mode == "shared"]
-        cursors = [group.cursor(connection, place) for group in active if group.mode == "ordered"]
+        self._shared = [SharedCursors(connection, group, stored) for group in active if group.mode == "shared"]
+        cursors = [group.cursor(connection, stored) for group in active if group.mode == "ordered"]
         self._slowest = min(cursors, default=inf)
         self._counts = bool(active)
 
@@ -183,12 +183,12 @@ class Standing:
         )
         sql = "select 1 from {} where grp = ?1 and partition = ?2 and offset = ?3"
         return any(
-            scalar(self._connection, sql.format(table), group, self._place.id, offset) for table, group in tables
+            scalar(self._connection, sql.format(table), group, self._stored.id, offset) for table, group in tables
         )
 
     def old(self, last: int) -> Iterator[Any]:
         """All rows up to an offset."""
-        return self._rows(BETWEEN, self._place.floor, last)
+        return self._rows(BETWEEN, self._stored.floor, last)
 
     def settled(self, last: int) -> Iterator[Any]:
         """All settled rows up to an offset, and few others."""
@@ -196,7 +196,7 @@ class Standing:
             return
         last = int(min(last, self._slowest))
         base = min((one.base for one in self._shared), default=last)
-        yield from self._rows(BETWEEN, self._place.floor, min(base, last))
+        yield from self._rows(BETWEEN, self._stored.floor, min(base, last))
         if not self._shared:
             return
         yield from self._rows(_FIRST_LANE, base, min(last, *(one.plain(0) for one in self._shared), last))
@@ -207,7 +207,7 @@ class Standing:
 
     def unsettled(self, last: int) -> Iterator[Any]:
         """All unsettled rows up to an offset, and few others."""
-        floor = self._place.floor
+        floor = self._stored.floor
         if not self._counts:
             yield from self._rows(BETWEEN, floor, last)
             return
@@ -223,7 +223,7 @@ class Standing:
 
     def _rows(self, sql: str, after: int, last: int, *values: int) -> Iterator[Any]:
         if after < last:
-            yield from self._connection.execute(sql, (self._place.id, after, last, *values))
+            yield from self._connection.execute(sql, (self._stored.id, after, last, *values))
 
 
 class SearchPosition(NamedTuple):
@@ -256,11 +256,11 @@ class Search:
     """A search for overdue messages."""
 
     def __init__(
-        self, connection: apsw.Connection, held: LeaseView, limit: int, completed_seconds: int, active_since: int
+        self, connection: apsw.Connection, leased: LeaseView, limit: int, completed_seconds: int, active_since: int
     ) -> None:
         self._connection = connection
-        self._now = held.now
-        self._held = held.held_places()
+        self._now = leased.now
+        self._leased = leased.leased_messages()
         self._limit = limit
         self._completed_seconds = completed_seconds
         self._active_since = active_since
@@ -274,7 +274,7 @@ class Search:
             if swept is not None and not self._add(seq for (seq,) in self._connection.execute(_GONE)):
                 return Overdue(list(self._found), True, START, None)
             own = self._connection.execute(OWN_TTL, (self._now,))
-            if not self._add(row[0] for row in own if not self._is_held(Stored(*row[3:]))):
+            if not self._add(row[0] for row in own if not self._is_leased(Stored(*row[3:]))):
                 return Overdue(list(self._found), True, START, swept)
         sql = "select id, name, options from queues where id >= ?1 order by id"
         for queue_id, name, options in rows_of(self._connection, sql, start.queue):
@@ -293,28 +293,28 @@ class Search:
             return None
         begun = self._connection.execute(BEGUN_BEFORE, (queue_id, after, self._now - int(shortest)))
         for partition_id, name, floor in begun:
-            place = Place(queue, partition_id, name, floor)
-            if not self._add(self._search_partition(place, rules, Standing(self._connection, place, groups))):
+            stored = StoredPartition(queue, partition_id, name, floor)
+            if not self._add(self._search_partition(stored, rules, Standing(self._connection, stored, groups))):
                 return str(name)
         return None
 
-    def _search_partition(self, place: Place, rules: Rules, standing: Standing) -> Iterator[int]:
+    def _search_partition(self, stored: StoredPartition, rules: Rules, standing: Standing) -> Iterator[int]:
         shortest = min(rules.ttl, rules.retention)
         ways = ((shortest, standing.old), (rules.completed, standing.settled), (rules.wait, standing.unsettled))
         for limit, rows in ways:
             if limit == inf:
                 continue
-            last = offsets(self._connection, place.queue, self._now - int(limit), place.name)[0].offset - 1
+            last = offsets(self._connection, stored.queue, self._now - int(limit), stored.name)[0].offset - 1
             for seq, created_at, text, *rest in rows(last):
                 message, age = Stored(*rest), self._now - created_at
-                if not self._is_held(message) and (
+                if not self._is_leased(message) and (
                     rules.is_expired(age, self._now, text, message)
                     or rules.is_over(age, lambda message=message: standing.is_settled(message))  # type: ignore[misc]
                 ):
                     yield seq
 
-    def _is_held(self, message: Stored) -> bool:
-        return (message.partition, message.offset) in self._held
+    def _is_leased(self, message: Stored) -> bool:
+        return (message.partition, message.offset) in self._leased
 
     def _add(self, found: Iterable[int]) -> bool:
         """Add messages. False: the limit is reached."""
@@ -350,9 +350,9 @@ class Keeper:
     def __init__(self, transaction: WriteTransaction, partition: Partition, policy: Policy) -> None:
         self.rules = policy.rules
         connection, queue = transaction.connection, partition.queue
-        place = Place(queue.name, partition.id, partition.name, partition.floor)
+        stored = StoredPartition(queue.name, partition.id, partition.name, partition.floor)
         ordered = [one for one in policy.groups if one.mode == "ordered"]
-        cursors = [(one.cursor(connection, place), one.active) for one in ordered]
+        cursors = [(one.cursor(connection, stored), one.active) for one in ordered]
         self._slowest_active = min((cursor for cursor, active in cursors if active), default=None)
         self._fastest = max((cursor for cursor, _ in cursors), default=0)
         requeued = rows_of(connection, f"select offset from requeued where {_OF_GROUPS}", queue.name, partition.id)
@@ -394,13 +394,13 @@ class Collector:
         """Whether a new search is needed."""
         return not self._left
 
-    def search(self, connection: apsw.Connection, held: LeaseView) -> Overdue:
+    def search(self, connection: apsw.Connection, leased: LeaseView) -> Overdue:
         """Find the next overdue messages."""
         start = self._overdue.position
         if self._overdue.more and not self._removed:  # Not the same partition again.
             start = start._replace(partition=start.partition + "\0")
-        active_since = self._active_since(held.now)
-        return Search(connection, held, _FOUND_AT_ONCE, self._completed_seconds, active_since).run(start)
+        active_since = self._active_since(leased.now)
+        return Search(connection, leased, _FOUND_AT_ONCE, self._completed_seconds, active_since).run(start)
 
     def take(self, overdue: Overdue) -> None:
         """Take over the result of a search."""
@@ -432,30 +432,30 @@ class Collector:
 
     def _remove(self, transaction: WriteTransaction, found: list[int]) -> int:
         connection = transaction.connection
-        held = LeaseView(transaction.state, transaction.now).held_places()
+        leased = LeaseView(transaction.state, transaction.now).leased_messages()
         keepers: dict[int, Keeper] = {}
         gone: list[int] = []
-        touched: dict[int, list[int]] = {}
+        changed: dict[int, list[int]] = {}
         active_since = self._active_since(transaction.now)
         policy_of = cache(lambda queue: Policy(transaction, queue, self._completed_seconds, active_since))
-        for seq, created_at, text, *place in rows_of(connection, _FIND, msgspec.json.encode(found).decode()):
-            message = Stored(*place)
+        for seq, created_at, text, *columns in rows_of(connection, _FIND, msgspec.json.encode(found).decode()):
+            message = Stored(*columns)
             partition_id, offset = message.partition, message.offset
             partition = transaction.loader.partition(partition_id)
             if partition is not None and offset > partition.floor:
-                if (partition_id, offset) in held:
+                if (partition_id, offset) in leased:
                     continue
                 if partition_id not in keepers:
                     keepers[partition_id] = Keeper(transaction, partition, policy_of(partition.queue))
                 if not _is_over(transaction, partition, keepers[partition_id], message, created_at, text):
                     continue
             gone.append(seq)
-            touched.setdefault(partition_id, []).append(offset)
+            changed.setdefault(partition_id, []).append(offset)
         if gone:
             transaction.save_dead_letters()
-            delete_traces(connection, [(one, offset) for one, offsets in touched.items() for offset in offsets])
+            delete_traces(connection, [(one, offset) for one, offsets in changed.items() for offset in offsets])
             for_each(connection, "delete from messages where seq in (select value from json_each(?1))", gone)
-            for partition_id, offsets in touched.items():
+            for partition_id, offsets in changed.items():
                 _raise_floor(transaction, partition_id, offsets)
         return len(gone)
 
@@ -528,5 +528,5 @@ def _look_behind(transaction: WriteTransaction, partition: Partition) -> None:
         return
     for group in queue.groups.values():
         if partition.id in group.waking:
-            group.reconsider(partition.id, transaction.now)
+            group.reevaluate(partition.id, transaction.now)
             transaction.hints.add(queue.name, group.name, (partition.name,))

@@ -19,7 +19,7 @@ from hark.engine.core.state import Group, Partition, State, reached_limit
 from hark.engine.core.store import NO_EXTRA, MessageRow, extra_of, rows_of
 from hark.errors import HarkError, NotFound
 
-Place = tuple[int, int]
+PositionKey = tuple[int, int]
 """The numbers of a group and a partition."""
 
 
@@ -29,9 +29,9 @@ class LeaseView:
     def __init__(self, state: State, now: int) -> None:
         self.now = now
         self.codec = state.codec
-        self.leases: dict[Place, tuple[str, int]] = {}
+        self.leases: dict[PositionKey, tuple[str, int]] = {}
         """Leases of ordered groups: id and expiry."""
-        self.held: dict[Place, dict[int, int]] = {}
+        self.leased: dict[PositionKey, dict[int, int]] = {}
         """Expiry of leased messages, by offset."""
         self.leases_by_group: dict[int, int] = {}
         """Number of leases of each group, counted once for each partition."""
@@ -39,19 +39,19 @@ class LeaseView:
         """Number of leased messages of each group."""
         for lease in state.leases.values():
             for position in lease.parts:
-                place = (position.group.id, position.partition.id)
+                key = (position.group.id, position.partition.id)
                 offsets = position.live_offsets(lease)
                 if not offsets:
                     continue
                 if position.group.mode == "ordered":
-                    self.leases[place] = (lease.id, lease.expires_at)
-                self.leases_by_group[place[0]] = self.leases_by_group.get(place[0], 0) + 1
-                self.messages_by_group[place[0]] = self.messages_by_group.get(place[0], 0) + len(offsets)
-                self.held.setdefault(place, {}).update(dict.fromkeys(offsets, lease.expires_at))
+                    self.leases[key] = (lease.id, lease.expires_at)
+                self.leases_by_group[key[0]] = self.leases_by_group.get(key[0], 0) + 1
+                self.messages_by_group[key[0]] = self.messages_by_group.get(key[0], 0) + len(offsets)
+                self.leased.setdefault(key, {}).update(dict.fromkeys(offsets, lease.expires_at))
 
-    def held_places(self) -> set[Place]:
+    def leased_messages(self) -> set[PositionKey]:
         """All leased messages, as (partition, offset)."""
-        return {(partition, offset) for (_, partition), held in self.held.items() for offset in held}
+        return {(partition, offset) for (_, partition), leased in self.leased.items() for offset in leased}
 
 
 def page(state: State, where: model.LeaseFilter) -> model.Leases:
@@ -67,10 +67,10 @@ def page(state: State, where: model.LeaseFilter) -> model.Leases:
     ]
     found.sort(key=lambda pair: (pair[0].since, pair[0].id))
     shown = found[where.offset : where.offset + where.limit]
-    return model.Leases([_held_part(state, lease, position) for lease, position in shown], len(found))
+    return model.Leases([_lease_part(state, lease, position) for lease, position in shown], len(found))
 
 
-def _held_part(state: State, lease: Lease, position: Position) -> model.LeasePart:
+def _lease_part(state: State, lease: Lease, position: Position) -> model.LeasePart:
     offsets, partition = position.live_offsets(lease), position.partition
     return model.LeasePart(
         lease_id=lease.id,
@@ -134,14 +134,14 @@ select offset, created_at, priority, deliver_at, owner, transaction_id, extra fr
 """
 _ONE = f"{_MESSAGE} where partition = ?1 and offset = ?2"
 _FIRST = (
-    f"{_MESSAGE} indexed by messages_place where partition = ?1 and offset between ?2 and ?3 order by offset limit 1"
+    f"{_MESSAGE} indexed by messages_offset where partition = ?1 and offset between ?2 and ?3 order by offset limit 1"
 )
 # The first message of some ranges that is not due: delayed, too young (created after ?4), or waiting for a retry (?5).
 # A message that has expired by now (?3; its own time to live, or ?6) does not block.
 _BLOCKER = f"""
 select message.offset, created_at, priority, deliver_at, owner, transaction_id, extra
 from json_each(?2) as wanted
-cross join messages as message indexed by messages_place
+cross join messages as message indexed by messages_offset
 where message.partition = ?1 and message.offset between wanted.value ->> 0 and wanted.value ->> 1
   and (deliver_at > ?3 or created_at > ?4 or message.offset in (select value from json_each(?5)))
   and coalesce(extra ->> 'x', iif(owner is null and ?6 > 0, created_at + ?6, {NEVER})) > ?3
@@ -177,22 +177,22 @@ class Explainer:
         return [self._facts(request) or _unknown() for request in requests]
 
     def _facts(self, request: model.Explain) -> model.Facts | None:
-        place = self._state.codec.decode(request.message_id)
-        partition = None if place is None else self._loader.partition(place.partition)
-        if place is None or partition is None or not 0 < place.offset <= partition.tail:
+        address = self._state.codec.decode(request.message_id)
+        partition = None if address is None else self._loader.partition(address.partition)
+        if address is None or partition is None or not 0 < address.offset <= partition.tail:
             return None
         queue = partition.queue
         if queue.name in self._state.deleting:
             return None
-        found = rows_of(self._connection, _ONE, *place) if place.offset > partition.floor else []
+        found = rows_of(self._connection, _ONE, *address) if address.offset > partition.floor else []
         row = _row(found[0]) if found else None
-        dead = {one[0]: one[1:] for one in rows_of(self._connection, _DEAD, *place)}
+        dead = {one[0]: one[1:] for one in rows_of(self._connection, _DEAD, *address)}
         self._loader.groups(queue.name)
         names = sorted(queue.groups) if request.group is None else [request.group]
-        groups = [self._group(partition, place.offset, row, name, dead.get(name)) for name in names]
+        groups = [self._group(partition, address.offset, row, name, dead.get(name)) for name in names]
         return model.Facts(
             at=self._now,
-            message=self._message(partition, place.offset, row, next(iter(dead.values()), None)),
+            message=self._message(partition, address.offset, row, next(iter(dead.values()), None)),
             options=queue.info.options,
             queue_paused=queue.info.paused,
             groups=groups,
@@ -263,14 +263,14 @@ class Explainer:
 
     def _shared(self, position: Position, row: MessageRow) -> dict[str, object]:
         assert isinstance(position, SharedPosition)
-        held = position.held_at(row.offset)
+        leased = position.leased_at(row.offset)
         retry = position.retry_of(row.offset)
         delay = position.partition.queue.info.options.delayed_processing * SECOND
         # Without a released lease, a message is outstanding because it is leased, or became due while it was too young.
         came = max(row.deliver_at or 0, row.created_at + delay)
         is_retry = retry is not None and (retry.attempts > 0 or retry.due > came)
         return {
-            "held": None if held is None else _held(held[1]),
+            "lease": None if leased is None else _current_lease(leased[1]),
             "retry": _retrying(retry) if is_retry else None,
             "window_until": Picker(self._connection, self._now).window_until(position),
         }
@@ -278,11 +278,11 @@ class Explainer:
     def _ordered(self, position: OrderedPosition, row: MessageRow) -> dict[str, object]:
         draft = position.draft
         lease = None if draft is not None and (draft.released or draft.voided) else position.lease
-        own = position.held_at(row.offset)
+        own = position.leased_at(row.offset)
         retry = position.retry_of(row.offset)
         facts: dict[str, object] = {"retry": _retrying(retry)}
         if own is not None and own[1] is lease:
-            return facts | {"held": _held(lease)}
+            return facts | {"lease": _current_lease(lease)}
         before, number = _before(position, row.offset)
         facts["ahead_messages"] = number
         if lease is not None:
@@ -305,7 +305,7 @@ class Explainer:
         return (
             None
             if first is None
-            else model.Ahead(message_id=self._id(position, first), offset=first, held=_held(lease))
+            else model.Ahead(message_id=self._id(position, first), offset=first, lease=_current_lease(lease))
         )
 
     def _first(self, position: OrderedPosition, ranges: Sequence[tuple[int, int]]) -> MessageRow | None:
@@ -357,8 +357,8 @@ def _unknown() -> HarkError:
     )
 
 
-def _held(lease: Lease) -> model.Held:
-    return model.Held(lease.id, lease.consumer, lease.since or None, lease.expires_at)
+def _current_lease(lease: Lease) -> model.CurrentLease:
+    return model.CurrentLease(lease.id, lease.consumer, lease.since or None, lease.expires_at)
 
 
 def _retrying(retry: Retry | None) -> model.Retrying | None:

@@ -16,7 +16,7 @@ from hark.engine.core.push import extra_text, find_message, find_partitions, not
 from hark.engine.core.queues import drop_leases, leave_gap, look_again, move
 from hark.engine.core.schema import LAST_CREATED
 from hark.engine.core.state import Group, Label, Partition, Queue
-from hark.engine.core.store import Value, encode_extra, extra_of, place_payloads, rows_of, run, scalar
+from hark.engine.core.store import Value, encode_extra, extra_of, rows_of, run, scalar, set_locations
 from hark.engine.core.transaction import WriteTransaction
 from hark.errors import Conflict, HarkError, NotFound
 from hark.ids import IdCodec
@@ -94,7 +94,7 @@ def _newest(transaction: WriteTransaction, queue_name: str) -> int:
     queue = transaction.state.queues.get(queue_name)
     if queue is None:
         return transaction.now
-    newest = f"select max({LAST_CREATED}) from partitions as place where queue = ?1"
+    newest = f"select max({LAST_CREATED}) from partitions as partition where queue = ?1"
     stored = scalar(transaction.connection, newest, queue.id)
     pushed = [partition.last_created for partition in transaction.pushed if partition.queue is queue]
     return max(transaction.now, stored or 0, *pushed)
@@ -247,8 +247,8 @@ def _restart(
 _BY_ID = """id in (
     select letter.id from json_each(?) as wanted cross join dead_letters as letter on letter.uid = wanted.value
     union
-    select letter.id from json_each(?) as place cross join dead_letters as letter
-        on letter.partition = place.value ->> 0 and letter.offset = place.value ->> 1
+    select letter.id from json_each(?) as partition cross join dead_letters as letter
+        on letter.partition = partition.value ->> 0 and letter.offset = partition.value ->> 1
 )"""
 _STORE = """
 insert into messages (partition, offset, created_at, priority, owner, transaction_id, extra, payload)
@@ -275,9 +275,9 @@ def conditions(where: model.DeadLetterFilter, codec: IdCodec) -> tuple[str, list
     matter = [(condition, value) for condition, value in wanted if value is not None]
     texts, values = [condition for condition, _ in matter], [value for _, value in matter]
     if where.ids is not None:
-        places = [place for one in where.ids if (place := codec.decode(one)) is not None]
+        addresses = [address for one in where.ids if (address := codec.decode(one)) is not None]
         texts.append(_BY_ID)
-        values += (msgspec.json.encode(given).decode() for given in (where.ids, places))
+        values += (msgspec.json.encode(given).decode() for given in (where.ids, addresses))
     return " and ".join(texts) or "true", values
 
 
@@ -310,8 +310,8 @@ def _requeue(transaction: WriteTransaction, dead_letter_id: str) -> str:
             code="ambiguous",
         )
     row_id, queue_name, partition_name, group_name, payload, transaction_id, extra, priority = rows[0]
-    place = (queue_name, partition_name)
-    partition = find_partitions(transaction, [place])[place]
+    address = (queue_name, partition_name)
+    partition = find_partitions(transaction, [address])[address]
     first_contact(transaction, [Contact(queue_name, group_name)])
     group = state.groups[queue_name, group_name]
     position = transaction.loader.position(group, partition.id)
@@ -374,8 +374,8 @@ def _import(transaction: WriteTransaction, letter: model.NewDeadLetter) -> bool 
         transaction_id = None
     row: list[Value] = [partition.id, offset, letter.created_at, message.priority, None, transaction_id]
     row += (extra_text(message), message.payload)
-    if transaction.place is not None:
-        place_payloads(row, transaction.place)
+    if transaction.locate is not None:
+        set_locations(row, transaction.locate)
     if len(message.payload) > transaction.state.largest_payload:
         note_largest(transaction, len(message.payload))
     rest = (letter.id, *name, letter.group, letter.attempts, letter.error, letter.failed_at)

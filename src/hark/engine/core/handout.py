@@ -217,7 +217,7 @@ class HandOut:
             draft.finish(offset)
         position.draft = draft
         position.publish(self._now)
-        self.stepped.setdefault(position, set()).update(draft.touched_ranges)
+        self.stepped.setdefault(position, set()).update(draft.changed_ranges)
 
     def _supersede(self, position: OrderedPosition, lease: Lease) -> None:
         """Take a redelivered message off its former lease, which ends with its last message."""
@@ -225,7 +225,7 @@ class HandOut:
         if part is not None:
             part.open -= 1
             if part.open <= 0:
-                self._state.end_part(lease, position)
+                self._state.detach(lease, position)
 
     def _lease(self, job: Job, queue: Queue) -> Lease:
         """The lease of a request. It lasts for the shortest lease time of its queues."""
@@ -240,14 +240,14 @@ class HandOut:
     def _hand_out(self, fetch: OrderedFetch, rows: list[MessageRow]) -> None:
         job, position = fetch.job, fetch.position
         lease = self._lease(job, fetch.queue)
-        held, retries = position.held, position.retries
-        handed_out_before = bool(held)
+        leased, retries = position.leased, position.retries
+        handed_out_before = bool(leased)
         for row in rows:
             retry = retries.get(row.offset) if retries else None
             transaction_id = self._deliver(fetch, row, 0 if retry is None else retry.attempts).transaction_id
-            if handed_out_before and transaction_id in held:
-                self._supersede(position, held[transaction_id][1])
-            held[transaction_id] = (row.offset, lease, (row.extra or NO_EXTRA).b, transaction_id)
+            if handed_out_before and transaction_id in leased:
+                self._supersede(position, leased[transaction_id][1])
+            leased[transaction_id] = (row.offset, lease, (row.extra or NO_EXTRA).b, transaction_id)
         # Requeued messages have high offsets, but were delivered first.
         last = rows[-1].offset
         if position.requeued:

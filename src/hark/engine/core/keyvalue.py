@@ -10,7 +10,7 @@ import msgspec
 from hark import model
 from hark.clock import MILLISECOND
 from hark.engine.core.store import rows_of, run, scalar
-from hark.engine.keyvalue import MOST_APPENDED, TOLD_ONE_BY_ONE, TOO_MUCH, Misfit, bounds, combine, failed_check, misfit
+from hark.engine.keyvalue import MOST_APPENDED, MOST_NAMED, TOO_MUCH, Misfit, bounds, combine, failed_check, misfit
 from hark.keys import decode_key, encode_key, prefix_bounds
 
 _LIVE = "(expires_at is null or expires_at > {now})"
@@ -69,7 +69,7 @@ class KeyBook:
         self._appended = 0
         """Bytes that the appends of the current request have rewritten."""
 
-    def news(self) -> model.KeyNotification | None:
+    def notification(self) -> model.KeyNotification | None:
         """The notification of the changed keys."""
         if self._any:
             return model.KeyNotification(None)
@@ -92,7 +92,7 @@ class KeyBook:
                 run(self._connection, "release keys")
                 return misfit(index, mutation, str(error))
         run(self._connection, "release keys")
-        self._tell(changed)
+        self._notify(changed)
         return model.KeyWritten(True, version, None, deleted)
 
     def set_undelivered(self, partition: int, offset: int, queue: str) -> None:
@@ -106,15 +106,15 @@ class KeyBook:
             encoded = [bytes.fromhex(key) for key in msgspec.json.decode(keys, type=list[str])]
             for key in encoded:
                 run(self._connection, _SAVE, key, payload, version, None, queue if sealed else None)
-            self._tell(encoded)
+            self._notify(encoded)
 
     def sweep(self, limit: int) -> int:
         """Remove expired entries. Returns their number."""
         gone = rows_of(self._connection, f"delete from kv where key in ({_OVER}) returning key", self._now, limit)
-        self._tell(key for (key,) in gone)
+        self._notify(key for (key,) in gone)
         return len(gone)
 
-    def _tell(self, keys: Iterable[bytes]) -> None:
+    def _notify(self, keys: Iterable[bytes]) -> None:
         self._changed |= dict.fromkeys(keys)
 
     def _version(self, key: bytes) -> int | None:
@@ -150,8 +150,8 @@ class KeyBook:
 
     def _delete_tree(self, low: bytes, high: bytes, changed: dict[bytes, None]) -> int:
         few = "select key from kv where key >= ?1 and key < ?2 limit ?3"
-        keys = rows_of(self._connection, few, low, high, TOLD_ONE_BY_ONE + 1)
-        if len(keys) > TOLD_ONE_BY_ONE:
+        keys = rows_of(self._connection, few, low, high, MOST_NAMED + 1)
+        if len(keys) > MOST_NAMED:
             self._any = True
         else:
             changed |= {key: None for (key,) in keys}

@@ -21,14 +21,14 @@ select json_group_array(json_array(id, json_object('id', uid, 'name', name, 'nam
     'options', json(options), 'created_at', created_at, 'paused', json(iif(paused, 'true', 'false'))))) from queues
 """
 
-_PARTITION = f"json_array(place.id, place.name, place.created_at, place.floor, {TAIL}, {LAST_CREATED}, place.queue)"
+_PARTITION = f"json_array(partition.id, partition.name, partition.created_at, partition.floor, {TAIL}, {LAST_CREATED}, partition.queue)"
 _PARTITIONS_BY_NAME = f"""
 select json_group_array({_PARTITION}) from json_each(?1) as wanted
-join partitions as place on place.queue = wanted.value ->> 0 and place.name = wanted.value ->> 1
+join partitions as partition on partition.queue = wanted.value ->> 0 and partition.name = wanted.value ->> 1
 """
 _PARTITIONS_BY_ID = f"""
 select json_group_array({_PARTITION}) from json_each(?1) as wanted
-join partitions as place on place.id = wanted.value where place.queue != 0
+join partitions as partition on partition.id = wanted.value where partition.queue != 0
 """
 
 _GROUPS = """
@@ -55,29 +55,29 @@ from json_each(?2) as wanted
 # that received a message after its start, or that are younger than the group.
 _DISCOVER = f"""
 select json_group_array(json_array(id, 0, 0)) from (
-    select place.id
-    from partitions as place
-    left join positions as position on position.grp = ?1 and position.partition = place.id
-    where place.queue = ?2 and {TAIL} > max(place.floor, ifnull(position.cursor, 0))
-      and (position.cursor is not null or ?3 is null or place.id > ?4 or {LAST_CREATED} > ?3)
+    select partition.id
+    from partitions as partition
+    left join positions as position on position.grp = ?1 and position.partition = partition.id
+    where partition.queue = ?2 and {TAIL} > max(partition.floor, ifnull(position.cursor, 0))
+      and (position.cursor is not null or ?3 is null or partition.id > ?4 or {LAST_CREATED} > ?3)
     union
     select requeued.partition from requeued where requeued.grp = ?1
 )
 """
 
-# The first message of a lane in the partition `place`, for group ?1. The tables `level` (a priority), `lane` (its row
+# The first message of a lane in the partition `address`, for group ?1. The tables `level` (a priority), `lane` (its row
 # in lanes) and `position` (the group's row in positions) come from the query around it.
-_LOWER = "max(place.floor, ifnull(position.cursor, wanted.value ->> 1))"
+_LOWER = "max(partition.floor, ifnull(position.cursor, wanted.value ->> 1))"
 _FIRST_PLAIN = f"""
 (select message.offset from messages as message indexed by messages_priority
- where message.partition = place.id and message.priority = level.value
+ where message.partition = partition.id and message.priority = level.value
    and message.offset > max({_LOWER}, ifnull(lane.cursor, 0))
    and message.priority > 0 and message.deliver_at is null and message.owner is null
  order by message.offset limit 1)
 """
 _FIRST_DELAYED = f"""
 (select message.deliver_at from messages as message indexed by messages_delayed
- where message.partition = place.id and message.priority = level.value and message.deliver_at is not null
+ where message.partition = partition.id and message.priority = level.value and message.deliver_at is not null
    and (message.deliver_at, message.offset) > (ifnull(lane.due, 0), ifnull(lane.due_offset, 0))
    and message.offset > {_LOWER}
  order by message.deliver_at, message.offset limit 1)
@@ -86,46 +86,46 @@ _LANES = f"""
 select json_group_array(json_array(level.value, ifnull(lane.cursor, 0), ifnull(lane.due, 0),
     ifnull(lane.due_offset, 0), {_FIRST_PLAIN} is not null, ifnull({_FIRST_DELAYED}, 0)))
 from {PRIORITIES} as level
-left join lanes as lane on lane.grp = ?1 and lane.partition = place.id and lane.priority = level.value
+left join lanes as lane on lane.grp = ?1 and lane.partition = partition.id and lane.priority = level.value
 """
 _SHARED_POSITIONS = f"""
 select json_group_array(json_array(
-    place.id,
+    partition.id,
     iif(position.cursor is null, null, json_array(position.cursor, position.settled_at)),
     json(({_LANES})),
     json((select json_group_array(json_array(
             outstanding.offset, available_at, attempts, error, requeued, ifnull(created_at, 0), ifnull(priority, 0)))
         from outstanding
         left join messages on messages.partition = outstanding.partition and messages.offset = outstanding.offset
-        where outstanding.grp = ?1 and outstanding.partition = place.id))))
+        where outstanding.grp = ?1 and outstanding.partition = partition.id))))
 from json_each(?2) as wanted
-join partitions as place on place.id = wanted.value ->> 0
-left join positions as position on position.grp = ?1 and position.partition = place.id
+join partitions as partition on partition.id = wanted.value ->> 0
+left join positions as position on position.grp = ?1 and position.partition = partition.id
 """
 
 # Partitions where messages are ready or will be: the highest ready priority, and whether it may rise with time.
 _DISCOVER_SHARED = f"""
 select json_group_array(json_array(id, found ->> 0, found ->> 1)) from (
-    select place.id, (
+    select partition.id, (
         select iif(max(priority) is null, null, json_array(max(priority), max(later))) from (
             select iif({_FIRST_PLAIN} is not null or {_FIRST_DELAYED} <= ?5, level.value, 0) as priority,
                 {_FIRST_DELAYED} is not null as later
             from {PRIORITIES} as level
-            left join lanes as lane on lane.grp = ?1 and lane.partition = place.id and lane.priority = level.value
+            left join lanes as lane on lane.grp = ?1 and lane.partition = partition.id and lane.priority = level.value
             where {_FIRST_PLAIN} is not null or {_FIRST_DELAYED} is not null
             union all
-            select 0, 0 where {TAIL} > max(place.floor, ifnull(position.cursor, 0), ifnull((select cursor from lanes
-                    where grp = ?1 and lanes.partition = place.id and lanes.priority = 0), 0))
+            select 0, 0 where {TAIL} > max(partition.floor, ifnull(position.cursor, 0), ifnull((select cursor from lanes
+                    where grp = ?1 and lanes.partition = partition.id and lanes.priority = 0), 0))
             union all
             select iif(available_at <= ?5, messages.priority, 0), available_at > ?5 from outstanding
-            join messages on messages.partition = place.id and messages.offset = outstanding.offset
-            where outstanding.grp = ?1 and outstanding.partition = place.id
+            join messages on messages.partition = partition.id and messages.offset = outstanding.offset
+            where outstanding.grp = ?1 and outstanding.partition = partition.id
         )) as found
-    from partitions as place
+    from partitions as partition
     cross join json_each('[[0, 0]]') as wanted
-    left join positions as position on position.grp = ?1 and position.partition = place.id
-    where place.queue = ?2
-      and (position.cursor is not null or ?3 is null or place.id > ?4 or {LAST_CREATED} > ?3)
+    left join positions as position on position.grp = ?1 and position.partition = partition.id
+    where partition.queue = ?2
+      and (position.cursor is not null or ?3 is null or partition.id > ?4 or {LAST_CREATED} > ?3)
 ) where found is not null
 """
 
@@ -415,9 +415,9 @@ def make_group(row: Sequence[Any]) -> Group:
     return group
 
 
-def _load_shared(connection: apsw.Connection, group: Group, places: Sequence[tuple[int, int]]) -> list[_SharedRow]:
+def _load_shared(connection: apsw.Connection, group: Group, addresses: Sequence[tuple[int, int]]) -> list[_SharedRow]:
     """Rows of positions. Each place is a partition, and the offset after which a new position starts."""
-    return _decode_shared(scalar(connection, _SHARED_POSITIONS, group.id, _encode(places).decode()))
+    return _decode_shared(scalar(connection, _SHARED_POSITIONS, group.id, _encode(addresses).decode()))
 
 
 def _shared_position(group: Group, partition: Partition, row: _SharedRow, base: int) -> SharedPosition:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import apsw
 import msgspec
 
-from hark.engine.core.position import NOTHING, AnyDraft, Held, Lease, Outlook, Position, Retry, Stored
+from hark.engine.core.position import NOTHING, AnyDraft, Lease, LeasedMessage, Position, Readiness, Retry, Stored
 from hark.engine.core.store import DELETE_ROWS, Value, for_each, run
 from hark.ids import IdCodec
 
@@ -72,7 +72,7 @@ class Overlay(msgspec.Struct, Generic[V], eq=False):
 class Draft(AnyDraft):
     """The changes of the running transaction to a position of an ordered group."""
 
-    __slots__ = ("_position", "cursor", "probe", "ranges", "released", "requeued", "retries", "touched_ranges", "wiped")
+    __slots__ = ("_position", "changed_ranges", "cursor", "probe", "ranges", "released", "requeued", "retries", "wiped")
 
     def __init__(self, position: OrderedPosition) -> None:
         self._position = position
@@ -86,20 +86,20 @@ class Draft(AnyDraft):
         self.probe = position.probe
         self.released = False
         """The lease no longer blocks the partition."""
-        self.touched_ranges: set[int] = set(position.unsaved)
+        self.changed_ranges: set[int] = set(position.unsaved)
         """First offsets of ranges that were added, changed or removed."""
         self.wiped = False
         """All stored rows of the position except its cursor are removed."""
 
     def settle(self, first: int, last: int) -> None:
         """Settle a range of offsets. The cursor moves if the range continues it, else the range is kept."""
-        ranges, touched = self.ranges, self.touched_ranges
+        ranges, changed = self.ranges, self.changed_ranges
         if first <= self.cursor + 1:
             if last <= self.cursor:
                 return
             self.cursor = last
             while ranges and ranges[0][0] <= self.cursor + 1:
-                touched.add(ranges[0][0])
+                changed.add(ranges[0][0])
                 self.cursor = max(self.cursor, ranges[0][1])
                 del ranges[0]
             if self.probe and self.cursor >= self.probe:
@@ -111,10 +111,10 @@ class Draft(AnyDraft):
             first = ranges[at][0]
         end = at
         while end < len(ranges) and ranges[end][0] <= last + 1:
-            touched.add(ranges[end][0])
+            changed.add(ranges[end][0])
             last = max(last, ranges[end][1])
             end += 1
-        touched.add(first)
+        changed.add(first)
         ranges[at:end] = [(first, last)]
 
     @property
@@ -129,32 +129,32 @@ class Draft(AnyDraft):
     def wait(self, offset: int, retry: Retry) -> None:
         self.retries[offset] = retry  # The partition waits with it.
 
-    def end_part(self, lease: Lease) -> None:
+    def detach(self, lease: Lease) -> None:
         self.released = self.released or self._position.lease is lease
 
     def is_free_of(self, lease: Lease) -> bool:
         return self.released or self._position.lease is not lease
 
-    def expire(self, lease: Lease, held: Sequence[Held]) -> Sequence[Held]:
+    def expire(self, lease: Lease, leased: Sequence[LeasedMessage]) -> Sequence[LeasedMessage]:
         # A batch uses no attempt. Its messages are delivered one at a time from now on, to find the cause (rule 16).
-        self.gone.update(one[3] for one in held)
+        self.gone.update(one[3] for one in leased)
         if self._position.lease is not lease or self.voided:
             return ()  # A failure or a retry released the partition before.
         self.released = True
         part = lease.parts[self._position]
         if part.handed <= 1:
-            return held
+            return leased
         if self.cursor < part.last:
             self.probe = max(self.probe, part.last)
-        for offset, *_ in held:
+        for offset, *_ in leased:
             # Requeued messages have higher offsets than all others, so each of them is marked.
             if offset in self.requeued:
                 self.requeued[offset] = True
         return ()
 
-    def give_back(self, lease: Lease, held: Sequence[Held]) -> None:
-        self.gone.update(one[3] for one in held)
-        self.end_part(lease)
+    def give_back(self, lease: Lease, leased: Sequence[LeasedMessage]) -> None:
+        self.gone.update(one[3] for one in leased)
+        self.detach(lease)
 
     def add_requeued(self, offset: int, priority: int, now: int) -> None:  # noqa: ARG002  # for shared groups
         self.requeued[offset] = False
@@ -164,11 +164,22 @@ class Draft(AnyDraft):
 class OrderedPosition(Position):
     """A position of an ordered group, with one lease at a time on the whole partition."""
 
-    __slots__ = ("_by_offset", "cursor", "draft", "held", "lease", "probe", "ranges", "requeued", "retries", "unsaved")
+    __slots__ = (
+        "_by_offset",
+        "cursor",
+        "draft",
+        "lease",
+        "leased",
+        "probe",
+        "ranges",
+        "requeued",
+        "retries",
+        "unsaved",
+    )
 
     def __init__(self, group: Group, partition: Partition) -> None:
         super().__init__(group, partition)
-        self._by_offset: dict[int, Held] = {}
+        self._by_offset: dict[int, LeasedMessage] = {}
         """Leased messages at the last lookup by offset; may be out of date."""
         self.cursor = 0
         self.ranges: list[tuple[int, int]] = []
@@ -177,7 +188,7 @@ class OrderedPosition(Position):
         """Requeued messages in their order; True: part of a batch whose lease expired."""
         self.probe = 0
         self.lease: Lease | None = None
-        self.held: dict[str, Held] = {}
+        self.leased: dict[str, LeasedMessage] = {}
         self.draft: Draft | None = None
         self.unsaved: set[int] = set()
         """First offsets of ranges that are not stored yet, because the position is not stored."""
@@ -202,41 +213,41 @@ class OrderedPosition(Position):
         part = None if self.lease is None else self.lease.parts.get(self)
         return 0 if part is None else part.open
 
-    def outlook(self, now: int) -> Outlook:  # noqa: ARG002  # messages that are not due are found by a claim
+    def readiness(self, now: int) -> Readiness:  # noqa: ARG002  # messages that are not due are found by a claim
         is_ready = self.lease is None and (self.cursor < self.partition.tail or self.requeued)
-        return Outlook(0) if is_ready else NOTHING
+        return Readiness(0) if is_ready else NOTHING
 
-    def find_held(self, name: str, codec: IdCodec) -> Held | None:
-        held = self.held.get(name)
-        if held is None:
-            offset = codec.offset_in(self.partition.prefix, self.partition.id, name) if self.held else None
-            return None if offset is None else self.held_at(offset)
+    def find_leased(self, name: str, codec: IdCodec) -> LeasedMessage | None:
+        leased = self.leased.get(name)
+        if leased is None:
+            offset = codec.offset_in(self.partition.prefix, self.partition.id, name) if self.leased else None
+            return None if offset is None else self.leased_at(offset)
         draft = self.draft
-        return None if draft is not None and (draft.voided or held[3] in draft.gone) else held
+        return None if draft is not None and (draft.voided or leased[3] in draft.gone) else leased
 
-    def held_at(self, offset: int) -> Held | None:
-        held, draft = self._by_offset.get(offset), self.draft
-        if held is None or self.held.get(held[3]) is not held:
+    def leased_at(self, offset: int) -> LeasedMessage | None:
+        leased, draft = self._by_offset.get(offset), self.draft
+        if leased is None or self.leased.get(leased[3]) is not leased:
             # Built once for a batch that is settled by message ids; never for one that is settled by transaction ids.
-            self._by_offset = {one[0]: one for one in self.held.values()}
-            held = self._by_offset.get(offset)
-        return None if held is None or (draft is not None and (draft.voided or held[3] in draft.gone)) else held
+            self._by_offset = {one[0]: one for one in self.leased.values()}
+            leased = self._by_offset.get(offset)
+        return None if leased is None or (draft is not None and (draft.voided or leased[3] in draft.gone)) else leased
 
     def keeps(self, offset: int) -> bool:
         return not self._is_done(offset)  # The cursor must pass the offset.
 
-    def held_by(self, lease: Lease) -> list[Held]:
+    def leased_by(self, lease: Lease) -> list[LeasedMessage]:
         gone = () if self.draft is None else self.draft.gone
-        return [held for held in self.held.values() if held[1] is lease and held[3] not in gone]
+        return [leased for leased in self.leased.values() if leased[1] is lease and leased[3] not in gone]
 
     def live_offsets(self, lease: Lease) -> list[int]:
-        return [held[0] for held in self.held.values() if held[1] is lease] if self.lease is lease else []
+        return [leased[0] for leased in self.leased.values() if leased[1] is lease] if self.lease is lease else []
 
     def is_kept_by(self, lease: Lease) -> bool:
-        return self.lease is lease and any(held[1] is lease for held in self.held.values())
+        return self.lease is lease and any(leased[1] is lease for leased in self.leased.values())
 
     def leases(self) -> set[Lease]:
-        return {held[1] for held in self.held.values()} | ({self.lease} if self.lease else set())
+        return {leased[1] for leased in self.leased.values()} | ({self.lease} if self.lease else set())
 
     def retry_of(self, offset: int) -> Retry | None:
         return (self.draft or self).retries.get(offset)
@@ -291,7 +302,7 @@ class OrderedPosition(Position):
                 break
         return intervals, planned
 
-    def publish(self, now: int) -> int:  # noqa: ARG002  # see `outlook`
+    def publish(self, now: int) -> int:  # noqa: ARG002  # see `readiness`
         draft, self.draft = self.draft, None
         if draft is None:
             return 0
@@ -301,9 +312,9 @@ class OrderedPosition(Position):
         draft.requeued.publish()
         self.unsaved = set()
         if draft.voided:
-            self.held.clear()
+            self.leased.clear()
         for transaction_id in draft.gone:
-            self.held.pop(transaction_id, None)
+            self.leased.pop(transaction_id, None)
         if draft.released or draft.voided:
             self.lease = None
         return 0
@@ -349,9 +360,9 @@ def save_ordered(connection: apsw.Connection, changed: Iterable[OrderedPosition]
         if draft.wiped:
             for table in ("ranges", "retries", "requeued"):
                 run(connection, f"delete from {table} where grp = ?1 and partition = ?2", *key)
-        if draft.touched_ranges:
-            gone[0].extend((*key, first) for first in draft.touched_ranges)
-            kept[0].extend((*key, *pair) for pair in draft.ranges if pair[0] in draft.touched_ranges)
+        if draft.changed_ranges:
+            gone[0].extend((*key, first) for first in draft.changed_ranges)
+            kept[0].extend((*key, *pair) for pair in draft.ranges if pair[0] in draft.changed_ranges)
         gone[1].extend((*key, offset) for offset in draft.retries.gone)
         kept[1].extend(
             (*key, offset, retry.attempts, retry.due, retry.error) for offset, retry in draft.retries.changed.items()

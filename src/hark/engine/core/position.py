@@ -53,7 +53,7 @@ class Lease(msgspec.Struct, eq=False):
     parts: dict[Position, Part] = {}
 
 
-Held = tuple[int, Lease, "tuple[int, ...] | None", str]
+LeasedMessage = tuple[int, Lease, "tuple[int, ...] | None", str]
 """A leased message: offset, lease, retry schedule of the message, transaction id."""
 
 
@@ -67,7 +67,7 @@ class Stored(NamedTuple):
     owner: int | None
 
 
-class Outlook(NamedTuple):
+class Readiness(NamedTuple):
     """The readiness of a position."""
 
     priority: int | None
@@ -76,7 +76,7 @@ class Outlook(NamedTuple):
     """When more messages become ready."""
 
 
-NOTHING = Outlook(None)
+NOTHING = Readiness(None)
 
 
 class AnyDraft(ABC):
@@ -104,7 +104,7 @@ class AnyDraft(ABC):
         """Schedule the next delivery of a leased message."""
 
     @abstractmethod
-    def end_part(self, lease: Lease) -> None:
+    def detach(self, lease: Lease) -> None:
         """End the lease on this position: none of its messages is open, or one of them failed."""
 
     @abstractmethod
@@ -112,11 +112,11 @@ class AnyDraft(ABC):
         """Whether the lease has ended for its consumer."""
 
     @abstractmethod
-    def expire(self, lease: Lease, held: Sequence[Held]) -> Sequence[Held]:
+    def expire(self, lease: Lease, leased: Sequence[LeasedMessage]) -> Sequence[LeasedMessage]:
         """Expire a lease. Returns the messages that use an attempt."""
 
     @abstractmethod
-    def give_back(self, lease: Lease, held: Sequence[Held]) -> None:
+    def give_back(self, lease: Lease, leased: Sequence[LeasedMessage]) -> None:
         """Release messages as if they had not been delivered."""
 
     @abstractmethod
@@ -146,15 +146,15 @@ class Position(ABC):
         """Number of messages under active leases."""
 
     @abstractmethod
-    def find_held(self, name: str, codec: IdCodec) -> Held | None:
+    def find_leased(self, name: str, codec: IdCodec) -> LeasedMessage | None:
         """A leased message by transaction id or message id, in the running transaction."""
 
     @abstractmethod
-    def held_at(self, offset: int) -> Held | None:
+    def leased_at(self, offset: int) -> LeasedMessage | None:
         """A leased message by offset, in the running transaction."""
 
     @abstractmethod
-    def held_by(self, lease: Lease) -> list[Held]:
+    def leased_by(self, lease: Lease) -> list[LeasedMessage]:
         """The messages of a lease, in the running transaction."""
 
     @abstractmethod
@@ -182,7 +182,7 @@ class Position(ABC):
         """The used attempts and the next delivery of a message, in the running transaction."""
 
     @abstractmethod
-    def outlook(self, now: int) -> Outlook:
+    def readiness(self, now: int) -> Readiness:
         """What is ready, as far as memory knows."""
 
     @abstractmethod
@@ -220,7 +220,7 @@ select json_group_array(json_array(offset, created_at, ifnull(deliver_at, 0), ex
     from messages {lane} limit {limit})
 """
 READ_FIRST = _READ.format(
-    lane="indexed by messages_place where partition = ?1 and offset > ?2 and offset <= ?3"
+    lane="indexed by messages_offset where partition = ?1 and offset > ?2 and offset <= ?3"
     " and priority = 0 and deliver_at is null and owner is null order by offset",
     limit="?4",
 )

@@ -12,7 +12,7 @@ from hark.clock import MILLISECOND
 from hark.engine.api import Answers
 from hark.engine.core.loader import adopt_group, adopt_partition
 from hark.engine.core.position import Stored
-from hark.engine.core.schema import OPEN, PLACE, WANTS_PLACE
+from hark.engine.core.schema import OPEN, POSITION, WANTS_PARTITION
 from hark.engine.core.state import Partition, Queue
 from hark.engine.core.store import NO_EXTRA, Extra, encode_extra, rows_of, run, scalar
 from hark.engine.core.transaction import WriteTransaction
@@ -21,7 +21,7 @@ from hark.model import NewMessage, PushOutcome, QueueInfo, QueueSpec
 from hark.model.admin import labels_of
 from hark.model.messages import RESERVED, RESERVED_TEXT
 
-Places = dict[tuple[str, str], Partition]
+PartitionsByName = dict[tuple[str, str], Partition]
 """Partitions by queue name and partition name."""
 
 encode_options = msgspec.json.Encoder().encode
@@ -33,16 +33,16 @@ def find_partitions(
     *,
     make: bool = True,
     messages: Sequence[NewMessage] = (),
-) -> Places:
+) -> PartitionsByName:
     """The partitions with these names (queue, partition). With `make`, missing ones are created.
 
     A new queue gets the labels of the first of its messages, else those of its name.
     """
-    places: Places = {}
+    partitions: PartitionsByName = {}
     missing: dict[tuple[str, str], Queue] = {}
     queues = transaction.state.queues
     for key in names:
-        if key in places or key in missing:
+        if key in partitions or key in missing:
             continue
         queue = queues.get(key[0])
         if queue is None:
@@ -55,7 +55,7 @@ def find_partitions(
         if partition is None:
             missing[key] = queue
         else:
-            places[key] = partition
+            partitions[key] = partition
     if missing:
         transaction.loader.partitions([(queue, name) for (_, name), queue in missing.items()])
         for key, queue in missing.items():
@@ -63,8 +63,8 @@ def find_partitions(
             if partition is None and make:
                 partition = make_partition(transaction, queue, key[1])
             if partition is not None:
-                places[key] = partition
-    return places
+                partitions[key] = partition
+    return partitions
 
 
 def make_partition(transaction: WriteTransaction, queue: Queue, name: str) -> Partition:
@@ -112,8 +112,10 @@ def find_message(transaction: WriteTransaction, partition: int, transaction_id: 
     """A stored message by transaction id or message id."""
     for row in rows_of(transaction.connection, f"{_FIND} transaction_id = ?2", partition, transaction_id):
         return Stored(*row)
-    place = transaction.state.codec.decode(transaction_id)
-    return None if place is None or place.partition != partition else stored_at(transaction, partition, place.offset)
+    address = transaction.state.codec.decode(transaction_id)
+    return (
+        None if address is None or address.partition != partition else stored_at(transaction, partition, address.offset)
+    )
 
 
 def stored_at(transaction: WriteTransaction, partition: int, offset: int) -> Stored | None:
@@ -132,16 +134,16 @@ where message.partition = wanted.value ->> 0 and message.transaction_id = wanted
 
 _COUNT_OPEN = f"""
 with at as materialized (
-    select {PLACE} from groups
-    join partitions as place on place.queue = ?1
-    left join positions as position on position.grp = groups.id and position.partition = place.id
-    where groups.queue = ?2 and {WANTS_PLACE})
+    select {POSITION} from groups
+    join partitions as partition on partition.queue = ?1
+    left join positions as position on position.grp = groups.id and position.partition = partition.id
+    where groups.queue = ?2 and {WANTS_PARTITION})
 select grp, total({OPEN}) from at group by grp
 """
 _COUNT_RETAINED = """
-select count(*) from partitions as place
-join messages on messages.partition = place.id and messages.offset > place.floor
-where place.queue = ?1
+select count(*) from partitions as partition
+join messages on messages.partition = partition.id and messages.offset > partition.floor
+where partition.queue = ?1
 """
 NO_GROUP = 0
 NOT_YET = -1
@@ -159,25 +161,27 @@ def push(transaction: WriteTransaction, requests: Sequence[Sequence[NewMessage]]
     items = requests[0] if len(requests) == 1 else [item for request in requests for item in request]
     queues = transaction.state.queues
     try:
-        places = [queues[item.queue].partitions[item.partition] for item in items]
+        partitions = [queues[item.queue].partitions[item.partition] for item in items]
     except KeyError:  # Some are new, or not loaded yet.
         names = [(item.queue, item.partition) for item in items]
         found = find_partitions(transaction, names, messages=items)
-        places = [found[name] for name in names]
+        partitions = [found[name] for name in names]
     named = any(item.transaction_id is not None for item in items)
-    known = find_duplicates(transaction, items, places) if named else {}
-    outcomes = push_all(transaction, items, places, known)
+    known = find_duplicates(transaction, items, partitions) if named else {}
+    outcomes = push_all(transaction, items, partitions, known)
     if len(requests) == 1:
         return [outcomes]
     answered = iter(outcomes)
     return [list(islice(answered, len(request))) for request in requests]
 
 
-def find_duplicates(transaction: WriteTransaction, items: Iterable[NewMessage], places: Iterable[Partition]) -> Known:
+def find_duplicates(
+    transaction: WriteTransaction, items: Iterable[NewMessage], partitions: Iterable[Partition]
+) -> Known:
     """Offsets of stored messages with the same transaction ids, or `NOT_YET`."""
     given = [
-        (place.id, item.transaction_id)
-        for item, place in zip(items, places, strict=True)
+        (partition.id, item.transaction_id)
+        for item, partition in zip(items, partitions, strict=True)
         if item.transaction_id is not None
     ]
     if not given:
@@ -199,37 +203,37 @@ def find_duplicates(transaction: WriteTransaction, items: Iterable[NewMessage], 
             )
     for partition_id, transaction_id in given:
         # A producer may use the message id of a message without a transaction id.
-        place = transaction.state.codec.decode(transaction_id)
-        if place is None or place.partition != partition_id or not place.offset:
+        address = transaction.state.codec.decode(transaction_id)
+        if address is None or address.partition != partition_id or not address.offset:
             continue
         partition = transaction.state.partitions[partition_id]
-        if place.offset > partition.next_tail:
+        if address.offset > partition.next_tail:
             found[partition_id, transaction_id] = NOT_YET
-        in_this_transaction = partition.tail < place.offset <= partition.next_tail
+        in_this_transaction = partition.tail < address.offset <= partition.next_tail
         if in_this_transaction or (
-            partition.floor < place.offset <= partition.tail and stored_at(transaction, *place) is not None
+            partition.floor < address.offset <= partition.tail and stored_at(transaction, *address) is not None
         ):
-            found[partition_id, transaction_id] = place.offset
+            found[partition_id, transaction_id] = address.offset
     return found
 
 
 def is_of_new_partition(transaction: WriteTransaction, transaction_id: str) -> bool:
     """Whether a transaction id is a message id in a partition that does not exist yet."""
-    place = transaction.state.codec.decode(transaction_id)
-    if place is None:
+    address = transaction.state.codec.decode(transaction_id)
+    if address is None:
         return False
     made = scalar(transaction.connection, "select seq from sqlite_sequence where name = 'partitions'")
-    return place.partition > (made or 0)
+    return address.partition > (made or 0)
 
 
 def push_all(
-    transaction: WriteTransaction, items: Sequence[NewMessage], places: Sequence[Partition], known: Known
+    transaction: WriteTransaction, items: Sequence[NewMessage], partitions: Sequence[Partition], known: Known
 ) -> list[PushOutcome]:
     """Append messages. The loop runs for every message, so each line of it costs throughput."""
     rows, pushed = transaction.messages, transaction.pushed
     message_id_of = transaction.state.codec.with_prefix
     outcomes: list[PushOutcome] = []
-    for item, partition in zip(items, places, strict=True):
+    for item, partition in zip(items, partitions, strict=True):
         transaction_id = item.transaction_id
         if transaction_id is not None or item.sealed or not partition.queue.plain:
             refusal = _refuse(transaction, item, partition, known)

@@ -17,7 +17,7 @@ from hark.engine.core.state import Group, Partition, Queue
 from hark.engine.core.store import delete_traces, rows_of, run, scalar
 from hark.engine.core.transaction import WriteTransaction, dig
 from hark.errors import HarkError, NotFound
-from hark.ids import Place
+from hark.ids import Address
 from hark.model import DEFAULT_PARTITION, CancelOutcome, NewTrace, QueueInfo, QueueSpec
 
 # Messages that were requeued for this group: they are in no lane.
@@ -32,9 +32,9 @@ def move(transaction: WriteTransaction, position: Position, cursor: int) -> None
     """Set a cursor. Settled ranges, retries and requeued messages beyond it are dropped, and leases become void."""
     draft, partition = transaction.draft(position), position.partition
     start = max(cursor, partition.floor)
-    place = (position.group.id, partition.id)  # Completed messages may be delivered again, so their leases are void.
-    transaction.kept = [one for one in transaction.kept if one[:2] != place]
-    run(transaction.connection, "delete from completions where grp = ?1 and partition = ?2", *place)
+    address = (position.group.id, partition.id)  # Completed messages may be delivered again, so their leases are void.
+    transaction.kept = [one for one in transaction.kept if one[:2] != address]
+    run(transaction.connection, "delete from completions where grp = ?1 and partition = ?2", *address)
     if isinstance(draft, SharedDraft):
         own = rows_of(transaction.connection, _OWN, partition.id, position.group.id, start)
         now = transaction.now
@@ -74,7 +74,7 @@ def settle_all(transaction: WriteTransaction, position: Position) -> int:
 
 def _void_leases(transaction: WriteTransaction, position: Position) -> None:
     leases = position.leases()
-    transaction.state.note_removed(position, [held for lease in leases for held in position.held_by(lease)])
+    transaction.state.note_removed(position, [leased for lease in leases for leased in position.leased_by(lease)])
     transaction.draft(position).voided = True
     transaction.ended += [(lease, position) for lease in leases]
 
@@ -104,8 +104,8 @@ def _configure(transaction: WriteTransaction, spec: QueueSpec) -> QueueInfo:
     transaction.on_commit(lambda: reconfigure(changed, info, transaction.now))
     transaction.settled_many(queue)
     transaction.hints.add(spec.name, None, None)
-    places = find_partitions(transaction, [(spec.name, DEFAULT_PARTITION)])
-    return msgspec.structs.replace(info, partition_id=places[spec.name, DEFAULT_PARTITION].uid)
+    partitions = find_partitions(transaction, [(spec.name, DEFAULT_PARTITION)])
+    return msgspec.structs.replace(info, partition_id=partitions[spec.name, DEFAULT_PARTITION].uid)
 
 
 def make_queues(transaction: WriteTransaction, specs: Sequence[QueueSpec]) -> None:
@@ -132,7 +132,7 @@ def reconfigure(queue: Queue, info: QueueInfo, now: int) -> None:
 def look_again(group: Group, now: int) -> None:
     """Check all partitions again that a group waits for."""
     for partition_id in list(group.waking):
-        group.reconsider(partition_id, now)
+        group.reevaluate(partition_id, now)
 
 
 def delete_queues(transaction: WriteTransaction, names: Sequence[str]) -> list[bool]:
@@ -173,7 +173,7 @@ def drop_leases(transaction: WriteTransaction, group: Group) -> None:
     state = transaction.state
     for lease in list(state.leases.values()):
         for position in [position for position in lease.parts if position.group is group]:
-            transaction.end_part(lease, position)
+            transaction.detach(lease, position)
 
 
 def pause(transaction: WriteTransaction, queue: str, group: str | None, paused: bool) -> bool:
@@ -240,19 +240,19 @@ def _settle_all(transaction: WriteTransaction, group: Group, ids: Sequence[int])
 
 def delete_messages(transaction: WriteTransaction, message_ids: Sequence[str]) -> list[bool]:
     """Remove messages. Deliveries skip them."""
-    places = map(transaction.state.codec.decode, message_ids)
-    return [place is not None and _delete_message(transaction, place) for place in places]
+    partitions = map(transaction.state.codec.decode, message_ids)
+    return [address is not None and _delete_message(transaction, address) for address in partitions]
 
 
 def cancel(transaction: WriteTransaction, message_ids: Sequence[str]) -> list[CancelOutcome]:
     """Remove messages that no consumer has received."""
-    places = map(transaction.state.codec.decode, message_ids)
-    return ["not_found" if place is None else _cancel(transaction, place) for place in places]
+    partitions = map(transaction.state.codec.decode, message_ids)
+    return ["not_found" if address is None else _cancel(transaction, address) for address in partitions]
 
 
-def _cancel(transaction: WriteTransaction, place: Place) -> CancelOutcome:
-    partition = transaction.loader.partition(place.partition)
-    message = None if partition is None else stored_at(transaction, *place)
+def _cancel(transaction: WriteTransaction, address: Address) -> CancelOutcome:
+    partition = transaction.loader.partition(address.partition)
+    message = None if partition is None else stored_at(transaction, *address)
     if partition is None or message is None or message.offset <= partition.floor:
         return "not_found"
     transaction.loader.groups(partition.queue.name)
@@ -262,23 +262,23 @@ def _cancel(transaction: WriteTransaction, place: Place) -> CancelOutcome:
             continue
         if position.is_settled(message):
             return "settled"
-        if position.held_at(place.offset) or ((retry := position.retry_of(place.offset)) and retry.attempts):
+        if position.leased_at(address.offset) or ((retry := position.retry_of(address.offset)) and retry.attempts):
             return "leased"
-    return "cancelled" if _delete_message(transaction, place) else "not_found"
+    return "cancelled" if _delete_message(transaction, address) else "not_found"
 
 
-def _delete_message(transaction: WriteTransaction, place: Place) -> bool:
-    partition = transaction.loader.partition(place.partition)
-    if partition is None or not partition.floor < place.offset <= partition.tail:
+def _delete_message(transaction: WriteTransaction, address: Address) -> bool:
+    partition = transaction.loader.partition(address.partition)
+    if partition is None or not partition.floor < address.offset <= partition.tail:
         return False
     connection = transaction.connection
     transaction.save_dead_letters()
-    run(connection, "delete from messages where partition = ?1 and offset = ?2", *place)
+    run(connection, "delete from messages where partition = ?1 and offset = ?2", *address)
     if not connection.changes():
         return False
     run(connection, "update partitions set tail = max(tail, ?1) where id = ?2", partition.tail, partition.id)
-    delete_traces(connection, [place])
-    leave_gap(transaction, partition, place.offset)
+    delete_traces(connection, [address])
+    leave_gap(transaction, partition, address.offset)
     transaction.settled_many(partition.queue)
     return True
 
@@ -306,12 +306,12 @@ def leave_gap(transaction: WriteTransaction, partition: Partition, offset: int, 
 
 def settle_removed(transaction: WriteTransaction, position: Position, offset: int) -> None:
     """Settle a removed message for a group, and end the lease on it."""
-    held = position.held_at(offset)
+    leased = position.leased_at(offset)
     transaction.settle(position, offset)
-    if held is not None:
-        transaction.state.note_removed(position, [held])
-        transaction.draft(position).gone.add(held[3])
-        transaction.let_go(position, held[1])
+    if leased is not None:
+        transaction.state.note_removed(position, [leased])
+        transaction.draft(position).gone.add(leased[3])
+        transaction.release(position, leased[1])
 
 
 def trace(transaction: WriteTransaction, traces: Sequence[NewTrace]) -> Answers[str]:
@@ -322,14 +322,14 @@ def trace(transaction: WriteTransaction, traces: Sequence[NewTrace]) -> Answers[
     answers: list[str | HarkError] = []
     for item in traces:
         partition = transaction.state.codec.decode(item.partition_id)
-        place = None if partition is None else find_message(transaction, partition.partition, item.transaction_id)
-        if place is None:
+        address = None if partition is None else find_message(transaction, partition.partition, item.transaction_id)
+        if address is None:
             answers.append(NotFound("Message not found", code="message_not_found"))
             continue
         uid = transaction.ids.new()
         transaction.connection.execute(
             "insert into traces (uid, partition, offset, grp, event, data, created_at) values (?, ?, ?, ?, ?, ?, ?)",
-            (uid, place.partition, place.offset, item.group, item.event, item.data, transaction.now),
+            (uid, address.partition, address.offset, item.group, item.event, item.data, transaction.now),
         )
         trace_id = transaction.connection.last_insert_rowid()
         for name in dict.fromkeys(item.names):

@@ -27,7 +27,7 @@ create table messages (
     extra text,
     payload blob not null
 );
-create unique index messages_place on messages (partition, offset);
+create unique index messages_offset on messages (partition, offset);
 create unique index messages_transaction on messages (partition, transaction_id) where transaction_id is not null;
 -- The lanes of shared groups except the first. owner: a requeued dead letter, for one group only; it is in no lane.
 create index messages_priority on messages (partition, priority, offset)
@@ -188,7 +188,7 @@ create table dead_letters (
     error text not null,
     failed_at integer not null
 );
-create unique index dead_letters_place on dead_letters (partition, offset, grp);
+create unique index dead_letters_offset on dead_letters (partition, offset, grp);
 create index dead_letters_queue on dead_letters (queue, failed_at);
 
 -- The key-value store. Encoded keys sort in key order.
@@ -211,7 +211,7 @@ create table traces (
     data blob not null,
     created_at integer not null
 );
-create index traces_place on traces (partition, offset);
+create index traces_offset on traces (partition, offset);
 create table trace_names (name text not null, trace integer not null, primary key (name, trace)) without rowid;
 create index trace_names_trace on trace_names (trace);
 """
@@ -261,32 +261,32 @@ def migrate(connection: apsw.Connection, steps: tuple[str, ...] = MIGRATIONS) ->
             connection.pragma("user_version", version + 1)
 
 
-# Expressions that several queries share. `place` is a row of `partitions`; `at` has the columns `PLACE`.
+# Expressions that several queries share. `address` is a row of `partitions`; `at` has the columns `POSITION`.
 
-TAIL = "max(place.tail, ifnull((select max(offset) from messages where messages.partition = place.id), 0))"
+TAIL = "max(partition.tail, ifnull((select max(offset) from messages where messages.partition = partition.id), 0))"
 """The last offset of a partition."""
 
 LAST_CREATED = """
-ifnull((select created_at from messages where messages.partition = place.id order by offset desc limit 1), 0)
+ifnull((select created_at from messages where messages.partition = partition.id order by offset desc limit 1), 0)
 """
 """The creation time of the last message of a partition."""
 
 CURSOR = """
-max(place.floor, ifnull(position.cursor,
-    case when groups.since is null or place.id > groups.highest_partition then 0 else ifnull(
-        (select offset from messages where messages.partition = place.id and created_at <= groups.since
+max(partition.floor, ifnull(position.cursor,
+    case when groups.since is null or partition.id > groups.highest_partition then 0 else ifnull(
+        (select offset from messages where messages.partition = partition.id and created_at <= groups.since
          order by offset desc limit 1), 0) end))
 """
 """The cursor of a group in a partition; without a position, where it will start."""
 
-WANTS_PLACE = f"""
-(position.cursor is not null or groups.since is null or place.id > groups.highest_partition
+WANTS_PARTITION = f"""
+(position.cursor is not null or groups.since is null or partition.id > groups.highest_partition
     or {LAST_CREATED} > groups.since)
 """
 """Whether a group needs a partition. It does not if it started after the last message."""
 
-PLACE = f"""
-groups.id as grp, groups.mode = 'shared' as shared, place.id as partition, position.cursor is not null as tracked,
+POSITION = f"""
+groups.id as grp, groups.mode = 'shared' as shared, partition.id as partition, position.cursor is not null as tracked,
 {TAIL} as tail, {CURSOR} as cursor
 """
 """The columns of `at`: the cursor of a group in a partition. Materialize them, because they are read often."""
@@ -341,17 +341,17 @@ OPEN = f"iif(at.shared, {_SHARED_OPEN}, {_ORDERED_OPEN})"
 
 SHARED_OPEN_HERE = f"""
 with at as materialized (
-    select {PLACE} from groups
-    join partitions as place on place.id = ?2
-    left join positions as position on position.grp = groups.id and position.partition = place.id
+    select {POSITION} from groups
+    join partitions as partition on partition.id = ?2
+    left join positions as position on position.grp = groups.id and position.partition = partition.id
     where groups.id = ?1)
 select {_SHARED_OPEN} from at
 """
 """The same for one shared group and one partition, by number."""
 
 STORED = f"""
-({TAIL} - place.floor - ifnull((select sum(last - first + 1) from gaps
-    where gaps.partition = place.id and first > place.floor and owner = 0), 0))
+({TAIL} - partition.floor - ifnull((select sum(last - first + 1) from gaps
+    where gaps.partition = partition.id and first > partition.floor and owner = 0), 0))
 """
 """Number of stored messages of a partition."""
 
@@ -382,5 +382,5 @@ iif(at.shared,
 """
 """Number of these that are scheduled (rule 28) at the time `:now`."""
 
-DELAYED = _DELAYED.format(partition="place.id", open="message.offset > place.floor")
+DELAYED = _DELAYED.format(partition="partition.id", open="message.offset > partition.floor")
 """Number of delayed messages of a partition, for queues without groups."""

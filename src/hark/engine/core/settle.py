@@ -9,7 +9,7 @@ import msgspec
 
 from hark.clock import MILLISECOND
 from hark.engine.api import Answers
-from hark.engine.core.position import Held, Lease, Position, Retry, Stored
+from hark.engine.core.position import Lease, LeasedMessage, Position, Retry, Stored
 from hark.engine.core.push import (
     NOT_YET,
     find_duplicates,
@@ -33,16 +33,16 @@ NOT_LEASED = ("not_leased", "Invalid or expired lease: no consumer of the group 
 DEAD = ("dead_lettered", "The message is already dead-lettered; requeue it to deliver it again")
 
 
-class Verdict(NamedTuple):
+class SettleDecision(NamedTuple):
     """Whether a settlement is valid, and the message that it concerns."""
 
     position: Position | None
-    held: Held | None
+    leased: LeasedMessage | None
     """None without a refusal: the message was completed before."""
     refusal: tuple[str, str] | None
 
 
-class Judge(msgspec.Struct, eq=False):
+class SettleAuthorizer(msgspec.Struct, eq=False):
     """Checks settlements against the current leases. It changes nothing."""
 
     _transaction: WriteTransaction
@@ -50,7 +50,7 @@ class Judge(msgspec.Struct, eq=False):
     """The required leases of a transaction, if any; None for a request of `settle`."""
     _positions: dict[tuple[str, str], Position] = {}
 
-    def judge(self, item: Settlement) -> Verdict:
+    def authorize(self, item: Settlement) -> SettleDecision:
         """Check one settlement."""
         key = (item.partition_id, item.group)
         position = self._positions.get(key)
@@ -61,25 +61,25 @@ class Judge(msgspec.Struct, eq=False):
             if item.partition_id:
                 self._positions[key] = position
         state = self._transaction.state
-        held = position.find_held(item.transaction_id, state.codec)
-        if held is None:
-            return self._not_held(position, item)
-        lease = held[1]
+        leased = position.find_leased(item.transaction_id, state.codec)
+        if leased is None:
+            return self._not_leased(position, item)
+        lease = leased[1]
         if item.lease_id:
             if lease.id != item.lease_id:
-                return self._not_held(position, item)
+                return self._not_leased(position, item)
         elif self._required and lease.id not in self._required:
-            return Verdict(position, None, SUPERSEDED)
+            return SettleDecision(position, None, SUPERSEDED)
         if lease.expires_at <= self._transaction.now or lease.id not in state.leases:
-            return Verdict(position, None, EXPIRED)
-        return Verdict(position, held, None)
+            return SettleDecision(position, None, EXPIRED)
+        return SettleDecision(position, leased, None)
 
     def _partition(self, item: Settlement) -> Partition | None:
         """The partition by its id, or by the message id, which contains it."""
-        place = self._transaction.state.codec.decode(item.partition_id or item.transaction_id)
-        if place is None or bool(place.offset) is bool(item.partition_id):
+        address = self._transaction.state.codec.decode(item.partition_id or item.transaction_id)
+        if address is None or bool(address.offset) is bool(item.partition_id):
             return None
-        return self._transaction.loader.partition(place.partition)
+        return self._transaction.loader.partition(address.partition)
 
     def _find_position(self, item: Settlement) -> Position | None:
         state = self._transaction.state
@@ -92,37 +92,43 @@ class Judge(msgspec.Struct, eq=False):
             return None
         return group.positions.get(partition.id) or self._transaction.loader.position(group, partition.id)
 
-    def _without_position(self, item: Settlement) -> Verdict:
+    def _without_position(self, item: Settlement) -> SettleDecision:
         partition = self._transaction.state.partitions_by_uid.get(item.partition_id) or self._partition(item)
         known = partition is not None and self._message(partition, item.transaction_id) is not None
-        return Verdict(None, None, NOT_LEASED if known else NOT_FOUND)
+        return SettleDecision(None, None, NOT_LEASED if known else NOT_FOUND)
 
-    def _not_held(self, position: Position, item: Settlement) -> Verdict:
+    def _not_leased(self, position: Position, item: Settlement) -> SettleDecision:
         """The slow path: the lease has ended, the message was settled before, or it never existed."""
         message = self._message(position.partition, item.transaction_id)
         if message is None:
             return self._removed(position, item)
         if position.is_settled(message):
             if self._is_dead(position, message.offset):
-                return Verdict(position, None, DEAD)
+                return SettleDecision(position, None, DEAD)
             if item.status == "completed" and self._may_repeat(position, message.offset, item.lease_id):
-                return Verdict(position, None, None)
+                return SettleDecision(position, None, None)
         if not item.lease_id:
-            return Verdict(position, None, NOT_LEASED)
+            return SettleDecision(position, None, NOT_LEASED)
         expired = item.lease_id in self._transaction.state.expired_leases
-        return Verdict(position, None, EXPIRED if expired else SUPERSEDED)
+        return SettleDecision(position, None, EXPIRED if expired else SUPERSEDED)
 
-    def _removed(self, position: Position, item: Settlement) -> Verdict:
+    def _removed(self, position: Position, item: Settlement) -> SettleDecision:
         """The verdict for a message that is not stored. The message id shows whether it ever existed."""
-        place = self._transaction.state.codec.decode(item.transaction_id)
-        if place is None or place.partition != position.partition.id or not 0 < place.offset <= position.partition.tail:
-            return Verdict(position, None, NOT_FOUND)
-        if self._is_dead(position, place.offset):
-            return Verdict(position, None, DEAD)
-        was_removed = (position.group.id, *place) in self._transaction.state.removed
+        address = self._transaction.state.codec.decode(item.transaction_id)
+        if (
+            address is None
+            or address.partition != position.partition.id
+            or not 0 < address.offset <= position.partition.tail
+        ):
+            return SettleDecision(position, None, NOT_FOUND)
+        if self._is_dead(position, address.offset):
+            return SettleDecision(position, None, DEAD)
+        was_removed = (position.group.id, *address) in self._transaction.state.removed
         if item.status != "completed" or was_removed:
-            return Verdict(position, None, NOT_FOUND)
-        return Verdict(position, None, None if self._may_repeat(position, place.offset, item.lease_id) else SUPERSEDED)
+            return SettleDecision(position, None, NOT_FOUND)
+        return SettleDecision(
+            position, None, None if self._may_repeat(position, address.offset, item.lease_id) else SUPERSEDED
+        )
 
     def _may_repeat(self, position: Position, offset: int, lease_id: str | None) -> bool:
         """Whether a second completion succeeds: always in `settle`; in a transaction only under the same lease."""
@@ -155,27 +161,27 @@ def settle(transaction: WriteTransaction, requests: Sequence[Sequence[Settlement
     """Settle the messages of each request. All items of a request are checked against the leases before it."""
     answers = []
     for request in requests:
-        judge = Judge(transaction)
-        verdicts = [judge.judge(item) for item in request]
-        answers.append([apply(transaction, item, verdict) for item, verdict in zip(request, verdicts, strict=True)])
+        authorizer = SettleAuthorizer(transaction)
+        decisions = [authorizer.authorize(item) for item in request]
+        answers.append([apply(transaction, item, decision) for item, decision in zip(request, decisions, strict=True)])
     return answers
 
 
-def apply(transaction: WriteTransaction, item: Settlement, verdict: Verdict) -> SettleOutcome:
+def apply(transaction: WriteTransaction, item: Settlement, decision: SettleDecision) -> SettleOutcome:
     """Apply a checked settlement."""
-    position = verdict.position
-    if verdict.refusal is not None or position is None:
-        code, text = verdict.refusal or NOT_FOUND
+    position = decision.position
+    if decision.refusal is not None or position is None:
+        code, text = decision.refusal or NOT_FOUND
         names = (None, None) if position is None else (position.group.queue_name, position.partition.name)
         return SettleOutcome(item.transaction_id, False, code, text, *names)
     partition = position.partition
     outcome = SettleOutcome(item.transaction_id, True, None, None, position.group.queue_name, partition.name)
-    held = verdict.held
+    leased = decision.leased
     draft = position.draft or transaction.draft(position)
-    if held is None or held[3] in draft.gone:
+    if leased is None or leased[3] in draft.gone:
         # Completed before, or named twice in one request: the first settlement counts.
         return outcome
-    offset, lease, _, _ = held
+    offset, lease, _, _ = leased
     outcome.lease_id = lease.id
     if item.status == "completed":
         transaction.settle(position, offset)
@@ -184,7 +190,7 @@ def apply(transaction: WriteTransaction, item: Settlement, verdict: Verdict) -> 
         retry = position.retry_of(offset)
         attempts = (retry.attempts if retry else 0) + 1
         text = item.error or "Sent to the dead letters by its consumer"
-        outcome.dead_lettered = bury(
+        outcome.dead_lettered = dead_letter(
             transaction, position, offset, attempts, text, transaction.now, exhausted=False, always=item.damaged
         )
     elif item.status == "retry":
@@ -193,35 +199,40 @@ def apply(transaction: WriteTransaction, item: Settlement, verdict: Verdict) -> 
         draft.wait(offset, Retry(retry.attempts if retry else 0, due, retry.error if retry else None))
     else:
         error = item.error or "Failed without an error text"
-        outcome.dead_lettered = fail(transaction, position, held, error, transaction.now, item.delay_ms)
+        outcome.dead_lettered = fail(transaction, position, leased, error, transaction.now, item.delay_ms)
     if item.status != "completed":
-        draft.end_part(lease)  # A failure releases the partition at once (rule 14).
-    draft.gone.add(held[3])
-    transaction.let_go(position, lease)
+        draft.detach(lease)  # A failure releases the partition at once (rule 14).
+    draft.gone.add(leased[3])
+    transaction.release(position, lease)
     outcome.lease_released = draft.is_free_of(lease)
     return outcome
 
 
 def fail(
-    transaction: WriteTransaction, position: Position, held: Held, error: str, at: int, delay_ms: int | None = None
+    transaction: WriteTransaction,
+    position: Position,
+    leased: LeasedMessage,
+    error: str,
+    at: int,
+    delay_ms: int | None = None,
 ) -> bool:
     """Use one attempt of a message: schedule a retry, or end it. True: it is a dead letter (rule 14).
 
     `delay_ms` replaces the delay of the retry schedule.
     """
     draft = transaction.draft(position)
-    offset, _, schedule, _ = held
+    offset, _, schedule, _ = leased
     delays = position.partition.queue.schedule if schedule is None else schedule
     retry = position.retry_of(offset)
     attempts = (retry.attempts if retry else 0) + 1
     if attempts > len(delays):
-        return bury(transaction, position, offset, attempts, error, at, exhausted=True)
+        return dead_letter(transaction, position, offset, attempts, error, at, exhausted=True)
     delay = delays[attempts - 1] if delay_ms is None else delay_ms
     draft.wait(offset, Retry(attempts, at + delay * MILLISECOND, error))
     return False
 
 
-def bury(
+def dead_letter(
     transaction: WriteTransaction,
     position: Position,
     offset: int,
@@ -239,8 +250,8 @@ def bury(
     transaction.key_book().set_undelivered(partition.id, offset, queue)
     keeps = always or (options.dead_letter_queue and (options.dlq_after_max_retries or not exhausted))
     if keeps:
-        place = (queue, partition.id, partition.name, position.group.name, offset)
-        transaction.dead.append((transaction.ids.new(), *place, attempts, error, failed_at))
+        address = (queue, partition.id, partition.name, position.group.name, offset)
+        transaction.dead.append((transaction.ids.new(), *address, attempts, error, failed_at))
     else:
         transaction.count(queue, "discarded")
         ending = Ending("discarded", failed_at, attempts, error)
@@ -274,14 +285,14 @@ def _transact(transaction: WriteTransaction, request: Transaction) -> Transactio
         if lease is None or lease.expires_at <= transaction.now or not _holds(lease):
             code, text = EXPIRED if lease_id in transaction.state.expired_leases else SUPERSEDED
             return TransactionOutcome(False, (), code, f"{text} (required lease {lease_id})")
-    judge = Judge(transaction, request.required_leases)
-    verdicts: dict[int, Verdict] = {}
+    authorizer = SettleAuthorizer(transaction, request.required_leases)
+    decisions: dict[int, SettleDecision] = {}
     for index, operation in enumerate(request.operations):
         if isinstance(operation, Settlement):
-            verdict = verdicts[index] = judge.judge(operation)
-            if verdict.refusal is not None:
-                code, text = verdict.refusal
-                refused = apply(transaction, operation, verdict)
+            decision = decisions[index] = authorizer.authorize(operation)
+            if decision.refusal is not None:
+                code, text = decision.refusal
+                refused = apply(transaction, operation, decision)
                 return TransactionOutcome(False, [refused], code, f"ACK operation failed: {text}", index)
     pushes = [operation for operation in request.operations if isinstance(operation, NewMessage)]
     refusal = _refuse_pushes(transaction, request, pushes)
@@ -291,20 +302,20 @@ def _transact(transaction: WriteTransaction, request: Transaction) -> Transactio
     written = None if request.keys is None else transaction.key_book().write(request.keys)
     if isinstance(written, TransactionOutcome):
         return written
-    places = find_partitions(transaction, [(item.queue, item.partition) for item in pushes], messages=pushes)
-    known = find_duplicates(transaction, pushes, [places[item.queue, item.partition] for item in pushes])
+    partitions = find_partitions(transaction, [(item.queue, item.partition) for item in pushes], messages=pushes)
+    known = find_duplicates(transaction, pushes, [partitions[item.queue, item.partition] for item in pushes])
     results: list[PushOutcome | SettleOutcome] = []
     for index, operation in enumerate(request.operations):
         if isinstance(operation, Settlement):
-            verdict = verdicts[index]
-            outcome = apply(transaction, operation, verdict)
+            decision = decisions[index]
+            outcome = apply(transaction, operation, decision)
             results.append(outcome)
             if operation.status == "completed" and outcome.lease_id is not None:
-                assert verdict.position is not None and verdict.held is not None
-                place = (verdict.position.group.id, verdict.position.partition.id, verdict.held[0])
-                transaction.kept.append((*place, outcome.lease_id, transaction.now))
+                assert decision.position is not None and decision.leased is not None
+                partition = (decision.position.group.id, decision.position.partition.id, decision.leased[0])
+                transaction.kept.append((*partition, outcome.lease_id, transaction.now))
         else:
-            partition = places[operation.queue, operation.partition]
+            partition = partitions[operation.queue, operation.partition]
             results += push_all(transaction, [operation], [partition], known)
     return TransactionOutcome(True, results, keys=written)
 
@@ -321,28 +332,28 @@ def _refuse_pushes(
     transaction: WriteTransaction, request: Transaction, pushes: Sequence[NewMessage]
 ) -> TransactionOutcome | None:
     """The failure of a transaction if one of its pushes must be rejected. It creates nothing."""
-    places = find_partitions(transaction, [(item.queue, item.partition) for item in pushes], make=False)
-    old = [item for item in pushes if (item.queue, item.partition) in places]
-    known = find_duplicates(transaction, old, [places[item.queue, item.partition] for item in old])
+    partitions = find_partitions(transaction, [(item.queue, item.partition) for item in pushes], make=False)
+    old = [item for item in pushes if (item.queue, item.partition) in partitions]
+    known = find_duplicates(transaction, old, [partitions[item.queue, item.partition] for item in old])
     seen: set[tuple[str, str, str]] = set()
     wanted: dict[str, int] = {}
     for index, operation in enumerate(request.operations):
         if not isinstance(operation, NewMessage):
             continue
-        place = places.get((operation.queue, operation.partition))
+        partition = partitions.get((operation.queue, operation.partition))
         if operation.transaction_id is not None:
             key = (operation.queue, operation.partition, operation.transaction_id)
             if (
                 is_of_new_partition(transaction, operation.transaction_id)
-                if place is None
-                else known.get((place.id, operation.transaction_id)) == NOT_YET
+                if partition is None
+                else known.get((partition.id, operation.transaction_id)) == NOT_YET
             ):
                 return TransactionOutcome(False, (), RESERVED, f"PUSH operation failed: {RESERVED_TEXT}", index)
             repeated = key in seen or (
-                place is not None
+                partition is not None
                 and (
-                    (place.id, operation.transaction_id) in known
-                    or (place.id, operation.transaction_id) in transaction.new_transaction_ids
+                    (partition.id, operation.transaction_id) in known
+                    or (partition.id, operation.transaction_id) in transaction.new_transaction_ids
                 )
             )
             seen.add(key)
@@ -373,9 +384,9 @@ def expire(transaction: WriteTransaction, limit: int) -> None:
         transaction.state.note_expired(lease)
         _end(transaction, lease)
         for position in lease.parts:
-            for held in transaction.draft(position).expire(lease, position.held_by(lease)):
-                if fail(transaction, position, held, EXPIRED_TEXT, lease.expires_at, delay_ms=0):
-                    transaction.state.expiries_buried += 1
+            for leased in transaction.draft(position).expire(lease, position.leased_by(lease)):
+                if fail(transaction, position, leased, EXPIRED_TEXT, lease.expires_at, delay_ms=0):
+                    transaction.state.expiries_dead_lettered += 1
             transaction.state.expiring.add(position.group)
         transaction.expired += 1
 
@@ -394,12 +405,12 @@ def release(transaction: WriteTransaction, lease_ids: Sequence[str]) -> None:
             continue
         _end(transaction, lease)
         for position in lease.parts:
-            transaction.draft(position).give_back(lease, position.held_by(lease))
+            transaction.draft(position).give_back(lease, position.leased_by(lease))
 
 
-def settle_held(transaction: WriteTransaction, lease: Lease, position: Position) -> None:
+def settle_leased(transaction: WriteTransaction, lease: Lease, position: Position) -> None:
     """Complete all messages of a lease on a position (auto-ack)."""
-    held = position.held_by(lease)
-    transaction.draft(position).give_back(lease, held)
-    for offset, *_ in held:
+    leased = position.leased_by(lease)
+    transaction.draft(position).give_back(lease, leased)
+    for offset, *_ in leased:
         transaction.settle(position, offset)

@@ -14,11 +14,11 @@ from hark.engine.core.position import (
     NEVER,
     AnyDraft,
     DelayedLane,
-    Held,
     Lease,
-    Outlook,
+    LeasedMessage,
     PlainLane,
     Position,
+    Readiness,
     Retry,
     Stored,
 )
@@ -82,7 +82,7 @@ class SharedPosition(Position):
         "dropped",
         "entries",
         "fell_due",
-        "held",
+        "leased",
         "plain",
         "unsaved",
     )
@@ -95,7 +95,7 @@ class SharedPosition(Position):
         self.delayed: dict[int, DelayedLane] = {}
         self.entries: dict[int, Entry] = {}
         """Outstanding messages by offset."""
-        self.held: dict[str, Entry] = {}
+        self.leased: dict[str, Entry] = {}
         """Leased messages by transaction id."""
         self.by_lease: dict[Lease, dict[int, Entry]] = {}
         self.unsaved: dict[int, Entry] = {}
@@ -166,15 +166,15 @@ class SharedPosition(Position):
     def hold(self, entry: Entry, lease: Lease, transaction_id: str, schedule: tuple[int, ...] | None) -> None:
         """Put a message under a lease."""
         entry.lease, entry.transaction_id, entry.schedule = lease, transaction_id, schedule
-        self.held[transaction_id] = entry
+        self.leased[transaction_id] = entry
         self.by_lease.setdefault(lease, {})[entry.offset] = entry
 
-    def let_go(self, entry: Entry) -> None:
+    def release(self, entry: Entry) -> None:
         """End the lease on a message."""
         lease = entry.lease
         if lease is None:
             return
-        self.held.pop(entry.transaction_id, None)
+        self.leased.pop(entry.transaction_id, None)
         mine = self.by_lease.get(lease, {})
         mine.pop(entry.offset, None)
         if not mine:
@@ -183,11 +183,11 @@ class SharedPosition(Position):
 
     def drop(self, entry: Entry) -> None:
         """Remove a settled message."""
-        self.let_go(entry)
+        self.release(entry)
         self.entries.pop(entry.offset, None)
         self.unsaved.pop(entry.offset, None)
 
-    def outlook(self, now: int) -> Outlook:
+    def readiness(self, now: int) -> Readiness:
         ready = [entry.priority for entry in self.due_entries(now) if entry is not None]
         due = [self._waiting[0][0]] if self._waiting else []
         delay = self.partition.queue.info.options.delayed_processing * SECOND
@@ -201,7 +201,7 @@ class SharedPosition(Position):
                 ready.append(late.priority)
             elif late.next_due < NEVER:
                 due.append(late.next_due)
-        return Outlook(max(ready, default=None), min(due, default=None))
+        return Readiness(max(ready, default=None), min(due, default=None))
 
     def count_ready(self, at_most: int) -> int:
         """The approximate number of ready messages, as far as memory knows, at least 1."""
@@ -227,29 +227,29 @@ class SharedPosition(Position):
 
     @property
     def in_flight(self) -> int:
-        return len(self.held)
+        return len(self.leased)
 
-    def find_held(self, name: str, codec: IdCodec) -> Held | None:
-        entry = self.held.get(name)
-        if entry is None and self.held:
-            place = codec.decode(name)
-            if place is not None and place.partition == self.partition.id:
-                entry = self.entries.get(place.offset)
-        return None if entry is None else self._as_held(entry)
+    def find_leased(self, name: str, codec: IdCodec) -> LeasedMessage | None:
+        entry = self.leased.get(name)
+        if entry is None and self.leased:
+            address = codec.decode(name)
+            if address is not None and address.partition == self.partition.id:
+                entry = self.entries.get(address.offset)
+        return None if entry is None else self._as_leased(entry)
 
-    def _as_held(self, entry: Entry) -> Held | None:
+    def _as_leased(self, entry: Entry) -> LeasedMessage | None:
         draft, lease = self.draft, entry.lease
         if lease is None or (draft is not None and (draft.voided or entry.offset in draft.changes)):
             return None
         return entry.offset, lease, entry.schedule, entry.transaction_id
 
-    def held_at(self, offset: int) -> Held | None:
+    def leased_at(self, offset: int) -> LeasedMessage | None:
         entry = self.entries.get(offset)
-        return None if entry is None else self._as_held(entry)
+        return None if entry is None else self._as_leased(entry)
 
-    def held_by(self, lease: Lease) -> list[Held]:
-        found = [self._as_held(entry) for entry in self.by_lease.get(lease, {}).values()]
-        return [held for held in found if held is not None]
+    def leased_by(self, lease: Lease) -> list[LeasedMessage]:
+        found = [self._as_leased(entry) for entry in self.by_lease.get(lease, {}).values()]
+        return [leased for leased in found if leased is not None]
 
     def keeps(self, offset: int) -> bool:
         draft = self.draft  # Lanes find missing messages at delivery, so only outstanding ones matter.
@@ -294,7 +294,7 @@ class SharedPosition(Position):
         if draft is None:
             return 0
         self.settled_at = draft.settled_at
-        known = self.outlook(now)
+        known = self.readiness(now)
         back = [entry for entry in (self._take_over(*change) for change in draft.changes.items()) if entry is not None]
         for entry in draft.added.values():
             back.append(entry)
@@ -313,7 +313,7 @@ class SharedPosition(Position):
         if change is SETTLED:
             self.drop(entry)
             return None
-        self.let_go(entry)
+        self.release(entry)
         entry.attempts, entry.available_at, entry.error = change.attempts, change.available_at, change.error
         self.add(entry)
         return entry
@@ -359,17 +359,17 @@ class SharedDraft(AnyDraft):
     def wait(self, offset: int, retry: Retry) -> None:
         self.changes[offset] = self._position.entries[offset].changed(retry.attempts, retry.due, retry.error)
 
-    def end_part(self, lease: Lease) -> None:
+    def detach(self, lease: Lease) -> None:
         """A lease on one message blocks no other message."""
 
     def is_free_of(self, lease: Lease) -> bool:
         return all(part.open <= 0 for part in lease.parts.values())
 
-    def expire(self, lease: Lease, held: Sequence[Held]) -> Sequence[Held]:  # noqa: ARG002  # for ordered groups
-        return held
+    def expire(self, lease: Lease, leased: Sequence[LeasedMessage]) -> Sequence[LeasedMessage]:  # noqa: ARG002  # for ordered groups
+        return leased
 
-    def give_back(self, lease: Lease, held: Sequence[Held]) -> None:  # noqa: ARG002  # for ordered groups
-        for offset, *_ in held:
+    def give_back(self, lease: Lease, leased: Sequence[LeasedMessage]) -> None:  # noqa: ARG002  # for ordered groups
+        for offset, *_ in leased:
             entry = self._position.entries[offset]
             self.changes[offset] = entry.changed(entry.attempts, entry.available_at, entry.error)
 

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeVar
 import msgspec
 
 from hark.clock import SECOND
-from hark.engine.core.position import Held, Lease, Position
+from hark.engine.core.position import Lease, LeasedMessage, Position
 from hark.engine.retries import compile_schedule
 from hark.errors import HarkError
 from hark.ids import IdCodec
@@ -271,7 +271,7 @@ class Group(msgspec.Struct, eq=False):
     def refresh(self, position: Position, now: int) -> bool:
         """Update the readiness of a position after a change. True: it is ready now."""
         self.note_in_flight(position)
-        priority, due = position.outlook(now)
+        priority, due = position.readiness(now)
         if priority is not None:
             self._set_ready(position.partition.id, priority)
             if due is None:
@@ -291,7 +291,7 @@ class Group(msgspec.Struct, eq=False):
             self.waking.pop(position.partition.id, None)
         return False
 
-    def reconsider(self, partition: int, now: int) -> bool:
+    def reevaluate(self, partition: int, now: int) -> bool:
         """Check again whether a partition is ready. True: it is ready now."""
         position = self.positions.get(partition)
         if position is not None:
@@ -306,14 +306,14 @@ class Group(msgspec.Struct, eq=False):
             if self.rising.get(partition) == due:
                 del self.rising[partition]
                 if partition in self.ready:
-                    self.reconsider(partition, now)
+                    self.reevaluate(partition, now)
         heap = self.waking_heap
         woken = []
         while heap and heap[0][0] <= now:
             due, partition = heapq.heappop(heap)
             if self.waking.get(partition, _NEVER)[0] == due:
                 del self.waking[partition]
-                if self.reconsider(partition, now):
+                if self.reevaluate(partition, now):
                     woken.append(partition)
         return woken
 
@@ -372,7 +372,7 @@ class State:
         """The last messages (group, partition, offset) that ended without an acknowledgement."""
         self.leases_expired = 0
         """Number of expired leases since the start."""
-        self.expiries_buried = 0
+        self.expiries_dead_lettered = 0
         """Number of messages that were dead-lettered because their lease expired."""
         self.clear()
 
@@ -461,9 +461,9 @@ class State:
         self.leases_expired += 1
         remember(self.expired_leases, lease.id, None)
 
-    def note_removed(self, position: Position, held: Iterable[Held]) -> None:
+    def note_removed(self, position: Position, leased: Iterable[LeasedMessage]) -> None:
         """Note leased messages that were removed."""
-        for one in held:
+        for one in leased:
             remember(self.removed, (position.group.id, position.partition.id, one[0]), None)
 
     def note_ending(self, position: Position, offset: int, ending: Ending) -> None:
@@ -472,10 +472,10 @@ class State:
 
     def forget_endings(self, group: int) -> None:
         """Forget settled messages of a group that moved: they may be delivered again."""
-        self.endings = {place: ending for place, ending in self.endings.items() if place[0] != group}
-        self.completed = {place: lease for place, lease in self.completed.items() if place[0] != group}
+        self.endings = {key: ending for key, ending in self.endings.items() if key[0] != group}
+        self.completed = {key: lease for key, lease in self.completed.items() if key[0] != group}
 
-    def end_part(self, lease: Lease, position: Position) -> bool:
+    def detach(self, lease: Lease, position: Position) -> bool:
         """Detach a lease from a position. True: it was the last one, and the lease has ended."""
         lease.parts.pop(position, None)
         return not lease.parts and self.leases.pop(lease.id, None) is not None

@@ -350,11 +350,11 @@ def for_each(connection: apsw.Connection, sql: str, rows: Sequence[Any]) -> None
         connection.execute(sql, (msgspec.json.encode(rows).decode(),))
 
 
-def delete_traces(connection: apsw.Connection, places: Sequence[tuple[int, int]]) -> None:
+def delete_traces(connection: apsw.Connection, addresses: Sequence[tuple[int, int]]) -> None:
     """Delete the trace events of messages, given as (partition, offset)."""
     found = "from traces where (partition, offset) in (select value ->> 0, value ->> 1 from json_each(?1))"
-    for_each(connection, f"delete from trace_names where trace in (select id {found})", places)
-    for_each(connection, f"delete {found}", places)
+    for_each(connection, f"delete from trace_names where trace in (select id {found})", addresses)
+    for_each(connection, f"delete {found}", addresses)
 
 
 DELETE_ROWS = """
@@ -464,20 +464,20 @@ select cast('[' || group_concat(
 from (
     select wanted.key as fetch, message.*
     from json_each(?1) as wanted
-    cross join messages as message indexed by messages_place
+    cross join messages as message indexed by messages_offset
     where message.partition = wanted.value ->> 0
       and message.offset between wanted.value ->> 1 and wanted.value ->> 2
 )
 """
 """Messages of many ranges (partition, first, last) as one JSON text, in offset order within a range."""
 
-Place = Callable[[bytes], tuple[int, int, int] | None]
+Partition = Callable[[bytes], tuple[int, int, int] | None]
 """Stores a payload elsewhere and returns its record, offset and length; None: it stays in its row."""
 
 _EXTRA, _PAYLOAD = 6, 7
 
 
-def place_payloads(flat: list[Value], place: Place) -> None:
+def set_locations(flat: list[Value], address: Partition) -> None:
     """Store the payloads of rows elsewhere, before `insert_messages`.
 
     Rows with `keysIfUndelivered` keep theirs, because SQL alone may store it as a value. The loop runs for every
@@ -487,17 +487,17 @@ def place_payloads(flat: list[Value], place: Place) -> None:
         text, payload = flat[start + _EXTRA], flat[start + _PAYLOAD]
         assert isinstance(payload, bytes)
         if text is None:
-            placed = place(payload)
-            if placed is None:
+            identified = address(payload)
+            if identified is None:
                 continue
-            record, offset, length = placed
+            record, offset, length = identified
             flat[start + _EXTRA] = f'{{"r":[{record},{offset},{length}]}}'
         else:
             extra = decode_extra(str(text))
             if extra.k or extra.r is not None:
                 continue
-            placed = place(payload)
-            if placed is None:
+            identified = address(payload)
+            if identified is None:
                 continue
-            flat[start + _EXTRA] = encode_extra(msgspec.structs.replace(extra, r=Elsewhere(*placed))).decode()
+            flat[start + _EXTRA] = encode_extra(msgspec.structs.replace(extra, r=Elsewhere(*identified))).decode()
         flat[start + _PAYLOAD] = NULL_PAYLOAD

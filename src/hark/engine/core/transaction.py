@@ -15,7 +15,7 @@ from hark.engine.core.ordered import Draft, OrderedPosition, save_ordered
 from hark.engine.core.position import AnyDraft, Lease, Position, Stored
 from hark.engine.core.shared import SharedDraft, SharedPosition, SharedRows
 from hark.engine.core.state import Bounds, Group, Partition, Queue, State, remember
-from hark.engine.core.store import Place, Value, delete_traces, for_each, insert_messages, rows_of, run, scalar
+from hark.engine.core.store import Locate, Value, delete_traces, for_each, insert_messages, rows_of, run, scalar
 from hark.engine.hints import HintBook
 from hark.ids import IdSource
 from hark.model import Hint
@@ -28,7 +28,7 @@ select message.partition, message.offset, priority, deliver_at, owner from json_
 cross join messages as message where message.partition = ?1 and message.offset = wanted.value
 """
 _NAMED_AT_MOST = 100
-TOLD_AT_MOST = 1000
+MOST_NOTIFIED = 1000
 """Maximum number of messages that a hint counts in one partition."""
 
 
@@ -66,10 +66,10 @@ class Drops(msgspec.Struct, eq=False):
         """Delete them. Dead letters have been copied before."""
         if not self._gone:
             return
-        places = [(partition.id, offset) for partition, offsets in self._gone.items() for offset in offsets]
-        delete_traces(connection, places)
+        addresses = [(partition.id, offset) for partition, offsets in self._gone.items() for offset in offsets]
+        delete_traces(connection, addresses)
         wanted = "in (select value ->> 0, value ->> 1 from json_each(?1))"
-        for_each(connection, f"delete from messages where (partition, offset) {wanted}", places)
+        for_each(connection, f"delete from messages where (partition, offset) {wanted}", addresses)
         for partition, offsets in self._gone.items():
             lowest = scalar(connection, "select min(offset) from messages where partition = ?1", partition.id)
             tail = partition.next_tail
@@ -176,7 +176,7 @@ class WriteTransaction(msgspec.Struct, eq=False):
     """Leases that end on a position."""
     hints: HintBook = msgspec.field(default_factory=HintBook)
     """Hints to send after the commit."""
-    place: Place | None = None
+    locate: Locate | None = None
     """Stores payloads of dead letters elsewhere. Those of messages are stored before `flush`."""
     keys: KeyBook | None = None
     """The changes of keys, if any; see `key_book`."""
@@ -259,19 +259,19 @@ class WriteTransaction(msgspec.Struct, eq=False):
         """Add to a counter of a queue."""
         self._counts[queue, what] = self._counts.get((queue, what), 0) + number
 
-    def let_go(self, position: Position, lease: Lease) -> None:
+    def release(self, position: Position, lease: Lease) -> None:
         """Take one open message off a lease. With the last one, the lease releases the position."""
         part = lease.parts.get(position)
         if part is None:
             return
         part.open -= 1
         if part.open <= 0:
-            (position.draft or self.draft(position)).end_part(lease)
+            (position.draft or self.draft(position)).detach(lease)
             self.ended.append((lease, position))
 
-    def end_part(self, lease: Lease, position: Position) -> None:
+    def detach(self, lease: Lease, position: Position) -> None:
         """Detach a lease from a position in memory. With its last position the lease ends."""
-        if self.state.end_part(lease, position):
+        if self.state.detach(lease, position):
             self.hints.ended(position.group.queue_name, position.group.name, lease.id)
 
     def settled_many(self, queue: Queue) -> None:
@@ -323,12 +323,12 @@ class WriteTransaction(msgspec.Struct, eq=False):
         state = self.state
         state.expiring.clear()
         state.deleting.clear()
-        for place, lease_id in self.completed.items():
-            remember(state.completed, place, lease_id)
+        for locate, lease_id in self.completed.items():
+            remember(state.completed, locate, lease_id)
         for action in self._on_commit:
             action()
         for lease, position in self.ended:
-            self.end_part(lease, position)
+            self.detach(lease, position)
         for group, number in self.settled_count.items():
             queue = state.queues.get(group.queue_name)
             if queue is not None and queue.open is not None:
@@ -371,10 +371,10 @@ class WriteTransaction(msgspec.Struct, eq=False):
                 if position.draft is not None and position.draft.voided:
                     self._restart(position)
                     continue
-                told = position.publish(self.now)
+                notified = position.publish(self.now)
                 group.refresh(position, self.now)
-                if told:
-                    self.hints.add(group.queue_name, group.name, (name,), counts={name: told})
+                if notified:
+                    self.hints.add(group.queue_name, group.name, (name,), counts={name: notified})
                 continue
             position.publish(self.now)
             if group.refresh(position, self.now):
@@ -394,7 +394,7 @@ class WriteTransaction(msgspec.Struct, eq=False):
         if isinstance(again, SharedPosition):
             again.served = position.served
             if group.refresh(again, self.now) or partition.id in group.waking:
-                counts = {partition.name: again.count_ready(TOLD_AT_MOST)}
+                counts = {partition.name: again.count_ready(MOST_NOTIFIED)}
                 self.hints.add(group.queue_name, group.name, counts, counts=counts)
 
     def _publish_arrivals(self, queue: Queue, arrived: dict[Partition, int]) -> None:
@@ -416,7 +416,7 @@ class WriteTransaction(msgspec.Struct, eq=False):
     def _offer(self, group: Group, partition: Partition) -> bool:
         """Whether new messages of a partition are ready for an ordered group. Else a later hint says so."""
         position = group.positions.get(partition.id)
-        if position is not None and (position in self._drafted or position.outlook(self.now).priority is None):
+        if position is not None and (position in self._drafted or position.readiness(self.now).priority is None):
             return False
         if partition.id in group.waking:
             return False
@@ -439,12 +439,12 @@ class WriteTransaction(msgspec.Struct, eq=False):
             if late is not None:  # Its rank changes with time.
                 group.refresh(late, self.now)
             return max(1, number)
-        known = position.outlook(self.now)
+        known = position.readiness(self.now)
         position.arrived(came.plain, came.due)
         if group.waking.get(partition.id, (0, ""))[1] == "window_buffer":
             return 0
         group.refresh(position, self.now)
-        found = position.outlook(self.now)
+        found = position.readiness(self.now)
         if found.priority is not None:
             young = partition.queue.info.options.delayed_processing
             return number if number and not young else int(known.priority is None)

@@ -175,8 +175,8 @@ class Notes:
 
     def add(self, claimer: Claimer) -> None:
         """Add the notes of a claimer."""
-        for position, touched in claimer.hand_out.stepped.items():
-            self._stepped.setdefault(position, set()).update(touched)
+        for position, changed in claimer.hand_out.stepped.items():
+            self._stepped.setdefault(position, set()).update(changed)
         self._stepped.update({position: set() for position in claimer.picker.stepped if position not in self._stepped})
         for queue, number in (*claimer.hand_out.expired.items(), *claimer.picker.expired.items()):
             self._expired[queue] = self._expired.get(queue, 0) + number
@@ -186,11 +186,11 @@ class Notes:
 
     def save(self, transaction: WriteTransaction, state: State) -> None:
         """Save all notes in a transaction, and clear them."""
-        for position, touched in self._stepped.items():
+        for position, changed in self._stepped.items():
             if position.group.positions.get(position.partition.id) is position:
                 draft = transaction.draft(position)
                 if isinstance(draft, Draft):
-                    draft.touched_ranges.update(touched)
+                    draft.changed_ranges.update(changed)
             queue = state.queues.get(position.group.queue_name)
             if queue is not None:
                 queue.open = None
@@ -370,7 +370,7 @@ class TableVerbs(ABC):
     survey = _queries(views.survey)
 
     async def totals(self) -> model.Totals:
-        leased = await self._look(lambda state, _: views.held_messages(state))
+        leased = await self._look(lambda state, _: views.leased_counts(state))
         return await self._read_committed(lambda connection: views.totals(connection, leased))
 
     seek = _writes(groups.seek)

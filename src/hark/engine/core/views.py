@@ -11,59 +11,59 @@ import msgspec
 from hark import model
 from hark.clock import SECOND
 from hark.engine.core.explain import LeaseView
-from hark.engine.core.schema import DELAYED, HAS_LANES, OPEN, PLACE, PRIORITIES, SCHEDULED, STORED, WANTS_PLACE
+from hark.engine.core.schema import DELAYED, HAS_LANES, OPEN, POSITION, PRIORITIES, SCHEDULED, STORED, WANTS_PARTITION
 from hark.engine.core.state import State
 from hark.engine.core.store import Value, rows_of, scalar
 
 # Partitions are chosen first, because it costs more to count their open messages.
 _CHOSEN = f"""
-select groups.id as grp, place.id as partition
+select groups.id as grp, partition.id as partition
 from groups
 join queues on queues.name = groups.queue
-join partitions as place on place.queue = queues.id
-left join positions as position on position.grp = groups.id and position.partition = place.id
+join partitions as partition on partition.queue = queues.id
+left join positions as position on position.grp = groups.id and position.partition = partition.id
 where (:queue is null or queues.name = :queue)
   and (:queues is null or queues.name in (select value from json_each(:queues)))
-  and (:group is null or groups.name = :group) and {WANTS_PLACE}
+  and (:group is null or groups.name = :group) and {WANTS_PARTITION}
 """
 # One row per chosen partition and group: its cursor, and its open and scheduled messages.
 _OPEN = f"""
 at as materialized (
-    select queues.name as queue, groups.name as group_name, place.name as name,
-        position.settled_at as settled_at, {PLACE}
+    select queues.name as queue, groups.name as group_name, partition.name as name,
+        position.settled_at as settled_at, {POSITION}
     from chosen
     cross join groups on groups.id = chosen.grp
-    cross join partitions as place on place.id = chosen.partition
-    cross join queues on queues.id = place.queue
-    left join positions as position on position.grp = groups.id and position.partition = place.id),
+    cross join partitions as partition on partition.id = chosen.partition
+    cross join queues on queues.id = partition.queue
+    left join positions as position on position.grp = groups.id and position.partition = partition.id),
 open as materialized (select at.*, {OPEN} as open, {SCHEDULED} as scheduled from at)
 """
 
 _PARTITIONS = f"""
 with page as materialized (
-    select * from partitions as place
-    where place.queue = (select id from queues where name = :queue) and (:search is null or instr(place.name, :search))
-    order by place.name limit :limit offset :offset),
+    select * from partitions as partition
+    where partition.queue = (select id from queues where name = :queue) and (:search is null or instr(partition.name, :search))
+    order by partition.name limit :limit offset :offset),
 at as materialized (
-    select {PLACE}
-    from page as place
+    select {POSITION}
+    from page as partition
     join groups on groups.queue = :queue
-    left join positions as position on position.grp = groups.id and position.partition = place.id
-    where {WANTS_PLACE}),
+    left join positions as position on position.grp = groups.id and position.partition = partition.id
+    where {WANTS_PARTITION}),
 open as materialized (select grp, partition, {OPEN} as open, {SCHEDULED} as scheduled from at)
-select place.id, place.name, place.created_at, {STORED},
-    (select json_array(grp, open, scheduled) from open where open.partition = place.id
+select partition.id, partition.name, partition.created_at, {STORED},
+    (select json_array(grp, open, scheduled) from open where open.partition = partition.id
         order by open - scheduled desc, open desc limit 1),
     {DELAYED},
-    (select count(*) from dead_letters where dead_letters.partition = place.id),
-    (select count(*) from retries where retries.partition = place.id and retries.attempts > 0)
-    + (select count(*) from outstanding where outstanding.partition = place.id and outstanding.attempts > 0),
-    (select created_at from messages where messages.partition = place.id and offset > place.floor
+    (select count(*) from dead_letters where dead_letters.partition = partition.id),
+    (select count(*) from retries where retries.partition = partition.id and retries.attempts > 0)
+    + (select count(*) from outstanding where outstanding.partition = partition.id and outstanding.attempts > 0),
+    (select created_at from messages where messages.partition = partition.id and offset > partition.floor
         order by offset limit 1),
-    (select created_at from messages where messages.partition = place.id and offset > place.floor
+    (select created_at from messages where messages.partition = partition.id and offset > partition.floor
         order by offset desc limit 1)
-from page as place
-order by place.name
+from page as partition
+order by partition.name
 """
 
 # The open messages of an ordered group. There are few ranges beyond the cursor, but they may have many messages.
@@ -141,7 +141,7 @@ from open where open > 0 group by grp
 """
 _POSITIONS = f"""
 with chosen as (
-    {_CHOSEN} {{named}} order by queues.name, place.name, groups.id limit iif(:before is null, :limit, -1)),
+    {_CHOSEN} {{named}} order by queues.name, partition.name, groups.id limit iif(:before is null, :limit, -1)),
 {_OPEN}
 select queue, grp, group_name, partition, name, cursor, settled_at, open, scheduled, oldest,
     iif(open > 0, {_OLDEST_UNSETTLED_OPEN}, null)
@@ -150,7 +150,7 @@ where :before is null or oldest <= :before
 order by queue, name, grp limit :limit
 """
 _ALL_POSITIONS = _POSITIONS.format(named="")
-_NAMED_POSITIONS = _POSITIONS.format(named="and place.name in (select value from json_each(:names))")
+_NAMED_POSITIONS = _POSITIONS.format(named="and partition.name in (select value from json_each(:names))")
 _decode_limits = msgspec.json.Decoder(model.Limits).decode
 _encode_names = msgspec.json.Encoder().encode
 
@@ -168,7 +168,7 @@ def partition_stats(
     for row in rows_of(connection, _PARTITIONS, queue=queue, search=search, limit=limit, offset=offset, now=leases.now):
         partition, name, created_at, total, worst, delayed, dead, failed, oldest, newest = row
         group, open_, scheduled = (None, total, delayed) if worst is None else msgspec.json.decode(worst)
-        processing = 0 if group is None else len(leases.held.get((group, partition), ()))
+        processing = 0 if group is None else len(leases.leased.get((group, partition), ()))
         counts = counts_from(total, open_, scheduled, processing, failed, dead)
         page.append(
             model.PartitionStats(
@@ -302,20 +302,20 @@ _PAGE = f"""
 with page as materialized (select * from queues where {{where}} order by {{order}} limit :limit offset :offset),
 counted as materialized (select * from page where name not in (select value from json_each(:uncounted))),
 at as materialized (
-    select queues.id as queue, {PLACE}
+    select queues.id as queue, {POSITION}
     from counted as queues
     cross join groups on groups.queue = queues.name
-    cross join partitions as place on place.queue = queues.id
-    left join positions as position on position.grp = groups.id and position.partition = place.id
-    where {WANTS_PLACE}),
+    cross join partitions as partition on partition.queue = queues.id
+    left join positions as position on position.grp = groups.id and position.partition = partition.id
+    where {WANTS_PARTITION}),
 open as materialized (
     select queue, grp, sum({OPEN}) as open, sum({SCHEDULED}) as scheduled from at group by queue, grp),
 worst as (
-    select *, row_number() over (partition by queue order by open - scheduled desc, open desc) as place from open),
+    select *, row_number() over (partition by queue order by open - scheduled desc, open desc) as partition from open),
 sizes as materialized (
-    select place.queue as queue, count(*) as partitions, sum({STORED}) as total,
+    select partition.queue as queue, count(*) as partitions, sum({STORED}) as total,
         iif(exists (select 1 from groups where groups.queue = counted.name), 0, sum({DELAYED})) as delayed
-    from counted cross join partitions as place on place.queue = counted.id group by place.queue)
+    from counted cross join partitions as partition on partition.queue = counted.id group by partition.queue)
 select page.uid, page.name, page.namespace, page.task, page.options, page.created_at, page.paused, page.expired,
     page.discarded, ifnull(sizes.partitions, 0), ifnull(sizes.total, 0), worst.grp,
     ifnull(worst.open, ifnull(sizes.total, 0)), ifnull(worst.scheduled, ifnull(sizes.delayed, 0)),
@@ -326,7 +326,7 @@ select page.uid, page.name, page.namespace, page.task, page.options, page.create
         where groups.queue = page.name and outstanding.attempts > 0)
 from page
 left join sizes on sizes.queue = page.id
-left join worst on worst.queue = page.id and worst.place = 1
+left join worst on worst.queue = page.id and worst.partition = 1
 order by page.{{order}}
 """
 
@@ -357,7 +357,7 @@ def queue_stats(connection: apsw.Connection, leases: LeaseView, where: model.Que
 def _stats(leases: LeaseView, row: Sequence[Any]) -> model.QueueStats:
     uid, name, namespace, task, options, created_at, paused, expired, discarded, partitions, *rest = row
     total, group, open_, scheduled, dead, failed = rest
-    held = 0 if group is None else leases.messages_by_group.get(group, 0)
+    leased = 0 if group is None else leases.messages_by_group.get(group, 0)
     return model.QueueStats(
         info=model.QueueInfo(
             id=uid,
@@ -369,20 +369,20 @@ def _stats(leases: LeaseView, row: Sequence[Any]) -> model.QueueStats:
             paused=bool(paused),
         ),
         partitions=partitions,
-        counts=counts_from(total, open_, scheduled, held, failed, dead),
+        counts=counts_from(total, open_, scheduled, leased, failed, dead),
         expired=expired,
         discarded=discarded,
     )
 
 
-Place = tuple[int, str]
+SurveyPoint = tuple[int, str]
 """Where a step ended: the number of a queue and the name of a partition."""
 
 # The index on (queue, name) groups the partitions by queue. Queue 0 has those of deleted queues.
 _STEP = """
 with step as materialized (
-    select * from partitions as place
-    where (place.queue, place.name) > (:queue, :name) and place.queue > 0 order by place.queue, place.name limit :limit)
+    select * from partitions as partition
+    where (partition.queue, partition.name) > (:queue, :name) and partition.queue > 0 order by partition.queue, partition.name limit :limit)
 """
 _END = f"{_STEP} select count(*), max(queue), (select name from step order by queue desc, name desc limit 1) from step"
 _STORED = f"""
@@ -390,21 +390,21 @@ _STORED = f"""
 select queues.name, null, count(*), sum({STORED}),
     min(iif(exists (select 1 from groups where groups.queue = queues.name), null,
         (select max(created_at, ifnull(deliver_at, 0)) from messages
-         where messages.partition = place.id and offset > place.floor and ifnull(deliver_at, 0) <= :now
+         where messages.partition = partition.id and offset > partition.floor and ifnull(deliver_at, 0) <= :now
          order by offset limit 1))),
     iif(exists (select 1 from groups where groups.queue = queues.name), 0, sum({DELAYED})), 0
-from step as place cross join queues on queues.id = place.queue
+from step as partition cross join queues on queues.id = partition.queue
 group by queues.id order by queues.id
 """
 _SURVEY_OPEN = f"""
 {_STEP},
 at as materialized (
-    select queues.id as queue, queues.name as queue_name, groups.name as group_name, {PLACE}
-    from step as place
-    cross join queues on queues.id = place.queue
+    select queues.id as queue, queues.name as queue_name, groups.name as group_name, {POSITION}
+    from step as partition
+    cross join queues on queues.id = partition.queue
     cross join groups on groups.queue = queues.name
-    left join positions as position on position.grp = groups.id and position.partition = place.id
-    where {WANTS_PLACE}),
+    left join positions as position on position.grp = groups.id and position.partition = partition.id
+    where {WANTS_PARTITION}),
 open as materialized (select at.*, {OPEN} as open, {SCHEDULED} as scheduled from at)
 select queue_name, group_name, count(*), sum(open - scheduled), min(iif(open > scheduled, {OLDEST_OPEN}, null)),
     sum(scheduled), sum(open > scheduled)
@@ -412,7 +412,7 @@ from open group by queue, grp order by queue
 """
 
 
-def survey(connection: apsw.Connection, now: int, after: Place = (0, ""), limit: int = 1000) -> model.Survey:
+def survey(connection: apsw.Connection, now: int, after: SurveyPoint = (0, ""), limit: int = 1000) -> model.Survey:
     """The stored and open messages of the partitions after a place, at most `limit` of them."""
     named: dict[str, Value] = {"queue": after[0], "name": after[1], "limit": limit, "now": now}
     [(partitions, queue, name)] = rows_of(connection, _END, **named)
@@ -429,20 +429,20 @@ def group_names(connection: apsw.Connection, _leases: LeaseView, queue: str | No
     return [row[0] for row in rows_of(connection, sql, queue)]
 
 
-def totals(connection: apsw.Connection, held: dict[tuple[str, str], int]) -> model.Totals:
+def totals(connection: apsw.Connection, leased: dict[tuple[str, str], int]) -> model.Totals:
     """The numbers of queues, dead letters and leased messages."""
     return model.Totals(
         int(scalar(connection, "select count(*) from queues")),
         dict(rows_of(connection, "select queue, count(*) from dead_letters group by queue")),
-        held,
+        leased,
     )
 
 
-def held_messages(state: State) -> dict[tuple[str, str], int]:
+def leased_counts(state: State) -> dict[tuple[str, str], int]:
     """Number of leased messages by queue and group."""
-    held: dict[tuple[str, str], int] = {}
+    leased: dict[tuple[str, str], int] = {}
     for lease in state.leases.values():
         for position in lease.parts:
             key = (position.group.queue_name, position.group.name)
-            held[key] = held.get(key, 0) + len(position.live_offsets(lease))
-    return {key: number for key, number in held.items() if number}
+            leased[key] = leased.get(key, 0) + len(position.live_offsets(lease))
+    return {key: number for key, number in leased.items() if number}

@@ -14,7 +14,7 @@ from hark.engine.api import Answers
 from hark.engine.postgres import browse
 from hark.engine.postgres.partitions import Directory
 from hark.engine.postgres.pool import Pool
-from hark.engine.postgres.push import Telling, options_row, storable
+from hark.engine.postgres.push import Notifications, options_row, storable
 from hark.engine.postgres.settle import Deliveries
 from hark.engine.retries import compile_schedule
 from hark.errors import Conflict, HarkError, NotFound
@@ -142,37 +142,37 @@ async def delete_group(
 
 async def delete_messages(pool: Pool, codec: IdCodec, now: int | None, message_ids: Sequence[str]) -> list[bool]:
     """Remove messages."""
-    places = [codec.decode(message_id) or (0, 0) for message_id in message_ids]
+    addresses = [codec.decode(message_id) or (0, 0) for message_id in message_ids]
     removed: list[bool] = await pool.fetchval(
         "select hark.delete_messages_v1($1, $2::bigint[], $3::bigint[])",
         now,
-        [partition for partition, _ in places],
-        [offset for _, offset in places],
+        [partition for partition, _ in addresses],
+        [offset for _, offset in addresses],
     )
     return removed
 
 
 async def cancel(pool: Pool, codec: IdCodec, now: int | None, message_ids: Sequence[str]) -> list[CancelOutcome]:
     """Remove messages that nobody has been given yet."""
-    places = [codec.decode(message_id) or (0, 0) for message_id in message_ids]
+    addresses = [codec.decode(message_id) or (0, 0) for message_id in message_ids]
     codes: list[int] = await pool.fetchval(
         "select hark.cancel_v1($1, $2::bigint[], $3::bigint[])",
         now,
-        [partition for partition, _ in places],
-        [offset for _, offset in places],
+        [partition for partition, _ in addresses],
+        [offset for _, offset in addresses],
     )
     return [_CANCELLED[code] for code in codes]
 
 
 async def requeue(pool: Pool, codec: IdCodec, now: int | None, dead_letter: str) -> tuple[str, str, str]:
     """Put a dead letter back; the new message id, the queue and the group."""
-    place = codec.decode(dead_letter)
+    address = codec.decode(dead_letter)
     row = await pool.fetchrow(
         "select * from hark.requeue_v1($1, $2, $3, $4)",
         now,
-        None if place is not None else _uuid(dead_letter),
-        None if place is None else place.partition,
-        None if place is None else place.offset,
+        None if address is not None else _uuid(dead_letter),
+        None if address is None else address.partition,
+        None if address is None else address.offset,
     )
     assert row is not None
     if not row["o_found"]:
@@ -303,25 +303,25 @@ class AdminVerbs(ABC):
     async def delete_messages(self, message_ids: Sequence[str]) -> list[bool]:
         """See `Engine.delete_messages`."""
         removed = await delete_messages(self._pool, self._codec, await self._applied(), message_ids)
-        await self._tell_removed(one for one, gone in zip(message_ids, removed, strict=True) if gone)
+        await self._notify_removed(one for one, gone in zip(message_ids, removed, strict=True) if gone)
         return removed
 
     async def cancel(self, message_ids: Sequence[str]) -> list[CancelOutcome]:
         """See `Engine.cancel`."""
         outcomes = await cancel(self._pool, self._codec, await self._applied(), message_ids)
         pairs = zip(message_ids, outcomes, strict=True)
-        await self._tell_removed(one for one, outcome in pairs if outcome == "cancelled")
+        await self._notify_removed(one for one, outcome in pairs if outcome == "cancelled")
         return outcomes
 
-    async def _tell_removed(self, message_ids: Iterable[str]) -> None:
+    async def _notify_removed(self, message_ids: Iterable[str]) -> None:
         """What waited behind these messages need not wait for them."""
         decoded = [self._codec.decode(one) for one in message_ids]
         numbers = dict.fromkeys(one.partition for one in decoded if one is not None)
-        await self._directory.load_places(numbers)
-        telling = Telling(self._directory)
-        known = self._directory.places_by_id
-        telling.removed(known[number] for number in numbers if number in known)
-        self._hint(telling.hints())
+        await self._directory.load_partitions(numbers)
+        notifications = Notifications(self._directory)
+        known = self._directory.partitions_by_id
+        notifications.removed(known[number] for number in numbers if number in known)
+        self._hint(notifications.hints())
 
     # Queues ------------------------------------------------------------------------------------------------
 
@@ -423,19 +423,19 @@ class AdminVerbs(ABC):
                 answers.append(error)
                 continue
             self._look_again(queue)
-            await self._tell_requeued(message_id, queue, group)
+            await self._notify_requeued(message_id, queue, group)
             answers.append(message_id)
         return answers
 
-    async def _tell_requeued(self, message_id: str, queue: str, group: str) -> None:
+    async def _notify_requeued(self, message_id: str, queue: str, group: str) -> None:
         """One group may take what came; the others, and browsers, only see that something did."""
-        place = self._codec.decode(message_id)
-        number = 0 if place is None else place.partition
-        await self._directory.load_places([number])
-        known = self._directory.places_by_id.get(number)
+        address = self._codec.decode(message_id)
+        number = 0 if address is None else address.partition
+        await self._directory.load_partitions([number])
+        known = self._directory.partitions_by_id.get(number)
         where = None if known is None else (known.name,)
-        told = tuple(one.name for one in self._directory.groups_of(queue))
-        self._hint([Hint(queue, None, where, "message", told), Hint(queue, group, where)])
+        excluded = tuple(one.name for one in self._directory.groups_of(queue))
+        self._hint([Hint(queue, None, where, "message", excluded), Hint(queue, group, where)])
 
     async def import_dead_letters(self, letters: Sequence[NewDeadLetter]) -> Answers[bool]:
         """See `Engine.import_dead_letters`."""
@@ -443,10 +443,10 @@ class AdminVerbs(ABC):
         queues: dict[str, list[int]] = {}
         for index, letter in enumerate(letters):
             queues.setdefault(letter.message.queue, []).append(index)
-        for queue, places in queues.items():
-            chosen = [letters[index] for index in places]
+        for queue, addresses in queues.items():
+            chosen = [letters[index] for index in addresses]
             found = await import_dead_letters(self._pool, self._codec, await self._applied(), queue, chosen)
-            for index, answer in zip(places, found, strict=True):
+            for index, answer in zip(addresses, found, strict=True):
                 answers[index] = answer
             self._look_again(queue)
         return answers

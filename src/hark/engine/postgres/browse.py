@@ -92,8 +92,8 @@ async def offsets(
     if not can_be_stored(queue, partition):
         return []
     time = start if isinstance(start, int) else None
-    touched = None if changed_since is None else changed_since // BUCKET
-    rows = await pool.fetch(POSITIONS, queue, partition, start == "tail", time, touched)
+    changed_bucket = None if changed_since is None else changed_since // BUCKET
+    rows = await pool.fetch(POSITIONS, queue, partition, start == "tail", time, changed_bucket)
     return [PartitionOffset(name, offset) for name, offset in rows]
 
 
@@ -105,7 +105,7 @@ _COLUMNS = """uid, queue, partition, partition_name, grp, "offset", transaction_
 _BY_ID = """id in (
     select id from hark.dead_letters where uid = any({}::uuid[])
     union
-    select letter.id from unnest({}::bigint[], {}::bigint[]) as place (partition, "offset")
+    select letter.id from unnest({}::bigint[], {}::bigint[]) as address (partition, "offset")
     join hark.dead_letters as letter using (partition, "offset")
 )"""
 
@@ -121,9 +121,11 @@ def dead_letters_where(where: DeadLetterFilter, codec: IdCodec) -> Where:
     conditions.also('position(lower({} collate "C") in lower(error collate "C")) > 0', where.search)
     if where.ids is not None:
         # The id of a message never looks like that of a dead letter.
-        places = [place for one in where.ids if (place := codec.decode(one)) is not None]
+        addresses = [address for one in where.ids if (address := codec.decode(one)) is not None]
         uids = [uid for one in where.ids if (uid := _uuid(one)) is not None]
-        conditions.also(_BY_ID, uids, [place.partition for place in places], [place.offset for place in places])
+        conditions.also(
+            _BY_ID, uids, [address.partition for address in addresses], [address.offset for address in addresses]
+        )
     return conditions
 
 
@@ -181,8 +183,8 @@ def _dead_letter(row: asyncpg.Record, codec: IdCodec) -> DeadLetter:
 # Events go with their message, and what is below the floor of its partition is gone.
 _TRACES = """
 hark.traces as trace
-join hark.partitions as place on place.id = trace.partition and place.floor < trace."offset"
-join hark.queues as queue on queue.id = place.queue
+join hark.partitions as partition on partition.id = trace.partition and partition.floor < trace."offset"
+join hark.queues as queue on queue.id = partition.queue
 """
 
 
@@ -203,10 +205,10 @@ async def traces(
     else:
         order = "asc"
         view = await message(pool, codec, None, partition_id or "", transaction_id or "")
-        place = None if view is None else codec.decode(view.id)
-        if place is None:
+        address = None if view is None else codec.decode(view.id)
+        if address is None:
             return [], 0
-        where.also('trace.partition = {} and trace."offset" = {}', *place)
+        where.also('trace.partition = {} and trace."offset" = {}', *address)
     total = await pool.fetchval(f"select count(*) from {_TRACES} where {where}", *where.args)
     page, args = where.page(limit, offset)
     rows = await pool.fetch(
@@ -214,7 +216,7 @@ async def traces(
         select page.*, message.transaction_id, message.payload, message.sealed,
             array(select trace_names.name from hark.trace_names where trace_names.trace = page.id order by 1) as names
         from (
-            select trace.*, queue.name as queue, place.name as partition_name
+            select trace.*, queue.name as queue, partition.name as partition_name
             from {_TRACES} where {where} order by trace.id {order} {page}
         ) as page
         cross join lateral (
@@ -301,7 +303,7 @@ _GROUPS = f"""(
     cross join lateral (
         select case
             when exception.until > {NOW} then exception.until
-            when position.held @> message."offset" and position.lease_until > {NOW} then position.lease_until
+            when position.leased @> message."offset" and position.lease_until > {NOW} then position.lease_until
         end
     ) as holding (until)
     left join lateral (
@@ -315,7 +317,7 @@ _GROUPS = f"""(
 _MESSAGES = f"""
 select message.partition, message."offset", message.created_at, message.transaction_id, message.trace_id,
     message.producer, message.priority, message.deliver_at, message.sealed, queue.name as queue,
-    place.name as partition_name, queue.namespace, queue.task, queue.priority as queue_priority, {NOW} as now, {_GROUPS}
+    partition.name as partition_name, queue.namespace, queue.task, queue.priority as queue_priority, {NOW} as now, {_GROUPS}
 """
 _FROM = """
 cross join lateral (
@@ -323,8 +325,8 @@ cross join lateral (
     where message.partition = wanted.partition and message."offset" = wanted."offset"
     offset 0
 ) as message
-join hark.partitions as place on place.id = wanted.partition
-join hark.queues as queue on queue.id = place.queue
+join hark.partitions as partition on partition.id = wanted.partition
+join hark.queues as queue on queue.id = partition.queue
 order by wanted.n
 """
 
@@ -365,12 +367,12 @@ async def message(
     pool: Pool, codec: IdCodec, now: int | None, partition_id: str, transaction_id: str
 ) -> MessageView | None:
     """One message with its payload, by transaction id or message id."""
-    place = codec.decode(partition_id)
-    if place is None or not can_be_stored(transaction_id):
+    address = codec.decode(partition_id)
+    if address is None or not can_be_stored(transaction_id):
         return None
     own = codec.decode(transaction_id)
-    offset = own.offset if own is not None and own.partition == place.partition else None
-    row = await pool.fetchrow(_ONE, now, place.partition, transaction_id, offset)
+    offset = own.offset if own is not None and own.partition == address.partition else None
+    row = await pool.fetchrow(_ONE, now, address.partition, transaction_id, offset)
     if row is None:
         return None
     view = _view(row, codec)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from hark.clock import SECOND
-from hark.engine.postgres.partitions import Directory, Group, Place
+from hark.engine.postgres.partitions import Directory, Group, Partition
 from hark.engine.postgres.pool import Pool
 from hark.errors import Conflict, EngineFailure, HarkError
 from hark.model import QUEUE_MODE, Delivery, EmptyReason, PopRequest, Subscription
@@ -46,12 +46,12 @@ class Job:
         self.until: int | None = None
         self.groups: list[tuple[int, Group]] = []
         """Where it takes from, with the priority of the queue."""
-        self.place: Place | None = None
+        self.named: Partition | None = None
         """The partition that it names."""
         self.messages: list[Delivery] = []
         self.bytes = 0
         self.positions = 0
-        self.tried_place = False
+        self.tried_partition = False
         self.discovered = False
         self.locked: list[tuple[Group, int]] = []
         self.served: list[tuple[Group, int]] = []
@@ -96,7 +96,7 @@ class Job:
         """Whether the next partition to try is one of a shared group."""
         for _, group in self.groups:
             group.ready.wake_due(now)
-        if self.place is not None:
+        if self.named is not None:
             return bool(self.groups) and self.groups[0][1].shared is not None
         best = self.best_group()
         if best is not None:
@@ -105,7 +105,7 @@ class Job:
 
     def shared_groups(self) -> list[Group]:
         """The shared groups to try next: those with work in queues of the highest priority of their namespace."""
-        if self.place is not None:
+        if self.named is not None:
             return [group for _, group in self.groups]
         highest = {group.namespace: priority for _, (priority, group) in self._best_of_each().values()}
         return [
@@ -116,8 +116,8 @@ class Job:
 
     def goes_on(self, now: int) -> bool:
         """Whether it has somebody left to try."""
-        if self.place is not None:
-            return bool(self.groups) and not self.tried_place
+        if self.named is not None:
+            return bool(self.groups) and not self.tried_partition
         if self.room <= 0:
             return False
         for _, group in self.groups:
@@ -146,7 +146,7 @@ class Job:
     def room(self) -> int:
         """How many more partitions it may take from."""
         full = len(self.messages) >= self.request.batch or self.bytes >= self.max_bytes
-        return 0 if full else (1 if self.place is not None else self.request.partitions) - self.positions
+        return 0 if full else (1 if self.named is not None else self.request.partitions) - self.positions
 
 
 class Candidate:
@@ -169,7 +169,7 @@ class Candidate:
     @property
     def is_outdated(self) -> bool:
         """Whether something happened to the partition since: what the database answered may have been before that."""
-        return self.group.ready.heard_since(self.partition, self.turn)
+        return self.group.ready.hinted_since(self.partition, self.turn)
 
 
 @contextmanager
@@ -248,8 +248,8 @@ class Contacts:
         if request.partition is not None:
             job.reason = "partition_not_found"
             if request.queue is not None and job.groups:
-                job.place = await self._directory.find_place(request.queue, request.partition)
-            if job.place is None:
+                job.named = await self._directory.find_partition(request.queue, request.partition)
+            if job.named is None:
                 job.groups = []
 
     async def _label_groups(self, request: PopRequest, given: int | None) -> list[tuple[int, Group]]:

@@ -10,9 +10,9 @@ from typing import Any
 
 from hark.clock import SECOND
 from hark.engine.postgres.contact import Job
-from hark.engine.postgres.partitions import Directory, Group, Place
+from hark.engine.postgres.partitions import Directory, Group, Partition
 from hark.engine.postgres.pool import Pool
-from hark.engine.postgres.push import Arrival, Telling
+from hark.engine.postgres.push import Arrival, Notifications
 from hark.engine.postgres.settle import Deliveries
 from hark.model import Hint
 
@@ -110,81 +110,81 @@ async def peer_secret(pool: Pool) -> bytes:
     return b"".join(values[key].to_bytes(_NUMBER_BYTES, signed=True) for key in keys)
 
 
-class Hearing:
+class HintListener:
     """Turns what other servers say into beliefs of this one, and into hints for those who wait here."""
 
     def __init__(self, directory: Directory, deliveries: Deliveries) -> None:
         self._directory = directory
         self._deliveries = deliveries
 
-    def hear(self, hints: Sequence[Hint]) -> list[Hint]:
+    def on_hints(self, hints: Sequence[Hint]) -> list[Hint]:
         """Believe hints; whom to tell of them."""
-        telling = Telling(self._directory)
-        for news, same in groupby(hints, lambda hint: hint.news):
-            if news == "message":
-                self._arrived(list(same), telling)
+        notifications = Notifications(self._directory)
+        for kind, same in groupby(hints, lambda hint: hint.kind):
+            if kind == "message":
+                self._arrived(list(same), notifications)
             else:
                 for hint in same:
-                    self._free(hint, telling)
+                    self._free(hint, notifications)
         # At the end: a lease over several queues is in several hints.
         for lease in (lease for hint in hints for lease in hint.ended):
             self._deliveries.end(lease)
-        return telling.hints()
+        return notifications.hints()
 
-    def _arrived(self, hints: Sequence[Hint], telling: Telling) -> None:
+    def _arrived(self, hints: Sequence[Hint], notifications: Notifications) -> None:
         """Messages came: they are for every group here, whomever the other server has told, and each of them once."""
-        came: dict[Place, int] = {}
+        came: dict[Partition, int] = {}
         for hint in hints:
             counts = dict(zip(hint.partitions or (), hint.counts, strict=False))
-            for place in self._known(hint):
-                came[place] = max(came.get(place, 1), counts.get(place.name, 1))
-        telling.arrived([Arrival(place, number) for place, number in came.items()])
+            for partition in self._known(hint):
+                came[partition] = max(came.get(partition, 1), counts.get(partition.name, 1))
+        notifications.arrived([Arrival(partition, number) for partition, number in came.items()])
         for hint in hints:
-            self._unknown(hint, telling)
+            self._unknown(hint, notifications)
 
-    def _unknown(self, hint: Hint, telling: Telling) -> None:
+    def _unknown(self, hint: Hint, notifications: Notifications) -> None:
         """Of some partitions nobody here can take by belief: whoever looks discovers them."""
-        names = {place.name for place in self._known(hint)}
+        names = {partition.name for partition in self._known(hint)}
         unknown = None if hint.partitions is None else [name for name in hint.partitions if name not in names]
         if unknown == []:
             return
         groups = list(self._directory.groups_of(hint.queue))
         for group in groups if unknown is None else ():
             group.ready.forget()
-        told = [group.name for group in groups]
-        telling.book.arrived(hint.queue, (), told)
-        for name in (None, *told):
-            telling.book.add(hint.queue, name, unknown, "message")
+        excluded = [group.name for group in groups]
+        notifications.book.arrived(hint.queue, (), excluded)
+        for name in (None, *excluded):
+            notifications.book.add(hint.queue, name, unknown, "message")
 
-    def _free(self, hint: Hint, telling: Telling) -> None:
+    def _free(self, hint: Hint, notifications: Notifications) -> None:
         for group in self._directory.groups_of(hint.queue):
             if hint.group in (None, group.name):
-                self._believe(group, hint, telling)
+                self._note_ready(group, hint, notifications)
         if hint.partitions is None or hint.partitions:
             counts = dict(zip(hint.partitions or (), hint.counts, strict=False))
-            telling.book.add(hint.queue, hint.group, hint.partitions, counts=counts or None)
+            notifications.book.add(hint.queue, hint.group, hint.partitions, counts=counts or None)
         if hint.group is not None:
             for lease in hint.ended:
-                telling.book.ended(hint.queue, hint.group, lease)
+                notifications.book.ended(hint.queue, hint.group, lease)
 
-    def _believe(self, group: Group, hint: Hint, telling: Telling) -> None:
+    def _note_ready(self, group: Group, hint: Hint, notifications: Notifications) -> None:
         if hint.partitions is None:
             group.ready.forget()
-        for place in self._known(hint):
-            group.ready.add(place.id)
+        for one in self._known(hint):
+            group.ready.add(one.id)
         if hint.ended:
-            telling.has_room(group)
+            notifications.has_room(group)
         if group.shared is not None:
             return  # A lease on messages keeps nobody else from a partition.
         if hint.ended:
-            telling.free(group, group.ready.doubt_leases())
+            notifications.free(group, group.ready.doubt_leases())
         for lease in hint.ended:
             for partition in self._deliveries.partitions_of(lease):
-                telling.drained(group, partition)
+                notifications.drained(group, partition)
 
-    def _known(self, hint: Hint) -> list[Place]:
-        places = self._directory.places
-        return [places[hint.queue, name] for name in hint.partitions or () if (hint.queue, name) in places]
+    def _known(self, hint: Hint) -> list[Partition]:
+        partitions = self._directory.partitions
+        return [partitions[hint.queue, name] for name in hint.partitions or () if (hint.queue, name) in partitions]
 
 
 BUCKET = 10 * SECOND
@@ -206,7 +206,7 @@ class Discovery:
 
     def is_wanted(self, job: Job, now: int) -> bool:
         """Whether to ask the database for partitions that this server has not heard of."""
-        if job.place is not None or job.discovered or not job.groups:
+        if job.named is not None or job.discovered or not job.groups:
             return False
         if any(group.ready.discovered is None for _, group in job.groups):
             return True
@@ -244,7 +244,7 @@ class Discovery:
                 self._directory.forget_group(group)
                 return False
             group.ready.prioritized |= bool(has_lanes)
-            if due is None or group.ready.heard_since(partition, turn):
+            if due is None or group.ready.hinted_since(partition, turn):
                 group.ready.found(partition)
             elif group.shared is not None:
                 group.shared.waits(partition, due, "lease_held" if leased else "waiting", now)

@@ -10,14 +10,14 @@ from hark.clock import Clock, SystemClock
 from hark.engine.api import Answers, KeyListener, Listener, ignore_keys
 from hark.engine.postgres import admin, browse, explain, retention, views
 from hark.engine.postgres.admin import AdminVerbs
-from hark.engine.postgres.discovery import Hearing, Late, peer_secret
+from hark.engine.postgres.discovery import HintListener, Late, peer_secret
 from hark.engine.postgres.explain import Explainer
 from hark.engine.postgres.keyvalue import KeyVerbs
 from hark.engine.postgres.migrate import migrate, own_tag
 from hark.engine.postgres.partitions import Directory
 from hark.engine.postgres.pool import Looks, Pool
 from hark.engine.postgres.pop import Popper
-from hark.engine.postgres.push import PUSH, Pushes, Telling
+from hark.engine.postgres.push import PUSH, Notifications, Pushes
 from hark.engine.postgres.retention import Expirer, Retention
 from hark.engine.postgres.settle import Deliveries, Settler, lease_uuid
 from hark.engine.postgres.transact import Transactor
@@ -66,7 +66,7 @@ from hark.model import (
 T = TypeVar("T")
 
 
-class LookingVerbs(ABC):
+class ViewVerbs(ABC):
     """Lists, counts and traces."""
 
     _pool: Pool
@@ -209,7 +209,7 @@ _SHARE_OF_LISTS = 4
 """Lists get one in four connections, and at least one: the others are for the queue."""
 
 
-class PostgresEngine(KeyVerbs, AdminVerbs, LookingVerbs):
+class PostgresEngine(KeyVerbs, AdminVerbs, ViewVerbs):
     """One server's way to the database. What it remembers is cache and hints: every fact is in the database."""
 
     shared = True
@@ -239,7 +239,7 @@ class PostgresEngine(KeyVerbs, AdminVerbs, LookingVerbs):
             wait_ms=wait_ms,
             prepared=prepared,
             on_return=self._hint_all,
-            on_told=self._told_keys,
+            on_notices=self._on_key_notices,
         )
         self._looks = Looks(max(1, pool_size // _SHARE_OF_LISTS), wait_ms / 1000)
         self._retention = Retention(self._pool, completed_retention_seconds, idle_group_seconds)
@@ -265,7 +265,7 @@ class PostgresEngine(KeyVerbs, AdminVerbs, LookingVerbs):
         self._settler = Settler(self._pool, self._directory, self._deliveries, self._codec)
         self._transactor = Transactor(self._pool, self._directory, self._deliveries, self._settler, self._codec)
         self._expirer = Expirer(self._pool, self._directory, self._deliveries, self._local_clock, self._late)
-        self._hearing = Hearing(self._directory, self._deliveries)
+        self._hint_listener = HintListener(self._directory, self._deliveries)
         self._open = True
 
     async def close(self) -> None:
@@ -282,7 +282,7 @@ class PostgresEngine(KeyVerbs, AdminVerbs, LookingVerbs):
     async def store_metrics(self) -> dict[str, float]:
         """See `Engine.store_metrics`."""
         numbers = await retention.store_metrics(self._pool)
-        return numbers | {"leases_expired": self._expirer.ended, "expiries_buried": self._expirer.buried}
+        return numbers | {"leases_expired": self._expirer.ended, "expiries_dead_lettered": self._expirer.dead_lettered}
 
     @property
     def pool(self) -> Pool:
@@ -332,12 +332,12 @@ class PostgresEngine(KeyVerbs, AdminVerbs, LookingVerbs):
             stale, ids, tails, offsets, codes = row
             if stale is None:
                 break
-            self._directory.forget_places(stale)
-        places = batch.adopt(ids)
-        outcomes = batch.outcomes(places, tails, offsets, codes)
-        telling = Telling(self._directory)
-        telling.arrived(batch.arrivals(places, codes, self._expirer.now()))
-        self._hint(telling.hints())
+            self._directory.forget_partitions(stale)
+        partitions = batch.adopt(ids)
+        outcomes = batch.outcomes(partitions, tails, offsets, codes)
+        notifications = Notifications(self._directory)
+        notifications.arrived(batch.arrivals(partitions, codes, self._expirer.now()))
+        self._hint(notifications.hints())
         if len(requests) == 1:
             return [outcomes]
         answers: list[list[PushOutcome]] = []
@@ -350,11 +350,11 @@ class PostgresEngine(KeyVerbs, AdminVerbs, LookingVerbs):
     async def pop(self, requests: Sequence[PopRequest]) -> Answers[PopResult]:
         """See `Engine.pop`."""
         now = self._now
-        telling = Telling(self._directory)
+        notifications = Notifications(self._directory)
         try:
-            answers = await self._popper.pop(requests, now, self._expirer.now(), telling)
+            answers = await self._popper.pop(requests, now, self._expirer.now(), notifications)
         finally:
-            self._hint(telling.hints())
+            self._hint(notifications.hints())
         to_local = self._expirer.to_local
         for answer in answers:
             if isinstance(answer, PopResult):
@@ -364,17 +364,17 @@ class PostgresEngine(KeyVerbs, AdminVerbs, LookingVerbs):
 
     async def settle(self, requests: Sequence[Sequence[Settlement]]) -> Answers[list[SettleOutcome]]:
         """See `Engine.settle`."""
-        telling = Telling(self._directory)
-        outcomes = await self._settler.settle(requests, self._now, telling)
-        self._hint(telling.hints())
+        notifications = Notifications(self._directory)
+        outcomes = await self._settler.settle(requests, self._now, notifications)
+        self._hint(notifications.hints())
         return outcomes
 
     async def transact(self, requests: Sequence[Transaction]) -> Answers[TransactionOutcome]:
         """See `Engine.transact`."""
-        telling = Telling(self._directory)
-        outcomes = await self._transactor.transact(requests, self._now, self._expirer.now(), telling)
-        self._tell_keys(telling.keys.values())
-        self._hint(telling.hints())
+        notifications = Notifications(self._directory)
+        outcomes = await self._transactor.transact(requests, self._now, self._expirer.now(), notifications)
+        self._notify_keys(notifications.keys.values())
+        self._hint(notifications.hints())
         return outcomes
 
     async def shorten(self, lease_ids: Sequence[str], microseconds: int) -> None:
@@ -408,9 +408,9 @@ class PostgresEngine(KeyVerbs, AdminVerbs, LookingVerbs):
         """See `Engine.collect`."""
         collected = await self._retention.step(await self._applied(), limit)
         if collected.removed:
-            telling = Telling(self._directory)
-            telling.looked_behind()
-            self._hint(telling.hints())
+            notifications = Notifications(self._directory)
+            notifications.looked_behind()
+            self._hint(notifications.hints())
         return collected
 
     async def read(self, requests: Sequence[Read]) -> Answers[ReadResult]:
@@ -437,11 +437,11 @@ class PostgresEngine(KeyVerbs, AdminVerbs, LookingVerbs):
 
     # Other servers -----------------------------------------------------------------------------------------
 
-    def hear(self, hints: Sequence[Hint]) -> list[Hint]:
-        """See `Engine.hear`."""
+    def on_hints(self, hints: Sequence[Hint]) -> list[Hint]:
+        """See `Engine.on_hints`."""
         if not self._open:
             return []
-        return self._hearing.hear(hints)
+        return self._hint_listener.on_hints(hints)
 
     async def peer_secret(self) -> bytes:
         """See `Engine.peer_secret`."""

@@ -15,12 +15,12 @@ from hark.errors import HarkError, NotFound
 from hark.ids import IdCodec
 from hark.model import (
     Ahead,
+    CurrentLease,
     DeadFacts,
     Ending,
     Explain,
     Facts,
     GroupFacts,
-    Held,
     LeaseFilter,
     LeasePart,
     Leases,
@@ -34,19 +34,19 @@ _LOOK_AT_MOST = 1000
 """How many of the messages before one are looked at for what is in its way."""
 
 _MESSAGE = f"""
-select queue.*, {NOW} as now, place.name as partition_name, place.last_created, message."offset",
+select queue.*, {NOW} as now, partition.name as partition_name, partition.last_created, message."offset",
     message.created_at as message_created_at, message.transaction_id, message.deliver_at, message.expires_at,
     message.owner, owner.name as owner_name,
     message.priority as message_priority,
     cardinality(coalesce(message.backoff, queue.schedule)) as allowed
-from hark.partitions as place
-join hark.queues as queue on queue.id = place.queue
+from hark.partitions as partition
+join hark.queues as queue on queue.id = partition.queue
 left join lateral (
     select * from hark.messages as one
-    where one.partition = place.id and one."offset" = $3 and one."offset" > place.floor offset 0
+    where one.partition = partition.id and one."offset" = $3 and one."offset" > partition.floor offset 0
 ) as message on true
 left join hark.groups as owner on owner.id = message.owner
-where place.id = $2 and $3 between 1 and place.tail
+where partition.id = $2 and $3 between 1 and partition.tail
 """
 _DEAD = """
 select grp, uid, attempts, error, failed_at, transaction_id, created_at, priority from hark.dead_letters
@@ -70,23 +70,23 @@ class Explainer:
         return [await self._facts(request) or _unknown() for request in requests]
 
     async def _facts(self, request: Explain) -> Facts | None:
-        place = self._codec.decode(request.message_id)
-        row = None if place is None else await self._pool.fetchrow(_MESSAGE, self._now, *place)
-        if place is None or row is None:
+        address = self._codec.decode(request.message_id)
+        row = None if address is None else await self._pool.fetchrow(_MESSAGE, self._now, *address)
+        if address is None or row is None:
             return None
         # All that follows is of the moment that the first answer was.
         now: int = row["now"]
-        dead = {one["grp"]: one for one in await self._pool.fetch(_DEAD, *place)}
+        dead = {one["grp"]: one for one in await self._pool.fetch(_DEAD, *address)}
         rows = []
         if can_be_stored(request.group):
-            rows = await self._pool.fetch(_GROUPS, now, *place, request.group)
+            rows = await self._pool.fetch(_GROUPS, now, *address, request.group)
         options = info_of(row).options
-        groups = [await self._group(place.partition, row, options, one, dead.get(one["name"])) for one in rows]
+        groups = [await self._group(address.partition, row, options, one, dead.get(one["name"])) for one in rows]
         if request.group is not None and not groups:
             groups = [GroupFacts(group=request.group, dead=_letter(dead.get(request.group)))]
         return Facts(
             at=now,
-            message=self._message(place.partition, place.offset, row, next(iter(dead.values()), None)),
+            message=self._message(address.partition, address.offset, row, next(iter(dead.values()), None)),
             options=options,
             queue_paused=row["paused"],
             groups=groups,
@@ -147,8 +147,8 @@ class Explainer:
 
     async def _ordered(self, partition: int, row: Any, options: QueueOptions, group: Any) -> dict[str, Any]:
         facts: dict[str, Any] = {"retry": _retrying(group)}
-        if group["held"]:
-            return facts | {"held": _held(group)}
+        if group["leased"]:
+            return facts | {"lease": _current_lease(group)}
         before, number = _before(group, row["offset"])
         facts["ahead_messages"] = number
         if group["blocked"]:
@@ -163,10 +163,10 @@ class Explainer:
         return facts
 
     def _leased(self, partition: int, group: Any) -> Ahead | None:
-        first = group["first_held"]
+        first = group["first_leased"]
         if first is None:
             return None
-        return Ahead(message_id=self._codec.encode(partition, first), offset=first, held=_held(group))
+        return Ahead(message_id=self._codec.encode(partition, first), offset=first, lease=_current_lease(group))
 
     async def _first(
         self,
@@ -200,7 +200,7 @@ def _shared(row: Any, options: QueueOptions, group: Any) -> dict[str, Any]:
     is_retry = retry is not None and (retry.attempts > 0 or retry.due > came)
     window = group["window_until"]
     return {
-        "held": _held(group) if group["held"] else None,
+        "lease": _current_lease(group) if group["leased"] else None,
         "retry": retry if is_retry else None,
         "window_until": window if window is not None and window > row["now"] else None,
     }
@@ -226,8 +226,8 @@ def _expiry(row: Any) -> int | None:
     return _created(row) + row["ttl"] * SECOND if row["ttl"] else None
 
 
-def _held(group: Any) -> Held:
-    return Held(str(group["lease"]), group["consumer"], group["since"], group["lease_until"])
+def _current_lease(group: Any) -> CurrentLease:
+    return CurrentLease(str(group["lease"]), group["consumer"], group["since"], group["lease_until"])
 
 
 def _retrying(row: Any) -> Retrying | None:
@@ -293,23 +293,23 @@ def _until(group: Any, offset: int) -> Iterator[tuple[int, int]]:
 
 # What leases hold: of ordered groups in their positions, of shared ones message by message. Those that gave their
 # partition back (claims) hold nobody up.
-_HELD = f"""
-with held as (
+_LEASED = f"""
+with leased as (
     select position.lease, position.grp, position.partition, position.lease_until as until,
-        hark.size_v1(position.held)::integer as messages, lower(position.held) as first
-    from hark.positions as position where position.lease_until > {NOW} and not isempty(position.held)
+        hark.size_v1(position.leased)::integer as messages, lower(position.leased) as first
+    from hark.positions as position where position.lease_until > {NOW} and not isempty(position.leased)
     union all
     select one.lease, one.grp, one.partition, max(one.until), count(*)::integer, min(one."offset")
     from hark.outstanding as one where one.until > {NOW} and one.lease is not null
     group by one.lease, one.grp, one.partition
 )
-select held.*, queue.name as queue, place.name as place, grp.name as group_name, grp.mode, lease.since,
+select leased.*, queue.name as queue, partition.name as partition_name, grp.name as group_name, grp.mode, lease.since,
     coalesce(lease.consumer, '') as consumer
-from held
-join hark.groups as grp on grp.id = held.grp
-join hark.partitions as place on place.id = held.partition
-join hark.queues as queue on queue.id = place.queue
-left join lateral (select * from hark.leases as x where x.id = held.lease limit 1) as lease on true
+from leased
+join hark.groups as grp on grp.id = leased.grp
+join hark.partitions as partition on partition.id = leased.partition
+join hark.queues as queue on queue.id = partition.queue
+left join lateral (select * from hark.leases as x where x.id = leased.lease limit 1) as lease on true
 """
 
 
@@ -317,12 +317,12 @@ async def leases(pool: Pool, codec: IdCodec, now: int | None, where: LeaseFilter
     """A page of the live leases, oldest first."""
     wanted = Where(now)
     wanted.also("queue.name = {}", where.queue)
-    wanted.also("place.name = {}", where.partition)
+    wanted.also("partition.name = {}", where.partition)
     wanted.also("grp.name = {}", where.group)
-    total = await pool.fetchval(f"select count(*) from ({_HELD} where {wanted}) as matching", *wanted.args)
+    total = await pool.fetchval(f"select count(*) from ({_LEASED} where {wanted}) as matching", *wanted.args)
     page, args = wanted.page(where.limit, where.offset)
     rows = await pool.fetch(
-        f"{_HELD} where {wanted} order by lease.since, held.lease, queue.name, place.name {page}", *args
+        f"{_LEASED} where {wanted} order by lease.since, leased.lease, queue.name, partition.name {page}", *args
     )
     return Leases([_part(row, codec) for row in rows], total)
 
@@ -331,7 +331,7 @@ def _part(row: asyncpg.Record, codec: IdCodec) -> LeasePart:
     return LeasePart(
         lease_id=str(row["lease"]),
         queue=row["queue"],
-        partition=row["place"],
+        partition=row["partition_name"],
         partition_id=codec.encode(row["partition"], 0),
         group=row["group_name"],
         mode=row["mode"],
@@ -345,12 +345,12 @@ def _part(row: asyncpg.Record, codec: IdCodec) -> LeasePart:
 
 async def queues_of(pool: Pool, codec: IdCodec, ids: Sequence[str]) -> list[str | None]:
     """The queues of partitions, or of the partitions of messages."""
-    places = [codec.decode(one) for one in ids]
-    numbers = [place.partition for place in places if place is not None]
+    addresses = [codec.decode(one) for one in ids]
+    numbers = [address.partition for address in addresses if address is not None]
     rows = await pool.fetch(
-        "select place.id, queue.name from hark.partitions as place join hark.queues as queue on queue.id = place.queue"
-        " where place.id = any ($1::bigint[])",
+        "select partition.id, queue.name from hark.partitions as partition join hark.queues as queue on queue.id = partition.queue"
+        " where partition.id = any ($1::bigint[])",
         numbers,
     )
     names = {row["id"]: row["name"] for row in rows}
-    return [None if place is None else names.get(place.partition) for place in places]
+    return [None if address is None else names.get(address.partition) for address in addresses]

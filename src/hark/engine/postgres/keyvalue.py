@@ -85,11 +85,11 @@ class KeyWrites:
         return {encode_key(mutation.key): mutation.key for mutation in self._request.mutations}
 
 
-def news_of(told: Sequence[str]) -> KeyNotification:
+def notification_of(notices: Sequence[str]) -> KeyNotification:
     """What `tell_keys_v1` said."""
-    if _ANY in told:
+    if _ANY in notices:
         return KeyNotification(None)
-    encoded = dict.fromkeys(key for text in told for key in text.split(","))
+    encoded = dict.fromkeys(key for text in notices for key in text.split(","))
     return KeyNotification(tuple(decode_key(bytes.fromhex(key)) for key in encoded))
 
 
@@ -192,12 +192,12 @@ class KeyVerbs(ABC):
         """See `KeyValueEngine.key_stats`."""
         return await self._key_stats.stats(self._local_clock.now())
 
-    def _tell_keys(self, changed: Iterable[Key]) -> None:
+    def _notify_keys(self, changed: Iterable[Key]) -> None:
         """Keys were written by a call that has come back."""
         keys = tuple(changed)
         if keys:
             self._key_listener(KeyNotification(keys))
 
-    def _told_keys(self, told: Sequence[str]) -> None:
+    def _on_key_notices(self, notices: Sequence[str]) -> None:
         """The database said which keys a call changed besides."""
-        self._key_listener(news_of(told))
+        self._key_listener(notification_of(notices))

@@ -35,12 +35,12 @@ class Ready:
         self._heap: list[tuple[int, int, int]] = []
         self._waking_heap: list[tuple[int, int]] = []
         self._served: dict[int, int] = {}
-        self._heard: dict[int, int] = {}
+        self._hinted: dict[int, int] = {}
         """When (in turns) something was last said of a partition by anybody but a pop."""
         self._forgotten = 0
         self._missed: set[int] = set()
         """Partitions that got messages while they waited."""
-        self._untold: dict[int, int] = {}
+        self._unannounced: dict[int, int] = {}
         """Partitions that pops made ready, and that nobody was told of; in shared groups with a number of messages."""
         self._leased_elsewhere: set[int] = set()
         """Partitions that the database said are leased, by whomever."""
@@ -58,14 +58,14 @@ class Ready:
 
     def add(self, partition: int) -> None:
         """A partition may be taken, and whoever says so tells others."""
-        self._heard[partition] = next(_turns)
+        self._hinted[partition] = next(_turns)
         self.found(partition)
-        self._untold.pop(partition, None)
+        self._unannounced.pop(partition, None)
 
     def offer(self, partition: int) -> bool:
         """A partition got a message: it may be taken (True) unless what it waits for comes first."""
         if partition in self.waking:
-            self._heard[partition] = next(_turns)
+            self._hinted[partition] = next(_turns)
             self._missed.add(partition)
             return False
         self.add(partition)
@@ -76,7 +76,7 @@ class Ready:
         if partition in self._missed:
             self.add(partition)
             return True
-        self._heard[partition] = next(_turns)
+        self._hinted[partition] = next(_turns)
         self._stop_waiting(partition)
         return False
 
@@ -102,16 +102,16 @@ class Ready:
         """A turn to compare with what is heard later."""
         return next(_turns)
 
-    def heard_since(self, partition: int, turn: int) -> bool:
+    def hinted_since(self, partition: int, turn: int) -> bool:
         """Whether something was said of a partition since: then an answer that was under way may be too old."""
-        return max(self._heard.get(partition, 0), self._forgotten) > turn
+        return max(self._hinted.get(partition, 0), self._forgotten) > turn
 
     def found(self, partition: int) -> None:
         """A partition may be taken, as a pop found."""
         self._stop_waiting(partition)
         if partition not in self._ready:
             self._enter(partition)
-            self._untold[partition] = 1
+            self._unannounced[partition] = 1
 
     def _enter(self, partition: int) -> None:
         """Among the ready ones in the order in which they are tried."""
@@ -127,11 +127,11 @@ class Ready:
     def put_back(self, partition: int) -> None:
         """A partition may be taken some day, but to tell anybody of it now would be of no use."""
         self.found(partition)
-        self._untold.pop(partition, None)
+        self._unannounced.pop(partition, None)
 
-    def take_untold(self) -> dict[int, int]:
+    def take_unannounced(self) -> dict[int, int]:
         """The partitions that are ready and that nobody was told of; they are told now."""
-        untold, self._untold = self._untold, {}
+        untold, self._unannounced = self._unannounced, {}
         return untold
 
     def remove(self, partition: int) -> None:
@@ -141,7 +141,7 @@ class Ready:
 
     def _leave(self, partition: int) -> None:
         self._ready.pop(partition, None)
-        self._untold.pop(partition, None)
+        self._unannounced.pop(partition, None)
 
     def _stop_waiting(self, partition: int) -> None:
         self.waking.pop(partition, None)
@@ -218,16 +218,16 @@ class SharedReady(Ready):
         super().__init__()
         self._tops: dict[int, int] = {}
         """The highest priority that is believed ready."""
-        self._told: dict[int, int] = {}
+        self._announced: dict[int, int] = {}
         """How many messages others have been told of that are still there, as far as is known."""
-        self._told_due: dict[int, int] = {}
+        self._announced_due: dict[int, int] = {}
         """Times that whoever looks learns, and that others have been told to look for."""
 
     def forget(self) -> None:
         """Everything has to be discovered again."""
         super().forget()
-        self._told.clear()
-        self._told_due.clear()
+        self._announced.clear()
+        self._announced_due.clear()
 
     def _rank(self, partition: int) -> int:
         return -self._tops.get(partition, 0)
@@ -237,18 +237,18 @@ class SharedReady(Ready):
     def arrived(self, partition: int, number: int, top: int) -> None:
         """So many messages may be taken, and whoever says so tells others."""
         self._raise(partition, top)
-        self._told[partition] = self._told.get(partition, 0) + number
+        self._announced[partition] = self._announced.get(partition, 0) + number
         self.add(partition)
         self._enter(partition)
 
     def later(self, partition: int, due: int) -> bool:
         """A message may be taken from a time on; True: others have to be told, so that somebody learns the time."""
         waking = self.waking.get(partition)
-        known = self._told_due.get(partition)
+        known = self._announced_due.get(partition)
         if waking is not None and waking[0] <= due and known is not None and known <= due:
-            self._heard[partition] = self.now()
+            self._hinted[partition] = self.now()
             return False
-        self._told_due[partition] = due
+        self._announced_due[partition] = due
         self.add(partition)
         return True
 
@@ -264,7 +264,7 @@ class SharedReady(Ready):
         self._served[partition] = self.now()
         if partition in self._ready:
             self._enter(partition)  # It stays ready, but behind the others: whatever is said of it next.
-        self._told[partition] = max(0, self._told.get(partition, 0) - number)
+        self._announced[partition] = max(0, self._announced.get(partition, 0) - number)
 
     def has_left(self, partition: int, counts: Sequence[int]) -> None:
         """There is more to take: so many messages of each priority, or at least one look."""
@@ -272,26 +272,26 @@ class SharedReady(Ready):
         self._tops[partition] = max((priority for priority, number in enumerate(counts) if number), default=0)
         self.prioritized |= self._tops[partition] > 0
         self._enter(partition)
-        self._untold.pop(partition, None)
-        number, told = max(1, sum(counts)), self._told.get(partition, 0)
-        if number > told:
-            self._untold[partition] = number - told
-            self._told[partition] = number
+        self._unannounced.pop(partition, None)
+        number, announced = max(1, sum(counts)), self._announced.get(partition, 0)
+        if number > announced:
+            self._unannounced[partition] = number - announced
+            self._announced[partition] = number
 
     def has_nothing(self, partition: int) -> None:
         """There is nothing to take, until something is heard of it."""
         self.remove(partition)
-        self._told.pop(partition, None)
-        self._told_due.pop(partition, None)
+        self._announced.pop(partition, None)
+        self._announced_due.pop(partition, None)
 
     def waits(self, partition: int, due: int, reason: EmptyReason, now: int) -> None:
         """There is nothing to take until a time. Unless others know that, they have to look: then so do they."""
         self.wake_at(partition, due, reason)
-        self._told.pop(partition, None)
-        known = self._told_due.get(partition)
+        self._announced.pop(partition, None)
+        known = self._announced_due.get(partition)
         if reason != "lease_held" and (known is None or known <= now or due < known):
-            self._told_due[partition] = due
-            self._untold[partition] = 1
+            self._announced_due[partition] = due
+            self._unannounced[partition] = 1
 
     def pass_by(self, partition: int) -> None:
         """Somebody else is at it."""
@@ -302,7 +302,7 @@ class SharedReady(Ready):
 # forgotten, and the call is made again with names.
 
 
-class Place:
+class Partition:
     """A partition."""
 
     __slots__ = ("id", "name", "prefix", "queue", "uid")
@@ -342,45 +342,45 @@ class Directory:
     def __init__(self, pool: Pool, codec: IdCodec) -> None:
         self._pool = pool
         self._codec = codec
-        self.places: dict[tuple[str, str], Place] = {}
-        self.places_by_id: dict[int, Place] = {}
+        self.partitions: dict[tuple[str, str], Partition] = {}
+        self.partitions_by_id: dict[int, Partition] = {}
         self.groups: dict[tuple[str, str], Group] = {}
         self._groups_of: dict[str, dict[str, Group]] = {}
 
     # Partitions --------------------------------------------------------------------------------------------
 
-    def adopt_place(self, number: int, queue: str, name: str) -> Place:
+    def adopt_partition(self, number: int, queue: str, name: str) -> Partition:
         """Remember a partition."""
-        place = self.places_by_id.get(number)
-        if place is None or place.name != name:
-            place = Place(number, queue, name, self._codec)
-            self.places[queue, name] = self.places_by_id[number] = place
-        return place
+        partition = self.partitions_by_id.get(number)
+        if partition is None or partition.name != name:
+            partition = Partition(number, queue, name, self._codec)
+            self.partitions[queue, name] = self.partitions_by_id[number] = partition
+        return partition
 
-    def forget_places(self, numbers: Iterable[int]) -> None:
+    def forget_partitions(self, numbers: Iterable[int]) -> None:
         """These partitions are not there any more."""
         for number in numbers:
-            place = self.places_by_id.pop(number, None)
-            if place is not None and self.places.get((place.queue, place.name)) is place:
-                del self.places[place.queue, place.name]
+            partition = self.partitions_by_id.pop(number, None)
+            if partition is not None and self.partitions.get((partition.queue, partition.name)) is partition:
+                del self.partitions[partition.queue, partition.name]
 
-    async def find_place(self, queue: str, name: str) -> Place | None:
+    async def find_partition(self, queue: str, name: str) -> Partition | None:
         """A partition by name."""
-        place = self.places.get((queue, name))
-        if place is None:
+        partition = self.partitions.get((queue, name))
+        if partition is None:
             row = await self._pool.fetchrow(
                 "select p.id from hark.partitions p join hark.queues q on q.id = p.queue"
                 " where q.name = $1 and p.name = $2",
                 queue,
                 name,
             )
-            place = None if row is None else self.adopt_place(row[0], queue, name)
-        return place
+            partition = None if row is None else self.adopt_partition(row[0], queue, name)
+        return partition
 
-    async def load_places(self, numbers: Iterable[int]) -> bool:
+    async def load_partitions(self, numbers: Iterable[int]) -> bool:
         """Partitions by number; what does not exist stays unknown. Whether one was learned."""
         rows = []
-        missing = [number for number in numbers if number not in self.places_by_id]
+        missing = [number for number in numbers if number not in self.partitions_by_id]
         if missing:
             rows = await self._pool.fetch(
                 "select p.id, q.name, p.name from hark.partitions p join hark.queues q on q.id = p.queue"
@@ -388,7 +388,7 @@ class Directory:
                 missing,
             )
             for row in rows:
-                self.adopt_place(row[0], row[1], row[2])
+                self.adopt_partition(row[0], row[1], row[2])
         return bool(rows)
 
     # Groups ------------------------------------------------------------------------------------------------
@@ -421,7 +421,7 @@ class Directory:
 
     def forget_queue(self, queue: str) -> None:
         """A queue was removed with everything in it."""
-        self.forget_places([place.id for place in self.places.values() if place.queue == queue])
+        self.forget_partitions([partition.id for partition in self.partitions.values() if partition.queue == queue])
         for group in list(self.groups_of(queue)):
             self.forget_group(group)
 

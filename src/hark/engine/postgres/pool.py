@@ -115,7 +115,7 @@ OLDEST_SERVER = 14
 _CONNECT_SECONDS = 8.0
 _GRACE_SECONDS = 5.0
 """How much later than the server, which ends a statement that takes too long, a call gives its connection up."""
-_TOLD = "HK100"
+_NOTICE = "HK100"
 """What procedures say with this code is for the server, not for people."""
 _PAUSES = (0.005, 0.01, 0.02, 0.04, 0.08)
 """Seconds to wait at most before a transaction that the database rolled back is tried again."""
@@ -133,11 +133,11 @@ class Pool:
         wait_ms: int = 10_000,
         prepared: bool = True,
         on_return: Callable[[], None] = lambda: None,
-        on_told: Callable[[Sequence[str]], None] = lambda _told: None,
+        on_notices: Callable[[Sequence[str]], None] = lambda _notices: None,
     ) -> None:
         self._url = url
-        self._on_told = on_told
-        self._told: dict[asyncpg.Connection, list[str]] = {}
+        self._on_notices = on_notices
+        self._notices: dict[asyncpg.Connection, list[str]] = {}
         """What the database said during the calls that run, beside their answers."""
         self._call_seconds = statement_timeout_ms / 1000 + _GRACE_SECONDS
         self._prepared = prepared
@@ -213,14 +213,14 @@ class Pool:
         return connection
 
     def _listen(self, connection: asyncpg.Connection, message: asyncpg.PostgresLogMessage) -> None:
-        if message.sqlstate == _TOLD:
-            self._told.setdefault(connection, []).append(message.message)
+        if message.sqlstate == _NOTICE:
+            self._notices.setdefault(connection, []).append(message.message)
 
     def _pass_on(self, connection: asyncpg.Connection, committed: bool) -> None:
         """A call is over: what was said during it counts if it was committed."""
-        told = self._told.pop(connection, None)
-        if told and committed:
-            self._on_told(told)
+        notices = self._notices.pop(connection, None)
+        if notices and committed:
+            self._on_notices(notices)
 
     # Calls -------------------------------------------------------------------------------------------------
 

@@ -26,9 +26,9 @@ from hark.engine.postgres.contact import (
     leasing,
 )
 from hark.engine.postgres.discovery import Discovery, Late
-from hark.engine.postgres.partitions import Directory, Group, Place
+from hark.engine.postgres.partitions import Directory, Group, Partition
 from hark.engine.postgres.pool import Pool
-from hark.engine.postgres.push import Telling
+from hark.engine.postgres.push import Notifications
 from hark.engine.postgres.settle import Deliveries
 from hark.errors import HarkError
 from hark.ids import IdCodec, IdSource
@@ -56,13 +56,13 @@ class Handing:
         self._deliveries = deliveries
         self._codec = codec
 
-    def hand_out(self, job: Job, place: Place, until: int | None, messages: Any) -> None:
+    def hand_out(self, job: Job, partition: Partition, until: int | None, messages: Any) -> None:
         """A job got messages of a partition: offsets, times, transaction ids, payloads, attempts and options.
 
         They are on its lease, or settled if that has no end.
         """
         offsets, created_ats, transaction_ids, payloads, attempts, options = messages
-        prefix, uid, name, queue = place.prefix, place.uid, place.name, place.queue
+        prefix, uid, name, queue = partition.prefix, partition.uid, partition.name, partition.queue
         with_prefix, append = self._codec.with_prefix, job.messages.append
         for n, offset in enumerate(offsets):
             message_id = with_prefix(prefix, offset)
@@ -91,7 +91,7 @@ class Handing:
         if until is not None:
             job.until = until if job.until is None else min(job.until, until)
             named = [(t, o) for t, o in zip(transaction_ids, offsets, strict=True) if t is not None]
-            self._deliveries.add(job.lease, until, place.id, len(offsets), named)
+            self._deliveries.add(job.lease, until, partition.id, len(offsets), named)
 
 
 SHARE = (
@@ -151,40 +151,40 @@ class Sharing:
         if not crowds:
             return
         # Waiting for rows in one order everywhere keeps calls from waiting for each other for good: the database does.
-        asked = [(number, job) for number, crowd in enumerate(crowds, 1) for job in crowd.jobs]
+        numbered = [(number, job) for number, crowd in enumerate(crowds, 1) for job in crowd.jobs]
         tried = [(number, one) for number, crowd in enumerate(crowds, 1) for one in crowd.candidates]
-        with leasing([job for _, job in asked]):
+        with leasing([job for _, job in numbered]):
             rows = await self._pool.fetch(
                 SHARE,
                 given,
-                [number for number, _ in asked],
-                [job.request.batch - len(job.messages) for _, job in asked],
-                [job.room for _, job in asked],
-                [job.lease for _, job in asked],
-                [job.until for _, job in asked],
-                [job.request.auto_ack for _, job in asked],
-                [job.request.lease_ms for _, job in asked],
+                [number for number, _ in numbered],
+                [job.request.batch - len(job.messages) for _, job in numbered],
+                [job.room for _, job in numbered],
+                [job.lease for _, job in numbered],
+                [job.until for _, job in numbered],
+                [job.request.auto_ack for _, job in numbered],
+                [job.request.lease_ms for _, job in numbered],
                 [number for number, _ in tried],
                 [one.group.id for _, one in tried],
                 [one.partition for _, one in tried],
                 [one.wait for _, one in tried],
-                asked[0][1].max_bytes,
-                [job.consumer for _, job in asked],
+                numbered[0][1].max_bytes,
+                [job.consumer for _, job in numbered],
             )
-        await self._directory.load_places([tried[row[1] - 1][1].partition for row in rows if row[0] is not None])
+        await self._directory.load_partitions([tried[row[1] - 1][1].partition for row in rows if row[0] is not None])
         for row in rows:
             if row[0] is not None:
-                self._hand_out(asked[row[0] - 1][1], tried[row[1] - 1][1], row)
+                self._hand_out(numbered[row[0] - 1][1], tried[row[1] - 1][1], row)
         for row in rows:
             if row[0] is None:
                 number, candidate = tried[row[1] - 1]
                 self._learn(crowds[number - 1], candidate, row, now)
 
     def _hand_out(self, job: Job, candidate: Candidate, row: Any) -> None:
-        place = self._directory.places_by_id.get(candidate.partition)
-        if place is None:
+        partition = self._directory.partitions_by_id.get(candidate.partition)
+        if partition is None:
             return  # Its queue was removed a moment ago, and the lease with it.
-        self._handing.hand_out(job, place, row[3], row[5:])
+        self._handing.hand_out(job, partition, row[3], row[5:])
         assert candidate.group.shared is not None
         candidate.group.shared.served(candidate.partition, len(row[5]))
 
@@ -197,14 +197,14 @@ class Sharing:
         if status in NOT_NOW and candidate.is_outdated:
             ready.found(partition)
             for job in hungry:
-                job.tried_place = False
+                job.tried_partition = False
             return
         for job in hungry if status != MORE else ():
             job.got_nothing(status)
         if status == MORE:
             ready.has_left(partition, counts)
             for job in hungry:
-                job.tried_place = False
+                job.tried_partition = False
         elif status == NOTHING:
             ready.has_nothing(partition)
         elif status == LOCKED:
@@ -217,14 +217,14 @@ class Sharing:
                 job.close(group, status, due)
         elif status == GONE:
             ready.has_nothing(partition)
-            self._directory.forget_places([partition])
+            self._directory.forget_partitions([partition])
             self._directory.forget_group(group)
             for job in crowd.jobs:
-                job.stale, job.tried_place = True, False
+                job.stale, job.tried_partition = True, False
         else:
             ready.waits(partition, due, REASONS[status], now)
             for job in crowd.jobs:
-                if job.place is not None:
+                if job.named is not None:
                     job.look_again_at = due
 
 
@@ -233,20 +233,20 @@ def _crowds(jobs: Iterable[Job]) -> list[Crowd]:
     crowds: dict[tuple[int | None, ...], Crowd] = {}
     for job in jobs:
         groups = job.shared_groups()
-        place = None if job.place is None else job.place.id
-        key = (place, *(group.id for group in groups))
+        partition = None if job.named is None else job.named.id
+        key = (partition, *(group.id for group in groups))
         crowd = crowds.setdefault(key, Crowd(groups))
         crowd.jobs.append(job)
     taken: set[tuple[int, int]] = set()
-    for (place, *_), crowd in crowds.items():
-        if place is not None:
-            crowd.name(crowd.groups[0], place, taken)
+    for (partition, *_), crowd in crowds.items():
+        if partition is not None:
+            crowd.name(crowd.groups[0], partition, taken)
             for job in crowd.jobs if crowd.candidates else ():
-                job.tried_place = True
-    for (place, *_), crowd in crowds.items():
-        if place is None and crowd.groups:
+                job.tried_partition = True
+    for (partition, *_), crowd in crowds.items():
+        if partition is None and crowd.groups:
             crowd.choose(taken)
-        elif place is None:
+        elif partition is None:
             crowd.wait_for(taken)
     return list(crowds.values())
 
@@ -286,7 +286,7 @@ class Popper:
         """Leases of failed calls that could not be given back yet, and the groups that they may be of."""
 
     async def pop(
-        self, requests: Sequence[PopRequest], given: int | None, now: int, telling: Telling
+        self, requests: Sequence[PopRequest], given: int | None, now: int, notifications: Notifications
     ) -> list[PopResult | HarkError]:
         """An answer to each request. `given`: the time to tell the database, `now`: what that is or will be."""
         bound = reply_bound(len(requests))
@@ -294,16 +294,16 @@ class Popper:
         answers = await self._contacts.resolve(jobs, given)
         active = [jobs[position] for position in jobs if position not in answers]
         await self._contacts.note_seen(active, given, now)
-        await self._give_back(given, telling)
+        await self._give_back(given, notifications)
         try:
             while active:
                 active = await self._round(active, given, now)
         except BaseException:
-            self._owe(jobs.values(), telling)
-            await self._give_back(given, telling)
+            self._owe(jobs.values(), notifications)
+            await self._give_back(given, notifications)
             raise
         results = [answers[n] if n in answers else self._answer(jobs[n]) for n in range(len(requests))]
-        telling.left({group: None for job in jobs.values() for _, group in job.groups})
+        notifications.left({group: None for job in jobs.values() for _, group in job.groups})
         return results
 
     async def _round(self, active: Sequence[Job], given: int | None, now: int) -> list[Job]:
@@ -324,15 +324,15 @@ class Popper:
         # What those had more of is for the others, if they have nothing yet.
         return [job for job in active if job in going or (not job.messages and job.goes_on(now))]
 
-    def _owe(self, jobs: Iterable[Job], telling: Telling) -> None:
+    def _owe(self, jobs: Iterable[Job], notifications: Notifications) -> None:
         """A round failed: no request of this call gets an answer, so none may hold a lease."""
         for job in jobs:
             groups = [group for _, group in job.groups]
-            _forget(groups, telling)
+            _forget(groups, notifications)
             if job.may_hold:
                 self._owed[job.lease] = groups
 
-    async def _give_back(self, given: int | None, telling: Telling) -> None:
+    async def _give_back(self, given: int | None, notifications: Notifications) -> None:
         """Give back the leases of failed calls; if the database is away, a later pop does."""
         owed = dict(self._owed)
         if not owed:
@@ -341,7 +341,7 @@ class Popper:
             await self._pool.fetch(GIVE_BACK, given, list(owed))
             for lease, groups in owed.items():
                 self._owed.pop(lease, None)
-                _forget(groups, telling)
+                _forget(groups, notifications)
 
     # Ordered groups ----------------------------------------------------------------------------------------
 
@@ -352,19 +352,19 @@ class Popper:
             for one in self._candidates(job, now):
                 if chosen.setdefault(one.key, one) is one:
                     continue
-                if job.place is not None:
-                    job.tried_place = False
+                if job.named is not None:
+                    job.tried_partition = False
                 else:
                     job.locked.append((one.group, one.partition))
         return list(chosen.values())
 
     def _candidates(self, job: Job, now: int) -> list[Candidate]:
         """The next partitions for a job: highest queue priority, then served longest ago (rule 9)."""
-        if job.place is not None:
-            if job.tried_place or not job.groups:
+        if job.named is not None:
+            if job.tried_partition or not job.groups:
                 return []
-            job.tried_place = True
-            return [Candidate(job, job.groups[0][1], job.place.id, wait=True)]
+            job.tried_partition = True
+            return [Candidate(job, job.groups[0][1], job.named.id, wait=True)]
         chosen: list[Candidate] = []
         for _, group in job.groups:
             group.ready.wake_due(now)
@@ -406,14 +406,14 @@ class Popper:
                 sum(job.max_bytes for job in jobs),  # The procedure divides them.
                 [job.consumer for job in jobs],
             )
-        await self._directory.load_places([ordered[row[0] - 1].partition for row in rows if row[1] == TAKEN])
+        await self._directory.load_partitions([ordered[row[0] - 1].partition for row in rows if row[1] == TAKEN])
         answered = {row[0] for row in rows}
         for number, one in enumerate(ordered, 1):
             if number not in answered:  # What was planned to be taken is gone: it is looked at closely next time.
                 one.job.served.append((one.group, one.partition))
         for row in sorted(rows, key=_position):
             one, status = ordered[row[0] - 1], row[1]
-            if status == TAKEN and one.partition not in self._directory.places_by_id:
+            if status == TAKEN and one.partition not in self._directory.partitions_by_id:
                 status = GONE  # Its queue was removed a moment ago, and the lease with it.
             self._take_over(one, status, row)
 
@@ -428,7 +428,7 @@ class Popper:
             return
         if status in NOT_NOW and candidate.is_outdated:
             group.ready.found(partition)
-            job.tried_place = False
+            job.tried_partition = False
             return
         job.got_nothing(status)
         if status == NOTHING:
@@ -440,22 +440,22 @@ class Popper:
             group.ready.put_back(partition)
         elif status == GONE:
             group.ready.remove(partition)
-            self._directory.forget_places([partition])
+            self._directory.forget_partitions([partition])
             self._directory.forget_group(group)
             job.stale = True
-            job.tried_place = False
+            job.tried_partition = False
         else:
             if status == LEASED:
                 group.ready.leased_until(partition, due)
             else:
                 group.ready.wake_at(partition, due, REASONS[status])
-            if job.place is not None:
+            if job.named is not None:
                 job.look_again_at = due
 
     def _hand_out(self, candidate: Candidate, row: Any) -> None:
         job, group, partition = candidate.job, candidate.group, candidate.partition
         due, more = row[2:4]
-        self._handing.hand_out(job, self._directory.places_by_id[partition], due, row[4:])
+        self._handing.hand_out(job, self._directory.partitions_by_id[partition], due, row[4:])
         group.ready.serve(partition)
         job.had.add((group, partition))
         if due is not None:
@@ -475,7 +475,7 @@ class Popper:
             return job.error
         for _, group in job.groups:
             due = group.ready.next_wake()
-            if job.place is None:
+            if job.named is None:
                 if job.reason == "nothing_ready" and group.ready.waking:
                     job.reason = min(group.ready.waking.values())[1]
                 if due is not None and (job.look_again_at is None or due < job.look_again_at):
@@ -483,11 +483,11 @@ class Popper:
         return PopResult((), "", 0, job.reason, job.look_again_at)
 
 
-def _forget(groups: Iterable[Group], telling: Telling) -> None:
+def _forget(groups: Iterable[Group], notifications: Notifications) -> None:
     """It is unknown what these groups can take: the next pops look."""
     for group in groups:
         group.ready.forget()
-        telling.anywhere(group)
+        notifications.anywhere(group)
 
 
 def _position(row: Any) -> int:

@@ -7,14 +7,14 @@ from typing import Any
 
 from hark.clock import MILLISECOND
 from hark.engine.hints import HintBook
-from hark.engine.postgres.partitions import Directory, Group, Place, SharedReady
+from hark.engine.postgres.partitions import Directory, Group, Partition, SharedReady
 from hark.ids import IdCodec
 from hark.keys import encode_key
 from hark.model import Hint, Key, NewMessage, PushOutcome
 from hark.model.messages import RESERVED, RESERVED_TEXT
 
 _DUPLICATE, _MISMATCH, _FULL, NOT_YET = 1, 2, 3, 4
-PLACES = 6
+PARTITION_ARRAYS = 6
 """How many arrays of `push_v1` are about partitions."""
 OPTIONS = 11
 """How many arrays of `push_v1` are about the few messages that have options."""
@@ -34,10 +34,10 @@ def storable(text: str | None) -> str | None:
 class Arrival:
     """Messages that came to a partition."""
 
-    __slots__ = ("due", "number", "place", "prioritized", "top")
+    __slots__ = ("due", "number", "partition", "prioritized", "top")
 
-    def __init__(self, place: Place, number: int = 0) -> None:
-        self.place = place
+    def __init__(self, partition: Partition, number: int = 0) -> None:
+        self.partition = partition
         self.number = number
         """How many of them can be taken now."""
         self.top = 0
@@ -70,7 +70,7 @@ class Pushes:
         """Namespace and task for the queue of each, if it has to be made."""
         self._positions: dict[tuple[str, str], int] = {}
         self.counts: list[int] = []
-        self.place: list[int] = []
+        self.partition: list[int] = []
         self.ordinal: list[int] = []
         self.payload: list[bytes] = []
         self.transaction_id: list[str | None] = []
@@ -85,35 +85,35 @@ class Pushes:
 
     def add(self, items: Iterable[NewMessage]) -> None:
         """Add messages. Every line of the loop is paid for by every message."""
-        positions, counts, place, ordinal = self._positions, self.counts, self.place, self.ordinal
+        positions, counts, partition, ordinal = self._positions, self.counts, self.partition, self.ordinal
         payload, transaction_ids = self.payload, self.transaction_id
         for item in items:
             key = (item.queue, item.partition)
             number = positions.get(key)
             if number is None:
-                number = self._add_place(key, item.labels)
+                number = self._add_partition(key, item.labels)
             transaction_id = item.transaction_id
             if transaction_id is not None:
-                known = self._known.setdefault((number, transaction_id), len(place))
-                if known != len(place):
+                known = self._known.setdefault((number, transaction_id), len(partition))
+                if known != len(partition):
                     self._items.append(known)
                     continue
                 self._note_transaction_id(number, transaction_id)
-            self._items.append(len(place))
+            self._items.append(len(partition))
             counts[number] += 1
-            place.append(number + 1)
+            partition.append(number + 1)
             ordinal.append(counts[number])
             payload.append(item.payload)
             transaction_ids.append(transaction_id)
             if item.has_options or item.producer is not None:
-                self._timing[len(place) - 1] = item.priority, item.deliver_at or 0, item.delay_ms * MILLISECOND
-                self._options.append(options_row(len(place), item))
+                self._timing[len(partition) - 1] = item.priority, item.deliver_at or 0, item.delay_ms * MILLISECOND
+                self._options.append(options_row(len(partition), item))
 
-    def _add_place(self, key: tuple[str, str], labels: tuple[str, str] | None) -> int:
+    def _add_partition(self, key: tuple[str, str], labels: tuple[str, str] | None) -> int:
         number = self._positions[key] = len(self.names)
         self.names.append(key)
         self._labels.append(labels or (None, None))
-        known = self._directory.places.get(key)
+        known = self._directory.partitions.get(key)
         self.ids.append(None if known is None else known.id)
         self.counts.append(0)
         return number
@@ -122,7 +122,7 @@ class Pushes:
         self._has_transaction_ids = True
         own = self._codec.decode(transaction_id)
         if own is not None and own.offset and self.ids[number] in (None, own.partition):
-            self._same_as[len(self.place)] = own.offset
+            self._same_as[len(self.partition)] = own.offset
 
     def arguments(self) -> tuple[object, ...]:
         """Those of `push_v1` after the time."""
@@ -135,35 +135,39 @@ class Pushes:
             [namespace for namespace, _ in self._labels] if unknown else None,
             [task for _, task in self._labels] if unknown else None,
             self.counts,
-            self.place,
+            self.partition,
             self.ordinal,
             self.payload,
             self.transaction_id if self._has_transaction_ids else None,
-            [self._same_as.get(n) for n in range(len(self.place))] if self._same_as else None,
+            [self._same_as.get(n) for n in range(len(self.partition))] if self._same_as else None,
             *options,
         )
 
-    def adopt(self, ids: Sequence[int]) -> list[Place]:
+    def adopt(self, ids: Sequence[int]) -> list[Partition]:
         """The partitions by their numbers in the answer; new ones are remembered."""
-        adopt = self._directory.adopt_place
+        adopt = self._directory.adopt_partition
         return [adopt(number, *key) for number, key in zip(ids, self.names, strict=True)]
 
     def outcomes(
-        self, places: Sequence[Place], tails: Sequence[int], offsets: Sequence[int] | None, codes: Sequence[int] | None
+        self,
+        partitions: Sequence[Partition],
+        tails: Sequence[int],
+        offsets: Sequence[int] | None,
+        codes: Sequence[int] | None,
     ) -> list[PushOutcome]:
         """What became of each message."""
         with_prefix = self._codec.with_prefix
         stored: list[PushOutcome] = []
         if offsets is None or codes is None:
-            for number, ordinal, transaction_id in zip(self.place, self.ordinal, self.transaction_id, strict=True):
-                place = places[number - 1]
-                message_id = with_prefix(place.prefix, tails[number - 1] + ordinal)
-                stored.append(PushOutcome("queued", transaction_id or message_id, message_id, place.uid))
+            for number, ordinal, transaction_id in zip(self.partition, self.ordinal, self.transaction_id, strict=True):
+                partition = partitions[number - 1]
+                message_id = with_prefix(partition.prefix, tails[number - 1] + ordinal)
+                stored.append(PushOutcome("queued", transaction_id or message_id, message_id, partition.uid))
         else:
             for number, transaction_id, offset, code in zip(
-                self.place, self.transaction_id, offsets, codes, strict=True
+                self.partition, self.transaction_id, offsets, codes, strict=True
             ):
-                stored.append(self._outcome(places[number - 1], transaction_id, offset, code))
+                stored.append(self._outcome(partitions[number - 1], transaction_id, offset, code))
         if len(self._items) == len(stored):
             return stored
         answered: set[int] = set()
@@ -173,33 +177,31 @@ class Pushes:
             answered.add(position)
         return answers
 
-    def _outcome(self, place: Place, transaction_id: str | None, offset: int, code: int) -> PushOutcome:
+    def _outcome(self, partition: Partition, transaction_id: str | None, offset: int, code: int) -> PushOutcome:
         if code == _MISMATCH:
-            text = f"the encryption of queue {place.queue!r} was changed during the push; retry"
-            return PushOutcome("failed", transaction_id, None, place.uid, "sealing_mismatch", text)
+            text = f"the encryption of queue {partition.queue!r} was changed during the push; retry"
+            return PushOutcome("failed", transaction_id, None, partition.uid, "sealing_mismatch", text)
         if code == NOT_YET:
-            return PushOutcome("failed", transaction_id, None, place.uid, RESERVED, RESERVED_TEXT)
+            return PushOutcome("failed", transaction_id, None, partition.uid, RESERVED, RESERVED_TEXT)
         if code == _FULL:
-            text = (
-                f"queue {place.queue!r} is full: its unsettled messages reached maxSize; retry later or raise maxSize"
-            )
-            return PushOutcome("failed", transaction_id, None, place.uid, "queue_full", text)
-        message_id = self._codec.with_prefix(place.prefix, offset)
+            text = f"queue {partition.queue!r} is full: its unsettled messages reached maxSize; retry later or raise maxSize"
+            return PushOutcome("failed", transaction_id, None, partition.uid, "queue_full", text)
+        message_id = self._codec.with_prefix(partition.prefix, offset)
         return PushOutcome(
-            "duplicate" if code == _DUPLICATE else "queued", transaction_id or message_id, message_id, place.uid
+            "duplicate" if code == _DUPLICATE else "queued", transaction_id or message_id, message_id, partition.uid
         )
 
-    def arrivals(self, places: Sequence[Place], codes: Sequence[int] | None, now: int) -> list[Arrival]:
+    def arrivals(self, partitions: Sequence[Partition], codes: Sequence[int] | None, now: int) -> list[Arrival]:
         """The partitions that really got messages, and how many of which kind."""
         if codes is None and not self._options:
-            return [Arrival(place, number) for place, number in zip(places, self.counts, strict=True)]
+            return [Arrival(partition, number) for partition, number in zip(partitions, self.counts, strict=True)]
         found: dict[int, Arrival] = {}
-        for position, number in enumerate(self.place):
+        for position, number in enumerate(self.partition):
             if codes is not None and codes[position]:
                 continue
             arrival = found.get(number)
             if arrival is None:
-                arrival = found[number] = Arrival(places[number - 1])
+                arrival = found[number] = Arrival(partitions[number - 1])
             priority, deliver_at, delay = self._timing.get(position, (0, 0, 0))
             arrival.add(priority, max(deliver_at, now + delay), now)
         return list(found.values())
@@ -247,7 +249,7 @@ _FEW = 16
 """So many partitions at most are named when there is room for more messages in flight."""
 
 
-class Telling:
+class Notifications:
     """The news of one call."""
 
     def __init__(self, directory: Directory) -> None:
@@ -264,16 +266,16 @@ class Telling:
         """Partitions got messages: their groups may take them."""
         queues: dict[str, list[Arrival]] = {}
         for arrival in arrivals:
-            queues.setdefault(arrival.place.queue, []).append(arrival)
+            queues.setdefault(arrival.partition.queue, []).append(arrival)
         for queue, pushed in queues.items():
             groups = self._directory.groups_of(queue)
-            came = {one.place.name: max(1, one.number) for one in pushed}
+            came = {one.partition.name: max(1, one.number) for one in pushed}
             self.book.arrived(queue, came, [group.name for group in groups], came)
             for group in groups:
                 if group.shared is not None:
                     self._offer(group, group.shared, pushed)
                     continue
-                offered = [one.place.name for one in pushed if group.ready.offer(one.place.id)]
+                offered = [one.partition.name for one in pushed if group.ready.offer(one.partition.id)]
                 if offered:
                     self.book.add(queue, group.name, offered, "message")
 
@@ -283,10 +285,10 @@ class Telling:
         for one in pushed:
             ready.prioritized |= one.prioritized
             if one.number:
-                ready.arrived(one.place.id, one.number, one.top)
-                counts[one.place.name] = one.number
-            elif one.due is not None and ready.later(one.place.id, one.due):
-                counts[one.place.name] = 1
+                ready.arrived(one.partition.id, one.number, one.top)
+                counts[one.partition.name] = one.number
+            elif one.due is not None and ready.later(one.partition.id, one.due):
+                counts[one.partition.name] = 1
         if counts:
             self.book.add(group.queue, group.name, counts, "message", counts)
 
@@ -294,7 +296,7 @@ class Telling:
         """Partitions may be taken by a group."""
         for partition in partitions:
             group.ready.add(partition)
-            self._tell(group, partition)
+            self._notify(group, partition)
 
     def given_back(self, group: Group, partition: int, number: int, due: int | None = None) -> None:
         """So many messages of a shared group may be taken again, or one may be at a time."""
@@ -302,9 +304,9 @@ class Telling:
             return
         if number:
             group.shared.arrived(partition, number, 0)
-            self._tell(group, partition, number)
+            self._notify(group, partition, number)
         elif due is not None and group.shared.later(partition, due):
-            self._tell(group, partition)
+            self._notify(group, partition)
 
     def has_room(self, group: Group) -> None:
         """Fewer messages are in flight: groups of the queue that could not take more may do so."""
@@ -312,50 +314,50 @@ class Telling:
             if one.ready.blocked:
                 one.ready.blocked = False
                 for _, _, partition in one.ready.heads(_FEW):
-                    self._tell(one, partition)
+                    self._notify(one, partition)
 
     def drained(self, group: Group, partition: int) -> None:
         """A lease ended and left nothing behind it."""
         if group.ready.drained(partition):
-            self._tell(group, partition)
+            self._notify(group, partition)
 
     def left(self, groups: Iterable[Group]) -> None:
         """Tell others of what pops made ready and did not take."""
         for group in groups:
-            for partition, number in group.ready.take_untold().items():
-                self._tell(group, partition, number)
+            for partition, number in group.ready.take_unannounced().items():
+                self._notify(group, partition, number)
 
     def looked_behind(self) -> None:
         """Messages were removed: what groups wait for may be among them."""
         for group in self._directory.groups.values():
             for partition in group.ready.look_behind():
-                self._tell(group, partition)
+                self._notify(group, partition)
 
     def anywhere(self, group: Group) -> None:
         """Nobody knows what a group may take."""
         self.book.add(group.queue, group.name, None)
 
-    def removed(self, places: Iterable[Place]) -> None:
+    def removed(self, partitions: Iterable[Partition]) -> None:
         """Messages of partitions were removed: what comes after them need not wait for them."""
-        for place in places:
-            groups = list(self._directory.groups_of(place.queue))
+        for partition in partitions:
+            groups = list(self._directory.groups_of(partition.queue))
             alone = all(group.shared is None for group in groups)
             for name in [None] if alone else [group.name for group in groups if group.shared is None]:
-                self.book.add(place.queue, name, (place.name,))
+                self.book.add(partition.queue, name, (partition.name,))
             for group in groups:
                 self.has_room(group)
-                if group.shared is None and place.id in group.ready.waking:
-                    group.ready.add(place.id)
+                if group.shared is None and partition.id in group.ready.waking:
+                    group.ready.add(partition.id)
 
     def ended(self, group: Group, lease: str) -> None:
         """A lease is over."""
         self.book.ended(group.queue, group.name, lease)
 
-    def _tell(self, group: Group, partition: int, number: int = 1) -> None:
-        place = self._directory.places_by_id.get(partition)
-        if place is None:
+    def _notify(self, group: Group, partition: int, number: int = 1) -> None:
+        known = self._directory.partitions_by_id.get(partition)
+        if known is None:
             self.book.add(group.queue, group.name, None)
         elif group.shared is None:
-            self.book.add(group.queue, group.name, (place.name,))
+            self.book.add(group.queue, group.name, (known.name,))
         else:
-            self.book.add(group.queue, group.name, (place.name,), counts={place.name: number})
+            self.book.add(group.queue, group.name, (known.name,), counts={known.name: number})

@@ -12,7 +12,7 @@ from hark.clock import SECOND, Clock
 from hark.engine.postgres.discovery import RUNNING, Late
 from hark.engine.postgres.partitions import Directory, Group
 from hark.engine.postgres.pool import Pool
-from hark.engine.postgres.push import Telling
+from hark.engine.postgres.push import Notifications
 from hark.engine.postgres.settle import NO_LEASE, Deliveries, lease_ends, lease_uuid
 from hark.errors import HarkError
 from hark.model import Collected, Expired, Hint, Renewal, RenewOutcome
@@ -42,7 +42,7 @@ class Expirer:
         """Whether the last call did not get to the end of what is due."""
         self.ended = 0
         """How many leases it has ended."""
-        self.buried = 0
+        self.dead_lettered = 0
         """How many messages that made dead letters."""
 
     def now(self) -> int:
@@ -83,7 +83,7 @@ class Expirer:
             next_due = self._deliveries.next_end(now)
         hints = self.free(zip(row["o_grps"], row["o_partitions"], row["o_ended"], row["o_counts"], strict=True))
         self.ended += row["o_leases"]
-        self.buried += row["o_buried"]
+        self.dead_lettered += row["o_dead_lettered"]
         return Expired(row["o_leases"], None if next_due is None else self.to_local(next_due)), hints
 
     def free(self, positions: Iterable[Any]) -> list[Hint]:
@@ -92,18 +92,18 @@ class Expirer:
         if not found:
             return []
         groups: dict[int, Group] = {group.id: group for group in self._directory.groups.values()}
-        telling = Telling(self._directory)
+        notifications = Notifications(self._directory)
         for number, partition, lease, messages in found:
             group = groups.get(number)
             if group is None:
                 continue
             if group.shared is None:
-                telling.free(group, (partition,))
+                notifications.free(group, (partition,))
             else:
-                telling.given_back(group, partition, messages)
-            telling.ended(group, str(lease))
-            telling.has_room(group)
-        return telling.hints()
+                notifications.given_back(group, partition, messages)
+            notifications.ended(group, str(lease))
+            notifications.has_room(group)
+        return notifications.hints()
 
     async def lease_ends(self, lease_ids: Sequence[str], given: int | None) -> list[int | None]:
         """When leases end, by the local clock."""

@@ -7,9 +7,9 @@ import uuid
 from collections.abc import Iterable, Sequence
 
 from hark.clock import MILLISECOND
-from hark.engine.postgres.partitions import Directory, Group, Place
+from hark.engine.postgres.partitions import Directory, Group, Partition
 from hark.engine.postgres.pool import Pool
-from hark.engine.postgres.push import Telling, storable
+from hark.engine.postgres.push import Notifications, storable
 from hark.errors import HarkError
 from hark.ids import IdCodec
 from hark.model import Settlement, SettleOutcome
@@ -150,7 +150,7 @@ class Released:
         self._over |= other._over
         self._unsure |= other._unsure
 
-    async def tell(self, pool: Pool, given: int | None, telling: Telling) -> None:
+    async def notify(self, pool: Pool, given: int | None, notifications: Notifications) -> None:
         """Find out which are over, and tell."""
         unsure = [lease for lease in self._unsure if lease not in self._over]
         try:
@@ -161,7 +161,7 @@ class Released:
             if end is None:
                 self._over[lease] = self._unsure[lease]
         for lease, group in self._over.items():
-            telling.ended(group, lease)
+            notifications.ended(group, lease)
 
 
 _STATUSES = {"completed": 0, "failed": 1, "retry": 2, "dlq": 3}
@@ -201,7 +201,7 @@ class Settlements:
         self._deliveries = deliveries
         self._codec = codec
         self.items: list[Settlement] = []
-        self.places: list[Place | None] = []
+        self.partitions: list[Partition | None] = []
         self.positions: list[tuple[int, int]] = []
         """Group and partition, each pair once."""
         self.groups: list[Group | None] = []
@@ -227,11 +227,11 @@ class Settlements:
         """Add the settlements of a request; their partitions and groups have been loaded as far as they exist."""
         deliveries, decode = self._deliveries, self._codec.decode
         for item in items:
-            place = self._directory.places_by_id.get(partition_of(item, self._codec))
-            number = self._position(place, item.group)
+            known = self._directory.partitions_by_id.get(partition_of(item, self._codec))
+            number = self._position(known, item.group)
             group, partition = self.positions[number]
             self.items.append(item)
-            self.places.append(place)
+            self.partitions.append(known)
             self.request.append(request)
             self.position.append(number + 1)
             transaction_id, lease = item.transaction_id, item.lease_id
@@ -249,9 +249,9 @@ class Settlements:
             self.delay.append(None if item.delay_ms is None else item.delay_ms * MILLISECOND)
             self.known.append(deliveries.was_completed(group, item))
 
-    def _position(self, place: Place | None, group_name: str) -> int:
-        group = None if place is None else self._directory.groups.get((place.queue, group_name))
-        key = (_NOWHERE if group is None else group.id, _NOWHERE if place is None else place.id)
+    def _position(self, partition: Partition | None, group_name: str) -> int:
+        group = None if partition is None else self._directory.groups.get((partition.queue, group_name))
+        key = (_NOWHERE if group is None else group.id, _NOWHERE if partition is None else partition.id)
         number = self._positions.get(key)
         if number is None:
             number = self._positions[key] = len(self.positions)
@@ -286,12 +286,12 @@ class Settlements:
         """What became of each item; what was settled is no longer remembered as delivered."""
         answers = []
         settled: dict[str, int] = {}
-        let_go: dict[str, Group] = {}
-        for item, place, position, code, free, buried, holder in zip(
-            self.items, self.places, self.position, codes, released, dead, holders, strict=True
+        freed: dict[str, Group] = {}
+        for item, partition, position, code, free, dead_letter, holder in zip(
+            self.items, self.partitions, self.position, codes, released, dead, holders, strict=True
         ):
             lease = None if holder is None or code else str(holder)
-            answers.append(self._outcome(item, place, position, code, free, buried, lease))
+            answers.append(self._outcome(item, partition, position, code, free, dead_letter, lease))
             if lease is None:
                 continue
             settled[lease] = settled.get(lease, 0) + 1
@@ -300,9 +300,9 @@ class Settlements:
             group = self.groups[position - 1]
             if free and group is not None:
                 self._freed.add(position - 1)
-                let_go[lease] = group
+                freed[lease] = group
         over = {lease for lease, number in settled.items() if self._deliveries.settled(lease, number)}
-        for lease, group in let_go.items():
+        for lease, group in freed.items():
             self.released.add(lease, group, over=lease in over or group.shared is not None)
         self._settled = {
             position - 1 for position, holder in zip(self.position, holders, strict=True) if holder is not None
@@ -312,7 +312,7 @@ class Settlements:
     def _outcome(
         self,
         item: Settlement,
-        place: Place | None,
+        partition: Partition | None,
         position: int,
         code: int,
         released: bool,
@@ -320,25 +320,31 @@ class Settlements:
         lease: str | None,
     ) -> SettleOutcome:
         refusal, text = REFUSALS[code] if code else (None, None)
-        if place is None or self.groups[position - 1] is None:
+        if partition is None or self.groups[position - 1] is None:
             return SettleOutcome(item.transaction_id, not code, refusal, text)
         return SettleOutcome(
-            item.transaction_id, not code, refusal, text, place.queue, place.name, released, dead, lease
+            item.transaction_id, not code, refusal, text, partition.queue, partition.name, released, dead, lease
         )
 
-    def tell(self, ready: Sequence[bool], counts: Sequence[int], dues: Sequence[int | None], telling: Telling) -> None:
+    def notify(
+        self,
+        ready: Sequence[bool],
+        counts: Sequence[int],
+        due_times: Sequence[int | None],
+        notifications: Notifications,
+    ) -> None:
         """Positions that can be taken again, and those that leases let go of; after `outcomes`."""
         for number, ((_, partition), group) in enumerate(zip(self.positions, self.groups, strict=True)):
             if group is None:
                 continue
             if group.shared is not None:
-                telling.given_back(group, partition, counts[number], dues[number])
+                notifications.given_back(group, partition, counts[number], due_times[number])
             elif ready[number]:
-                telling.free(group, (partition,))
+                notifications.free(group, (partition,))
             elif number in self._freed:
-                telling.drained(group, partition)
+                notifications.drained(group, partition)
             if number in self._settled:
-                telling.has_room(group)
+                notifications.has_room(group)
 
 
 class Settler:
@@ -351,7 +357,7 @@ class Settler:
         self._codec = codec
 
     async def settle(
-        self, requests: Sequence[Sequence[Settlement]], given: int | None, telling: Telling
+        self, requests: Sequence[Sequence[Settlement]], given: int | None, notifications: Notifications
     ) -> list[list[SettleOutcome]]:
         """The outcomes of each request."""
         if not any(requests):
@@ -367,15 +373,17 @@ class Settler:
                 break
             self._directory.forget_groups(row["o_stale"])
         outcomes = iter(batch.outcomes(row["o_codes"], row["o_released"], row["o_dead"], row["o_holders"]))
-        batch.tell(row["o_ready"], row["o_counts"], row["o_dues"], telling)
-        await batch.released.tell(self._pool, given, telling)
+        batch.notify(row["o_ready"], row["o_counts"], row["o_due_times"], notifications)
+        await batch.released.notify(self._pool, given, notifications)
         return [[next(outcomes) for _ in request] for request in requests]
 
     async def load(self, items: Iterable[Settlement]) -> None:
         """Find what the settlements name, as far as it is not known here."""
-        places = self._directory.places_by_id
+        partitions = self._directory.partitions_by_id
         wanted = [(partition_of(item, self._codec), item.group) for item in items]
-        await self._directory.load_places(list(dict.fromkeys(number for number, _ in wanted if number != _NOWHERE)))
+        await self._directory.load_partitions(list(dict.fromkeys(number for number, _ in wanted if number != _NOWHERE)))
         await self._directory.load_groups(
-            dict.fromkeys((places[partition].queue, group) for partition, group in wanted if partition in places)
+            dict.fromkeys(
+                (partitions[partition].queue, group) for partition, group in wanted if partition in partitions
+            )
         )

@@ -10,7 +10,7 @@ from hark.engine.keyvalue import joined, parted
 from hark.engine.postgres.keyvalue import KeyWrites
 from hark.engine.postgres.partitions import Directory
 from hark.engine.postgres.pool import Pool
-from hark.engine.postgres.push import NOT_YET, OPTIONS, PLACES, Pushes, Telling
+from hark.engine.postgres.push import NOT_YET, OPTIONS, PARTITION_ARRAYS, Notifications, Pushes
 from hark.engine.postgres.settle import REFUSALS, Deliveries, Released, Settlements, Settler, lease_uuid
 from hark.ids import IdCodec
 from hark.model import NewMessage, PushOutcome, Settlement, SettleOutcome, Transaction, TransactionOutcome
@@ -47,14 +47,14 @@ class Transactor:
         self._codec = codec
 
     async def transact(
-        self, requests: Sequence[Transaction], given: int | None, now: int, telling: Telling
+        self, requests: Sequence[Transaction], given: int | None, now: int, notifications: Notifications
     ) -> list[TransactionOutcome]:
         """The outcome of each transaction. `given`: the time to tell the database, `now`: what that is or will be."""
-        outcomes = await self._transact([joined(request) for request in requests], given, now, telling)
+        outcomes = await self._transact([joined(request) for request in requests], given, now, notifications)
         return [parted(request, outcome) for request, outcome in zip(requests, outcomes, strict=True)]
 
     async def _transact(
-        self, requests: Sequence[Transaction], given: int | None, now: int, telling: Telling
+        self, requests: Sequence[Transaction], given: int | None, now: int, notifications: Notifications
     ) -> list[TransactionOutcome]:
         settlements = [one for request in requests for one in request.operations if isinstance(one, Settlement)]
         while True:
@@ -64,7 +64,7 @@ class Transactor:
             assert row is not None
             if row["o_stale"] is None and row["o_stale_groups"] is None:
                 break
-            self._directory.forget_places(row["o_stale"] or ())
+            self._directory.forget_partitions(row["o_stale"] or ())
             self._directory.forget_groups(row["o_stale_groups"] or ())
         answers: list[TransactionOutcome] = []
         released = Released()
@@ -77,10 +77,10 @@ class Transactor:
                 answers.append(refusal)
             else:
                 written = part.keys.written(row["o_versions"][number], row["o_deleted"][number])
-                answers.append(TransactionOutcome(True, part.results(answer, now, telling), keys=written))
-                telling.keys |= part.keys.changed()
+                answers.append(TransactionOutcome(True, part.results(answer, now, notifications), keys=written))
+                notifications.keys |= part.keys.changed()
                 released.join(part.settlements.released)
-        await released.tell(self._pool, given, telling)
+        await released.notify(self._pool, given, notifications)
         return answers
 
 
@@ -122,13 +122,13 @@ class _Part:
         """Where among all operations the one with a number among its kind is."""
         return [index for index, operation in enumerate(self._operations) if isinstance(operation, kind)][number]
 
-    def results(self, answer: _Answer, now: int, telling: Telling) -> list[PushOutcome | SettleOutcome]:
+    def results(self, answer: _Answer, now: int, notifications: Notifications) -> list[PushOutcome | SettleOutcome]:
         """What became of each operation; the server believes it from now on."""
-        places = self.pushes.adopt(answer.places)
+        partitions = self.pushes.adopt(answer.partitions)
         acks = iter(self.settlements.outcomes(*answer.settled))
-        new = iter(self.pushes.outcomes(places, (), *answer.pushed))
-        self.settlements.tell(answer.ready, answer.counts, answer.dues, telling)
-        telling.arrived(self.pushes.arrivals(places, answer.pushed[1], now))
+        new = iter(self.pushes.outcomes(partitions, (), *answer.pushed))
+        self.settlements.notify(answer.ready, answer.counts, answer.due_times, notifications)
+        notifications.arrived(self.pushes.arrivals(partitions, answer.pushed[1], now))
         return [next(acks) if isinstance(operation, Settlement) else next(new) for operation in self._operations]
 
 
@@ -139,8 +139,8 @@ class _Ends:
         self.positions = list(accumulate(len(part.settlements.positions) for part in parts))
         self.items = list(accumulate(len(part.settlements.items) for part in parts))
         self.leases = list(accumulate(len(part.required) for part in parts))
-        self.places = list(accumulate(len(part.pushes.names) for part in parts))
-        self.messages = list(accumulate(len(part.pushes.place) for part in parts))
+        self.partitions = list(accumulate(len(part.pushes.names) for part in parts))
+        self.messages = list(accumulate(len(part.pushes.partition) for part in parts))
         self.options = list(accumulate(part.pushes.options_number for part in parts))
         self.checks = list(accumulate(part.keys.checks_number for part in parts))
         self.mutations = list(accumulate(part.keys.mutations_number for part in parts))
@@ -156,9 +156,9 @@ class _Answer:
         self.settled = tuple(cut(name, ends.items) for name in ("o_item_codes", "o_released", "o_dead", "o_holders"))
         self.ready = cut("o_ready", ends.positions)
         self.counts = cut("o_counts", ends.positions)
-        self.dues = cut("o_dues", ends.positions)
+        self.due_times = cut("o_due_times", ends.positions)
         self.pushed = cut("o_offsets", ends.messages), cut("o_outcomes", ends.messages)
-        self.places = cut("o_places", ends.places)
+        self.partitions = cut("o_partitions", ends.partitions)
 
 
 def _arguments(parts: Sequence[_Part]) -> tuple[object, ...]:
@@ -168,11 +168,11 @@ def _arguments(parts: Sequence[_Part]) -> tuple[object, ...]:
     pushes = [part.pushes.arguments() for part in parts]
     positions = [_joined(settlements, n, ends.positions) for n in (0, 1, 2)]
     items = [_joined(settlements, n, ends.items) for n in range(4, len(settlements[0]))]
-    places = [_joined(pushes, n, ends.places) for n in range(PLACES)]
-    messages = [_joined(pushes, n, ends.messages) for n in range(PLACES, len(pushes[0]) - OPTIONS)]
+    partitions = [_joined(pushes, n, ends.partitions) for n in range(PARTITION_ARRAYS)]
+    messages = [_joined(pushes, n, ends.messages) for n in range(PARTITION_ARRAYS, len(pushes[0]) - OPTIONS)]
     options = [_joined(pushes, n, ends.options) for n in range(len(pushes[0]) - OPTIONS, len(pushes[0]))]
     leases = [lease_uuid(lease) for part in parts for lease in part.required]
-    bounds = (ends.positions, ends.items, ends.leases, ends.places, ends.messages, ends.options)
+    bounds = (ends.positions, ends.items, ends.leases, ends.partitions, ends.messages, ends.options)
     keys = [
         list(chain.from_iterable(arrays)) for arrays in zip(*(part.keys.arguments() for part in parts), strict=True)
     ]
@@ -184,7 +184,7 @@ def _arguments(parts: Sequence[_Part]) -> tuple[object, ...]:
         *items,
         known,
         leases,
-        *places,
+        *partitions,
         *messages,
         *options,
         given,

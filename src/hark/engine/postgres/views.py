@@ -30,7 +30,7 @@ PROCESSING = f"""case
     when standing.shared then (
         select count(*) from hark.outstanding as exception
         where exception.grp = standing.grp and exception.partition = standing.partition and exception.until > {NOW})
-    when standing.lease_until > {NOW} then hark.size_v1(standing.held)
+    when standing.lease_until > {NOW} then hark.size_v1(standing.leased)
     else 0
 end"""
 
@@ -64,17 +64,17 @@ OLDEST = f"left join lateral (select {_OLDEST} as oldest) as waiting on true"
 # Where a group starts in a partition that it has not been in (rule 20). A short partition is read from its end, which
 # costs less than the calls of a search.
 _START = """(
-    select case when place.tail - place.floor > 100 then hark.last_offset_at_v1(place.id, grp.since) else (
+    select case when partition.tail - partition.floor > 100 then hark.last_offset_at_v1(partition.id, grp.since) else (
         select message."offset" from hark.messages as message
-        where message.partition = place.id and message."offset" > place.floor and message.created_at <= grp.since
+        where message.partition = partition.id and message."offset" > partition.floor and message.created_at <= grp.since
         order by message."offset" desc limit 1
     ) end
-    where position.grp is null and place.id <= grp.highest_partition and grp.since is not null
+    where position.grp is null and partition.id <= grp.highest_partition and grp.since is not null
 )"""
 
-# What each of the groups `member` has yet to settle in each of the partitions `places`. Most places are simple: there
+# What each of the groups `member` has yet to settle in each of the partitions `partitions`. Most places are simple: there
 # it is all that is beyond the cursor, and none of it can be scheduled. Only the others cost more than reading a row.
-_PLACES = f"""
+_POSITIONS_OF_MEMBERS = f"""
 uncommon as (
     select grp, partition from hark.retries where due > {NOW}
     union
@@ -82,49 +82,49 @@ uncommon as (
     union
     select grp, partition from hark.outstanding
 ),
-place as materialized (
-    select grp.id as grp, place.id as partition, began.cursor + 1 as first,
-        place.tail - began.cursor
+partition as materialized (
+    select grp.id as grp, partition.id as partition, began.cursor + 1 as first,
+        partition.tail - began.cursor
             - case when isempty(position.settled) is false then hark.size_v1(position.settled) else 0 end as open,
-        case when position.lease_until > {NOW} then hark.size_v1(position.held) else 0 end as processing,
-        place.special <= began.cursor and uncommon.grp is null and case
+        case when position.lease_until > {NOW} then hark.size_v1(position.leased) else 0 end as processing,
+        partition.special <= began.cursor and uncommon.grp is null and case
             when position.plain is null and position.grp is not null
-            then isempty(position.settled) or position.cursor >= place.floor
-            else place.lanes is null and not grp.drop_settled
-                and not exists (select 1 from hark.gaps where gaps.partition = place.id)
+            then isempty(position.settled) or position.cursor >= partition.floor
+            else partition.lanes is null and not grp.drop_settled
+                and not exists (select 1 from hark.gaps where gaps.partition = partition.id)
         end as simple
     from member as grp
-    join {{places}} as place on place.queue = grp.queue_id
-    left join hark.positions as position on position.grp = grp.id and position.partition = place.id
-    left join uncommon on uncommon.grp = grp.id and uncommon.partition = place.id
+    join {{partitions}} as partition on partition.queue = grp.queue_id
+    left join hark.positions as position on position.grp = grp.id and position.partition = partition.id
+    left join uncommon on uncommon.grp = grp.id and uncommon.partition = partition.id
     cross join lateral (
-        select greatest(place.floor, position.cursor, position.plain[1], {_START}) as cursor offset 0
+        select greatest(partition.floor, position.cursor, position.plain[1], {_START}) as cursor offset 0
     ) as began
-    where position.grp is not null or grp.since is null or place.id > grp.highest_partition
-        or place.last_created > grp.since
+    where position.grp is not null or grp.since is null or partition.id > grp.highest_partition
+        or partition.last_created > grp.since
 ),
 open as (
-    select place.grp, place.partition, place.open as unsettled, 0 as scheduled, place.processing,
-        case when {{oldest}} and place.open > 0 then (
+    select partition.grp, partition.partition, partition.open as unsettled, 0 as scheduled, partition.processing,
+        case when {{oldest}} and partition.open > 0 then (
             select message.created_at from hark.messages as message
-            where message.partition = place.partition and message."offset" = place.first limit 1
+            where message.partition = partition.partition and message."offset" = partition.first limit 1
         ) end as oldest
-    from place where place.simple
+    from partition where partition.simple
     union all
-    select place.grp, place.partition, standing.unsettled, {SCHEDULED}, {PROCESSING},
+    select partition.grp, partition.partition, standing.unsettled, {SCHEDULED}, {PROCESSING},
         case when {{oldest}} then {_OLDEST} end
-    from place
+    from partition
     cross join lateral (
         select * from hark.standings_v1 as standing
-        where standing.grp = place.grp and standing.partition = place.partition
+        where standing.grp = partition.grp and standing.partition = partition.partition
         offset 0
     ) as standing
-    where not place.simple
+    where not partition.simple
 )
 """
 # The same, together for each group.
 BEHIND = f"""
-{_PLACES},
+{_POSITIONS_OF_MEMBERS},
 behind as (
     select grp, count(*) as partitions, sum(unsettled)::bigint as unsettled, sum(scheduled)::bigint as scheduled,
         sum(processing)::bigint as processing, count(*) filter (where unsettled > scheduled) as lagging,
@@ -142,7 +142,7 @@ select standing.group_name, standing.queue, standing.name, standing.partition, s
     standing.lease_until > {NOW} as leased
 from (
     select * from hark.standings_v1 as standing
-    where standing.wanted and {{places}}
+    where standing.wanted and {{partitions}}
     order by standing.queue, standing.name, standing.grp
 ) as standing
 {OLDEST}
@@ -153,20 +153,20 @@ limit $2
 """
 # How many messages are open costs more to tell than which places come first. More groups than those of a place may be
 # among them; such rows come after all that are wanted.
-_FIRST_PLACES = """
+_FIRST_POSITIONS = """
 standing.partition = any (array(select chosen.partition from chosen)) and standing.grp = any (
     array(select chosen.grp from chosen))
 """
 _CHOSEN = """
 with chosen as materialized (
-    select grp.id as grp, place.id as partition
+    select grp.id as grp, partition.id as partition
     from hark.groups as grp
     join hark.queues as queue on queue.name = grp.queue
-    join hark.partitions as place on place.queue = queue.id
-    left join hark.positions as position on position.grp = grp.id and position.partition = place.id
-    where (position.grp is not null or grp.since is null or place.id > grp.highest_partition
-        or place.last_created > grp.since) and {where}
-    order by grp.queue, place.name, grp.id
+    join hark.partitions as partition on partition.queue = queue.id
+    left join hark.positions as position on position.grp = grp.id and position.partition = partition.id
+    where (position.grp is not null or grp.since is null or partition.id > grp.highest_partition
+        or partition.last_created > grp.since) and {where}
+    order by grp.queue, partition.name, grp.id
     limit $2
 )
 """
@@ -177,22 +177,22 @@ async def partition_stats(
 ) -> list[PartitionStats]:
     """A page of a queue's partitions by name, with counts."""
     where = Where(now, limit, offset)
-    where.also("place.queue = (select id from hark.queues where name = {})", queue)
-    where.also("strpos(place.name, {}) > 0", search)
+    where.also("partition.queue = (select id from hark.queues where name = {})", queue)
+    where.also("strpos(partition.name, {}) > 0", search)
     rows = await pool.fetch(
         f"""
         with page as materialized (
-            select place as p, place.*, {stored("queue", "place")} as total
-            from hark.partitions as place
-            join hark.queues as queue on queue.id = place.queue
-            where {where} order by place.name limit $2 offset $3
+            select partition as p, partition.*, {stored("queue", "partition")} as total
+            from hark.partitions as partition
+            join hark.queues as queue on queue.id = partition.queue
+            where {where} order by partition.name limit $2 offset $3
         ),
         member as materialized (
             select groups.id, groups.since, groups.highest_partition, queue.id as queue_id, queue.drop_settled
             from hark.queues as queue join hark.groups on groups.queue = queue.name
             where queue.id = (select page.queue from page limit 1)
         ),
-        {_PLACES.format(oldest="false", places="page")},
+        {_POSITIONS_OF_MEMBERS.format(oldest="false", partitions="page")},
         worst as (
             select distinct on (open.partition) open.partition, open.unsettled as open, open.processing, open.scheduled
             from open
@@ -230,22 +230,22 @@ async def partition_stats(
     ]
 
 
-def stored(queue: str, place: str) -> str:
+def stored(queue: str, partition: str) -> str:
     """How many messages a partition has; where what is settled is dropped, offsets do not say."""
     return f"""case when {queue}.drop_settled then (
         select count(*) from hark.messages as message
-        where message.partition = {place}.id and message."offset" > {place}.floor
-    ) else {place}.tail - {place}.floor - case when {place}.special > {place}.floor then (
+        where message.partition = {partition}.id and message."offset" > {partition}.floor
+    ) else {partition}.tail - {partition}.floor - case when {partition}.special > {partition}.floor then (
         select count(*) from hark.gaps as gap
-        where gap.partition = {place}.id and gap."offset" > {place}.floor and gap.owner = 0
+        where gap.partition = {partition}.id and gap."offset" > {partition}.floor and gap.owner = 0
     ) else 0 end end"""
 
 
-def delayed(place: str) -> str:
+def delayed(partition: str) -> str:
     """How many messages of a partition are delayed, where there is no group; `p` is its row."""
-    return f"""case when {place}.special > {place}.floor then (
+    return f"""case when {partition}.special > {partition}.floor then (
         select count(*) from hark.scheduled_v1(
-            {NOW}, int8multirange(int8range({place}.floor + 1, {place}.tail + 1)), null, {place}.p)
+            {NOW}, int8multirange(int8range({partition}.floor + 1, {partition}.tail + 1)), null, {partition}.p)
     ) else 0 end"""
 
 
@@ -288,17 +288,17 @@ async def position_stats(
     where = Where(now, limit)
     names = ("standing.group_name", "standing.queue", "standing.name")
     if min_lag_seconds is None:
-        names = ("grp.name", "grp.queue", "place.name")
+        names = ("grp.name", "grp.queue", "partition.name")
     where.also(f"{names[0]} = {{}}", group)
     where.also(f"{names[1]} = {{}}", queue)
     where.also(f"{names[1]} = any ({{}})", None if queues is None else list(queues))
     where.also(f"{names[2]} = any ({{}})", named)
     late = Where(*where.args)
     if min_lag_seconds is None:
-        sql = _CHOSEN.format(where=where) + _POSITIONS.format(places=_FIRST_PLACES, late=late)
+        sql = _CHOSEN.format(where=where) + _POSITIONS.format(partitions=_FIRST_POSITIONS, late=late)
     else:
         late.also(f"waiting.oldest <= {NOW} - {{}}", min_lag_seconds * SECOND)
-        sql = _POSITIONS.format(places=where, late=late)
+        sql = _POSITIONS.format(partitions=where, late=late)
     rows = await pool.fetch(sql, *late.args)
     return [
         PositionStats(
@@ -350,18 +350,18 @@ async def group_stats(
             from chosen join hark.queues on queues.name = chosen.queue
             where chosen.queue <> all ($2::text[])
         ),
-        {BEHIND.format(oldest="true", places="hark.partitions")}
+        {BEHIND.format(oldest="true", partitions="hark.partitions")}
         select chosen.*, coalesce(behind.unsettled - behind.scheduled, 0) as lag,
             coalesce(behind.lagging, 0) as partitions_with_lag,
             coalesce(behind.scheduled, 0) as scheduled, behind.oldest,
-            coalesce(held.leases, 0) + single.leases as leases,
-            coalesce(held.messages, 0) + single.messages as in_flight
+            coalesce(leased.leases, 0) + single.leases as leases,
+            coalesce(leased.messages, 0) + single.messages as in_flight
         from chosen
         left join behind on behind.grp = chosen.id
         left join (
-            select position.grp, count(*) as leases, sum(hark.size_v1(position.held))::bigint as messages
+            select position.grp, count(*) as leases, sum(hark.size_v1(position.leased))::bigint as messages
             from hark.positions as position where position.lease_until > {NOW} group by position.grp
-        ) as held on held.grp = chosen.id
+        ) as leased on leased.grp = chosen.id
         cross join lateral (
             select count(distinct exception.lease) as leases, count(*) as messages
             from hark.outstanding as exception where exception.grp = chosen.id and exception.until > {NOW}
@@ -396,11 +396,11 @@ async def group_stats(
 _ORDERS = {"newest": "id desc", "name": "name"}
 
 # The index on (queue, name) has the partitions of a queue beside each other. Queue 0 was deleted.
-_AFTER = "place.queue > 0 and (place.queue, place.name) > ($2::integer, $3::text)"
+_AFTER = "partition.queue > 0 and (partition.queue, partition.name) > ($2::integer, $3::text)"
 _SURVEY = f"""
 with step as materialized (
-    select place as p, place.* from hark.partitions as place where {_AFTER}
-    order by place.queue, place.name limit $4::bigint
+    select partition as p, partition.* from hark.partitions as partition where {_AFTER}
+    order by partition.queue, partition.name limit $4::bigint
 ),
 stored as (
     select step.queue as id, null as grp, count(*) as partitions, sum({stored("queue", "step")})::bigint as messages,
@@ -424,7 +424,7 @@ member as materialized (
     from hark.queues as queue join hark.groups on groups.queue = queue.name
     where queue.id = any (array(select stored.id from stored))
 ),
-{BEHIND.format(oldest="true", places="step")},
+{BEHIND.format(oldest="true", partitions="step")},
 found as (
     select * from stored
     union all
@@ -439,27 +439,27 @@ order by found.id, found.grp nulls first
 """
 # The last partition of a step that is full; if there is none, the step was the last.
 _LAST = """
-select place.queue, place.name from hark.partitions as place
-where place.queue > 0 and (place.queue, place.name) > ($1::integer, $2::text)
-order by place.queue, place.name limit 1 offset $3::bigint - 1
+select partition.queue, partition.name from hark.partitions as partition
+where partition.queue > 0 and (partition.queue, partition.name) > ($1::integer, $2::text)
+order by partition.queue, partition.name limit 1 offset $3::bigint - 1
 """
 # Positions have no index on what changes with every pop.
-_HELD = f"""
+_LEASED = f"""
 select queue, name, sum(messages)::bigint from (
-    select groups.queue, groups.name, hark.size_v1(position.held) as messages
+    select groups.queue, groups.name, hark.size_v1(position.leased) as messages
     from hark.positions as position join hark.groups on groups.id = position.grp where position.lease_until > {NOW}
     union all
     select groups.queue, groups.name, 1
     from hark.outstanding as exception join hark.groups on groups.id = exception.grp where exception.until > {NOW}
-) as held
+) as leased
 group by queue, name having sum(messages) > 0
 """
 
 
 async def queue_stats(pool: Pool, now: int | None, where: QueueFilter) -> QueuePage:
     """A page of queues with counts, and how many there are."""
-    counted = _matching(where)
-    total = await pool.fetchval(f"select count(*) from hark.queues where {counted}", *counted.args)
+    conditions = _matching(where)
+    total = await pool.fetchval(f"select count(*) from hark.queues where {conditions}", *conditions.args)
     matching, order = _matching(where, now, where.limit, where.offset, list(where.uncounted)), _ORDERS[where.sort]
     rows = await pool.fetch(
         f"""
@@ -471,20 +471,20 @@ async def queue_stats(pool: Pool, now: int | None, where: QueueFilter) -> QueueP
             from chosen join hark.groups on groups.queue = chosen.name
             where chosen.name <> all ($4::text[])
         ),
-        {BEHIND.format(oldest="false", places="hark.partitions")},
+        {BEHIND.format(oldest="false", partitions="hark.partitions")},
         worst as (
             select distinct on (member.queue_id) member.queue_id, behind.*
             from behind join member on member.id = behind.grp
             order by member.queue_id, behind.unsettled - behind.scheduled desc, behind.unsettled desc, behind.grp
         ),
         sizes as (
-            select place.queue, count(*) as partitions, sum({stored("chosen", "place")})::bigint as total,
-                sum(case when place.queue not in (select queue_id from member) then {delayed("place")} end
+            select partition.queue, count(*) as partitions, sum({stored("chosen", "partition")})::bigint as total,
+                sum(case when partition.queue not in (select queue_id from member) then {delayed("partition")} end
                 )::bigint as scheduled
-            from (select place as p, place.* from hark.partitions as place) as place
-            join chosen on chosen.id = place.queue
+            from (select partition as p, partition.* from hark.partitions as partition) as partition
+            join chosen on chosen.id = partition.queue
             where chosen.name <> all ($4::text[])
-            group by place.queue
+            group by partition.queue
         )
         select chosen.*, coalesce(sizes.partitions, 0) as partitions, coalesce(sizes.total, 0) as total,
             coalesce(worst.unsettled, sizes.total, 0) as open, coalesce(worst.processing, 0) as processing,
@@ -550,5 +550,5 @@ async def totals(pool: Pool, now: int | None) -> Totals:
     """How many queues, dead letters and messages on leases there are."""
     queues = await pool.fetchval("select count(*) from hark.queues")
     dead = await pool.fetch("select queue, count(*) from hark.dead_letters group by queue")
-    held = await pool.fetch(_HELD, now)
-    return Totals(queues, {row[0]: row[1] for row in dead}, {(row[0], row[1]): row[2] for row in held})
+    leased = await pool.fetch(_LEASED, now)
+    return Totals(queues, {row[0]: row[1] for row in dead}, {(row[0], row[1]): row[2] for row in leased})

@@ -249,20 +249,20 @@ class Missing(BucketError):
     """404: the object does not exist. Never leaves this package."""
 
 
-def meaning(status: int, code: str, said: str) -> BucketError:
-    """The error for a response; `said` is its text for people."""
+def meaning(status: int, code: str, text: str) -> BucketError:
+    """The error for a response; `text` is its text for people."""
     if status == 412:
-        return Taken(said)
+        return Taken(text)
     if status == 409:
-        return Conflicting(said)
+        return Conflicting(text)
     if status == 404 and code != "NoSuchBucket":
-        return Missing(said)
+        return Missing(text)
     if status in (429, 503) or code in _SLOW_DOWN:
-        return Unclear(said, slow_down=True)
+        return Unclear(text, slow_down=True)
     # Of the 5xx statuses, only 501 is about the request itself.
     if status == 408 or (status >= 500 and status != 501) or code in _UNCLEAR:
-        return Unclear(said)
-    return Refused(f"{said}; {advice(status, code)}")
+        return Unclear(text)
+    return Refused(f"{text}; {advice(status, code)}")
 
 
 def advice(status: int, code: str) -> str:

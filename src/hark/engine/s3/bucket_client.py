@@ -140,8 +140,8 @@ def translated(error: Exception, what: str) -> BucketError:
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         about = error.response.get("Error", {})
         code, message = str(about.get("Code", "")), str(about.get("Message", "")).rstrip(".")
-        said = " ".join(dict.fromkeys(word for word in (str(status), code, message) if word))
-        return meaning(status, code, f"{what}: {said}")
+        text = " ".join(dict.fromkeys(word for word in (str(status), code, message) if word))
+        return meaning(status, code, f"{what}: {text}")
     if isinstance(error, _NOT_SENT):
         return Refused(f"{what}: {_credentials_advice(error)}")
     if isinstance(error, TimeoutError) and not str(error):

@@ -105,7 +105,7 @@ class S3Engine(TableVerbs):
             await _abandon(replica, opening)
             raise
         self._pool = ThreadPoolExecutor(_READERS, thread_name_prefix="hark-s3-read")
-        self._codec = replica.fold.state.codec
+        self._codec = replica.local.state.codec
         self._filler = Filler(self._cache, replica.fetch)
         self._replica = replica
 
@@ -163,13 +163,13 @@ class S3Engine(TableVerbs):
         return await self._wait_for(lambda future: Look(future, body))
 
     def _memory(self) -> State:
-        return self._running().fold.state
+        return self._running().local.state
 
     async def _examine(self, body: Callable[[apsw.Connection, State, int], T]) -> T:
         """On what is in the log by now."""
         replica = self._running()
         await self._confirm()
-        return await self._look(lambda state, now: body(replica.fold.scratch.writer, state, now))
+        return await self._look(lambda state, now: body(replica.local.scratch.writer, state, now))
 
     def _wait_here(self) -> None:
         """What was asked for will be asked for again, and others may write it."""
@@ -182,8 +182,8 @@ class S3Engine(TableVerbs):
     async def _read(self, body: Callable[[apsw.Connection, LeaseView], T]) -> T:
         """Run a query on what is in the log by now, after everything that is due has been applied."""
         await self._confirm()
-        held = await self._look(LeaseView)
-        return await self._read_committed(lambda connection: body(connection, held))
+        leased = await self._look(LeaseView)
+        return await self._read_committed(lambda connection: body(connection, leased))
 
     async def _read_committed(self, body: Callable[[apsw.Connection], T]) -> T:
         """Run a query on what this process has seen of the log."""
@@ -191,7 +191,7 @@ class S3Engine(TableVerbs):
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._run_read, replica, body)
 
     def _run_read(self, replica: Replica, body: Callable[[apsw.Connection], T]) -> T:
-        scratch = replica.fold.scratch
+        scratch = replica.local.scratch
         known: tuple[int, apsw.Connection] | None = getattr(self._local, "connection", None)
         try:
             if known is None or known[0] != scratch.generation:
@@ -300,8 +300,8 @@ class S3Engine(TableVerbs):
 
     # Other servers -----------------------------------------------------------------------------------------
 
-    def hear(self, hints: Sequence[Hint]) -> list[Hint]:
-        """See `Engine.hear`: what others did is in the log, so look there."""
+    def on_hints(self, hints: Sequence[Hint]) -> list[Hint]:
+        """See `Engine.on_hints`: what others did is in the log, so look there."""
         if hints and self._replica is not None:
             self._replica.poke()
         return []

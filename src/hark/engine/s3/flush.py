@@ -12,10 +12,10 @@ import apsw
 from hark.engine.core.claim import Claimer
 from hark.engine.core.groups import first_contact
 from hark.engine.core.position import Position
-from hark.engine.core.settle import expire, settle_held
+from hark.engine.core.settle import expire, settle_leased
 from hark.engine.core.shared import SharedPosition
 from hark.engine.core.state import State
-from hark.engine.core.store import place_payloads, run
+from hark.engine.core.store import run, set_locations
 from hark.engine.core.transaction import WriteTransaction
 from hark.engine.core.verbs import Call, Claim, Expire, Notes, Write
 from hark.engine.hints import HintBook
@@ -86,13 +86,13 @@ _LONGEST_TRIP_SECONDS = 0.5
 _WEIGHT = 0.2
 
 
-class Pace:
+class WritePacing:
     """Belongs to the thread of the state; times are seconds of a monotonic clock."""
 
     def __init__(self, longest_seconds: float, random: Callable[[], float] = random_module.random) -> None:
         self._longest = longest_seconds
         self._random = random
-        self._begun = self._ended = self._foreign = float("-inf")
+        self._begun = self._ended = self._remote_at = float("-inf")
         self._is_ours = False
         """The last record is ours."""
         self._in_a_row = 0
@@ -117,13 +117,13 @@ class Pace:
 
     def has_company(self, now: float) -> bool:
         """Whether others write too."""
-        return now - self._foreign < OTHERS_SECONDS
+        return now - self._remote_at < OTHERS_SECONDS
 
-    def is_likely_behind(self, now: float, sight_age: float) -> bool:
+    def is_likely_behind(self, now: float, seconds_since_seen: float) -> bool:
         """Whether to look before an append: where others write, a look costs less than a number that is lost."""
         if not self.has_company(now):
             return False
-        return sight_age > max(_SURE_TRIPS * self.round_trip, self._between / 2)
+        return seconds_since_seen > max(_SURE_TRIPS * self.round_trip, self._between / 2)
 
     def begin(self, now: float) -> None:
         """A record is begun."""
@@ -145,16 +145,16 @@ class Pace:
     def saw_other(self, now: float) -> None:
         """A record of another process was applied."""
         if self.has_company(now):
-            between = now - self._foreign
+            between = now - self._remote_at
             self._between = self._between + _WEIGHT * (between - self._between) if self._between else between
         else:
             self._between = 0.0
-        self._foreign, self._is_ours, self._in_a_row = now, False, 0
+        self._remote_at, self._is_ours, self._in_a_row = now, False, 0
 
 
 # Everything happens at once: each verb changes the tables, inside one open transaction, and memory, as if it were
 # committed. Nobody sees either before the record is in the log. If it does not get there, the transaction is rolled
-# back and memory is read from the tables again; `Fold` does that.
+# back and memory is read from the tables again; `LocalState` does that.
 
 
 T = TypeVar("T")
@@ -183,7 +183,7 @@ class Flush:
         self._ids = ids
         self._lease_rows = lease_rows
         self._notes = Notes()
-        self._touched: dict[Position, None] = {}
+        self._changed: dict[Position, None] = {}
         self._taken: dict[Position, None] = {}
         self._renewed: list[str] = []
         self._keys: list[Key] | None = []
@@ -199,7 +199,7 @@ class Flush:
         """Whether somebody was refused, or found nothing, who has to be certain of that."""
 
     @property
-    def news(self) -> KeyNotification | None:
+    def notification(self) -> KeyNotification | None:
         """Which keys were changed."""
         if self._keys is None:
             return KeyNotification(None)
@@ -241,24 +241,24 @@ class Flush:
 
     def _transact(self, body: Callable[[WriteTransaction], T]) -> T:
         transaction = WriteTransaction(self._connection, self._state, self.now, self._ids)
-        transaction.place = self._place
+        transaction.locate = self._locate
         result = body(transaction)
         transaction.seal()
-        self._touched |= dict.fromkeys(transaction.changed)
-        place_payloads(transaction.messages, self._place)
+        self._changed |= dict.fromkeys(transaction.changed)
+        set_locations(transaction.messages, self._locate)
         transaction.flush()
         self.hints += transaction.publish()
         if transaction.keys is not None:
-            self._tell_keys(transaction.keys.news())
+            self._notify_keys(transaction.keys.notification())
         return result
 
-    def _tell_keys(self, news: KeyNotification | None) -> None:
-        if news is None or self._keys is None:
+    def _notify_keys(self, notification: KeyNotification | None) -> None:
+        if notification is None or self._keys is None:
             return
         # Not as a set: Python takes keys such as (1,) and (True,) for the same.
-        self._keys = None if news.keys is None else [*self._keys, *news.keys]
+        self._keys = None if notification.keys is None else [*self._keys, *notification.keys]
 
-    def _place(self, payload: bytes) -> tuple[int, int, int] | None:
+    def _locate(self, payload: bytes) -> tuple[int, int, int] | None:
         if len(payload) <= INLINE_BYTES:
             return None
         offset = PAYLOADS_AT + len(self.payloads)
@@ -299,7 +299,7 @@ class Flush:
         answers = claimer.serve(call.requests)
         self._notes.add(claimer)
         rest = HintBook()
-        claimer.tell_rest(rest)
+        claimer.notify_rest(rest)
         self.hints += rest.hints()
         self._settle_at_once(claimer, answers)
         for answer in answers:
@@ -325,7 +325,7 @@ class Flush:
             for lease in at_once.values():
                 self._taken |= dict.fromkeys(lease.parts)
                 for position in list(lease.parts):
-                    settle_held(transaction, lease, position)
+                    settle_leased(transaction, lease, position)
 
         self._transact(body)
         for answer in answers:
@@ -346,8 +346,8 @@ class Flush:
                         transaction.draft(position)
 
             self._transact(body)
-        self._touched |= self._taken
-        self._lease_rows.save(self._connection, self._touched, self._renewed)
+        self._changed |= self._taken
+        self._lease_rows.save(self._connection, self._changed, self._renewed)
         leases.save(self._connection, self._state, self._taken)
         if self.payloads:
             run(

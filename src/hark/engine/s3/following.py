@@ -14,12 +14,12 @@ from hark.engine.s3 import objects, scratch
 from hark.engine.s3 import objects as records
 from hark.engine.s3.bucket import Bucket, BucketError, Conflicting, Stored, Unclear
 from hark.engine.s3.bucket_client import IoThread
-from hark.engine.s3.flush import Pace
+from hark.engine.s3.flush import WritePacing
 from hark.engine.s3.housekeeping import read_snapshot
-from hark.engine.s3.log import Appender, LogReader, Sight, more_at_once
-from hark.engine.s3.objects import PAYLOADS_AT, Meta, Patience, Pointer, Record, load_newest, read_pointer
+from hark.engine.s3.log import Appender, LogFreshness, LogReader, more_at_once
+from hark.engine.s3.objects import PAYLOADS_AT, BucketRetries, Meta, Pointer, Record, load_newest, read_pointer
 from hark.engine.s3.payloads import PayloadCache
-from hark.engine.s3.state import Change, Fold, Head
+from hark.engine.s3.state import Change, Head, LocalState
 from hark.errors import EngineFailure, StoreUnusable
 from hark.polling import Poller, PollingStrategy
 
@@ -68,7 +68,7 @@ class Overslept(EngineFailure):
         self.is_ours = is_ours
 
 
-class Chain:
+class LogClient:
     """One store's log."""
 
     def __init__(
@@ -79,16 +79,16 @@ class Chain:
         *,
         appender: Appender,
         reader: LogReader,
-        patience: Patience,
-        sight: Sight,
+        retries: BucketRetries,
+        freshness: LogFreshness,
         cache: PayloadCache,
     ) -> None:
         self._bucket = bucket
         self._io = io
         self._appender = appender
         self._reader = reader
-        self._patience = patience
-        self._sight = sight
+        self._retries = retries
+        self._freshness = freshness
         self._cache = cache
         self.epoch = meta.epoch
 
@@ -100,25 +100,25 @@ class Chain:
     @property
     def is_stale(self) -> bool:
         """Whether the pointer has to be read before anything is appended or trusted."""
-        return self._sight.is_stale
+        return self._freshness.is_stale
 
-    def seconds_since_sight(self) -> float:
+    def seconds_since_seen(self) -> float:
         """How old the last sight of the head is."""
-        return self._sight.seconds_since(self._sight.at)
+        return self._freshness.seconds_since(self._freshness.at)
 
     def append(self, record: Record, body: bytes) -> Stored | None:
         """Put a record into the log; None: it is there, else what is there instead.
 
         Raises `EngineFailure` when nobody can say, and `Overslept` when that is so because it took too long.
         """
-        since, sent = self._sight.at, self._sight.now()
+        since, sent = self._freshness.at, self._freshness.now()
         stored = self._io.run(self._appender.append(record.seq, body, record.nonce))
-        if not self._sight.is_void(since):
+        if not self._freshness.is_void(since):
             if stored is None:
-                self._sight.seen(sent)
+                self._freshness.seen(sent)
             return stored
         # The number may have been removed before it was won, or before somebody else's record was read there.
-        self._sight.lose()
+        self._freshness.lose()
         try:
             if self.covers(record.seq - 1):
                 return stored
@@ -128,19 +128,19 @@ class Chain:
 
     def read(self, seq: int, number: int) -> list[Stored] | None:
         """The records from `seq` on, so many at most; None: look at the pointer first."""
-        since, sent = self._sight.at, self._sight.now()
-        if self._sight.is_stale:
+        since, sent = self._freshness.at, self._freshness.now()
+        if self._freshness.is_stale:
             return None
         found = self._io.run(self._reader.read_many(seq, number))
-        if self._sight.is_void(since):
+        if self._freshness.is_void(since):
             return None
         if len(found) < number:
-            self._sight.seen(sent)
+            self._freshness.seen(sent)
         return found
 
     def covers(self, seq: int) -> bool:
         """Whether all that comes after a record can still be read from the log; if so, that is a sight."""
-        sent = self._sight.now()
+        sent = self._freshness.now()
         found = self._ask(lambda: read_pointer(self._bucket))
         if found is not None and found[0].epoch != self.epoch:
             raise StoreUnusable(
@@ -148,7 +148,7 @@ class Chain:
             )
         if found is not None and found[0].seq > seq:
             return False
-        self._sight.seen(sent)
+        self._freshness.seen(sent)
         return True
 
     def begin_with_newest(self, begin: Callable[[bytes | None], None]) -> None:
@@ -156,10 +156,10 @@ class Chain:
 
         That is a sight once it has been done: if it can't be, the state is still what it was.
         """
-        sent = self._sight.now()
+        sent = self._freshness.now()
         found = self._ask(lambda: load_newest(self._bucket))
         begin(None if found is None else self._database_in(*found))
-        self._sight.seen(sent)
+        self._freshness.seen(sent)
 
     def _database_in(self, pointer: Pointer, body: bytes) -> bytes:
         header, database = read_snapshot(body, pointer.seq, self.name)
@@ -174,7 +174,7 @@ class Chain:
         """Ask until there is an answer: reading changes nothing."""
 
         async def ask() -> T:
-            tries = self._patience.begin()
+            tries = self._retries.begin()
             while True:
                 try:
                     return await request()
@@ -222,41 +222,45 @@ OnHead = Callable[[Head, int, bool], None]
 class Follower:
     """Takes the state to the end of the log. It belongs to the thread of the state."""
 
-    def __init__(self, chain: Chain, fold: Fold, outbox: Outbox, pace: Pace, on_head: OnHead) -> None:
-        self._chain = chain
-        self._fold = fold
+    def __init__(
+        self, log_client: LogClient, local: LocalState, outbox: Outbox, pacing: WritePacing, on_head: OnHead
+    ) -> None:
+        self._log_client = log_client
+        self._local = local
         self._outbox = outbox
-        self._pace = pace
+        self._pacing = pacing
         self._on_head = on_head
         self.in_doubt = False
         """The last record may be in the log or not: the log has to be read before the next."""
 
     def make_sure(self) -> None:
         """Before anything is appended: know where the head is, and that no number there was removed."""
-        if self._chain.is_stale:
+        if self._log_client.is_stale:
             self.check_pointer()
-        if self.in_doubt or self._pace.is_likely_behind(time.monotonic(), self._chain.seconds_since_sight()):
+        if self.in_doubt or self._pacing.is_likely_behind(time.monotonic(), self._log_client.seconds_since_seen()):
             self.read_on(_FEW)
             self.in_doubt = False
 
     def check_pointer(self) -> None:
         """Start again from the newest snapshot if the log up to here may be gone."""
-        if not self._chain.covers(self._fold.head.seq):
+        if not self._log_client.covers(self._local.head.seq):
             self.restart()
 
     def restart(self) -> None:
         """Throw the state away and begin with the newest snapshot, or with nothing."""
-        again = self._fold.head.seq > 0
-        self._chain.begin_with_newest(self._fold.open)
+        again = self._local.head.seq > 0
+        self._log_client.begin_with_newest(self._local.open)
         if again:
-            log.info("%s: reloaded the state from the snapshot of record %d", self._chain.name, self._fold.head.seq)
-        self.tell_all()
-        self._on_head(self._fold.head, 0, False)
+            log.info(
+                "%s: reloaded the state from the snapshot of record %d", self._log_client.name, self._local.head.seq
+            )
+        self.notify_all()
+        self._on_head(self._local.head, 0, False)
 
-    def tell_all(self) -> None:
+    def notify_all(self) -> None:
         """Whatever was known may be otherwise: everybody looks again."""
         hints = HintBook()
-        for queue in self._fold.state.queues:
+        for queue in self._local.state.queues:
             hints.add(queue, None, None)
         self._outbox.post([], hints.hints())
 
@@ -264,7 +268,7 @@ class Follower:
         """Apply all that is in the log, asking for so many at once; whether there was something."""
         any_new, next_number = False, 1
         while True:
-            found = self._chain.read(self._fold.head.seq + 1, number)
+            found = self._log_client.read(self._local.head.seq + 1, number)
             if found is None:
                 self.check_pointer()
                 continue
@@ -279,14 +283,14 @@ class Follower:
     def apply(self, found: Sequence[Stored]) -> None:
         """Take over the records that come next."""
         for stored in found:
-            head = self._fold.head
-            record = records.decode(stored.body, head.seq + 1, self._chain.name)
-            self._chain.check(record, head.nonce)
-            change: Change = self._fold.apply(record)
-            self._chain.keep_payloads(record)
+            head = self._local.head
+            record = records.decode(stored.body, head.seq + 1, self._log_client.name)
+            self._log_client.check(record, head.nonce)
+            change: Change = self._local.apply(record)
+            self._log_client.keep_payloads(record)
             self._outbox.post([], change.hints, change.keys)
-            self._pace.saw_other(time.monotonic())
-            self._on_head(self._fold.head, len(stored.body), False)
+            self._pacing.saw_other(time.monotonic())
+            self._on_head(self._local.head, len(stored.body), False)
 
 
 # How often is the polling strategy's business. An append of our own says as much as a look, so a process that writes
@@ -300,7 +304,7 @@ class Tail:
         self,
         bucket: Bucket,
         poller: Poller,
-        sight: Sight,
+        freshness: LogFreshness,
         *,
         found: Callable[[int, Stored], None],
         check: Callable[[], None],
@@ -309,12 +313,12 @@ class Tail:
     ) -> None:
         self._bucket = bucket
         self._poller = poller
-        self._sight = sight
+        self._freshness = freshness
         self._found = found
         self._check = check
         self._check_seconds = check_seconds
         self._has_interest = has_interest
-        self._checked = sight.now()
+        self._checked = freshness.now()
         self._seq = 0
         self._moved = asyncio.Event()
         self._written = False
@@ -381,17 +385,17 @@ class Tail:
         """Read to the end of the log; whether there was a record that the state does not have."""
         found = False
         while not self._poller.stopped:
-            sent = self._sight.now()
-            if self._sight.is_stale or self._sight.seconds_since(self._checked) > self._check_seconds:
+            sent = self._freshness.now()
+            if self._freshness.is_stale or self._freshness.seconds_since(self._checked) > self._check_seconds:
                 self._checked = sent
                 self._check()
                 break
-            seq, since = self._seq + 1, self._sight.at
+            seq, since = self._seq + 1, self._freshness.at
             self._moved.clear()
             stored = await self._bucket.get(objects.record(seq))
             if stored is None:
-                if not self._sight.is_void(since) and self._seq + 1 == seq:
-                    self._sight.seen(sent)
+                if not self._freshness.is_void(since) and self._seq + 1 == seq:
+                    self._freshness.seen(sent)
                 break
             found = True
             self._found(seq, stored)

@@ -17,16 +17,16 @@ from hark.engine.core.store import Extra, for_each, rows_of, scalar
 from hark.keys import decode_key
 from hark.model import Key
 
-Place = tuple[int, int]
+PositionKey = tuple[int, int]
 """A group's number and a partition's."""
 
 # Tables that say where groups are: their keys begin with (group, partition).
-_PLACES = frozenset({"positions", "ranges", "retries", "requeued", "lanes", "outstanding"})
+_POSITION_TABLES = frozenset({"positions", "ranges", "retries", "requeued", "lanes", "outstanding"})
 # Columns that memory does not keep, or does not need at once: what a queue has lost, when a group was seen.
 _QUIET = {"queues": frozenset({8, 9}), "groups": frozenset({9})}
 
 
-class Touched:
+class Changeset:
     """What there is in a patchset; of removed rows it has nothing but their keys."""
 
     def __init__(self, changes: bytes) -> None:
@@ -34,7 +34,7 @@ class Touched:
         """How many messages came to partitions."""
         self.partitions: set[int] = set()
         """Partitions with messages more or less, or whose floor was moved."""
-        self.places: set[Place] = set()
+        self.positions: set[PositionKey] = set()
         self.leases: set[str] = set()
         self.rates: set[tuple[str, int]] = set()
         self.queues: set[int] = set()
@@ -60,9 +60,9 @@ class Touched:
                 partition: Any = row[1]
                 self.arrived[partition] = self.arrived.get(partition, 0) + 1
                 self.partitions.add(partition)
-        elif table in _PLACES:
+        elif table in _POSITION_TABLES:
             second: Any = row[1]
-            self.places.add((key, second))
+            self.positions.add((key, second))
         elif table == "leases":
             self.leases.add(key)
         elif table in ("partitions", "gaps"):
@@ -139,7 +139,7 @@ _DELETE = "delete from leases where id in (select value from json_each(?1))"
 _MESSAGES = """
 select json_group_array(json_array(message.offset, message.transaction_id, json(message.extra)))
 from json_each(?2) as wanted
-cross join messages as message indexed by messages_place
+cross join messages as message indexed by messages_offset
 where message.partition = ?1 and message.offset between wanted.value ->> 0 and wanted.value ->> 1
 """
 
@@ -155,7 +155,7 @@ class _Part(msgspec.Struct, array_like=True, gc=False):
     open: int
     last: int
     blocks: bool
-    held: Ranges
+    leased: Ranges
     consumer: str = ""
     """Of the lease, as are the next two: a Hark that does not know them reads on, and rows of one have none."""
     since: int = 0
@@ -175,7 +175,7 @@ class _Row(msgspec.Struct, frozen=True, gc=False):
     expires_at: int
     writer: str
     parts: str
-    places: frozenset[Place]
+    positions: frozenset[PositionKey]
 
 
 class LeaseRows:
@@ -187,19 +187,21 @@ class LeaseRows:
         self._margin = margin
         """Microseconds by which leases of other processes last longer here."""
         self._stored: dict[str, _Row] = {}
-        self._at: dict[Place, set[str]] = {}
+        self._at: dict[PositionKey, set[str]] = {}
         """Which leases hold something of a place."""
 
-    def save(self, connection: apsw.Connection, touched: Iterable[Position], renewed: Iterable[str] = ()) -> None:
+    def save(self, connection: apsw.Connection, changed: Iterable[Position], renewed: Iterable[str] = ()) -> None:
         """Write down what became of leases on these places, and of those that were renewed or are over."""
         live = self._state.leases
         anew = dict.fromkeys(renewed)
         names = dict(anew)
-        for position in touched:
+        for position in changed:
             names |= dict.fromkeys(self._at.get((position.group.id, position.partition.id), ()))
             names |= dict.fromkeys(lease.id for lease in position.leases())
         # Also where a queue or group was deleted, which is no change of a place.
-        shrunk = (one for one, row in self._stored.items() if one in live and len(live[one].parts) != len(row.places))
+        shrunk = (
+            one for one, row in self._stored.items() if one in live and len(live[one].parts) != len(row.positions)
+        )
         names |= dict.fromkeys(shrunk)
         over = [lease_id for lease_id in self._stored if lease_id not in live]
         for lease_id in over:
@@ -223,29 +225,29 @@ class LeaseRows:
 
     def _remember(self, lease: Lease, expires_at: int, writer: str, parts: str) -> None:
         self.forget(lease.id)
-        places = frozenset((position.group.id, position.partition.id) for position in lease.parts)
-        self._stored[lease.id] = _Row(lease.expires_at, expires_at, writer, parts, places)
-        for place in places:
-            self._at.setdefault(place, set()).add(lease.id)
+        positions = frozenset((position.group.id, position.partition.id) for position in lease.parts)
+        self._stored[lease.id] = _Row(lease.expires_at, expires_at, writer, parts, positions)
+        for key in positions:
+            self._at.setdefault(key, set()).add(lease.id)
 
     def forget(self, lease_id: str) -> None:
         """It is not in memory any more."""
         row = self._stored.pop(lease_id, None)
-        for place in () if row is None else row.places:
-            self._at[place].discard(lease_id)
-            if not self._at[place]:
-                del self._at[place]
+        for key in () if row is None else row.positions:
+            self._at[key].discard(lease_id)
+            if not self._at[key]:
+                del self._at[key]
 
-    def held_at(self, place: Place) -> set[str]:
+    def leases_at(self, key: PositionKey) -> set[str]:
         """The leases that hold something of a place."""
-        return self._at.get(place, set())
+        return self._at.get(key, set())
 
-    def places_of(self, lease_id: str) -> frozenset[Place]:
+    def positions_of(self, lease_id: str) -> frozenset[PositionKey]:
         """The places that a lease holds something of."""
         row = self._stored.get(lease_id)
-        return frozenset() if row is None else row.places
+        return frozenset() if row is None else row.positions
 
-    def stored_places(self, connection: apsw.Connection, lease_ids: Iterable[str]) -> set[Place]:
+    def stored_positions(self, connection: apsw.Connection, lease_ids: Iterable[str]) -> set[PositionKey]:
         """The same of leases as their rows say it, which may be newer."""
         rows = rows_of(connection, f"{_ROWS} where id in (select value from json_each(?1))", _names(lease_ids))
         return {(part.group, part.partition) for *_, parts in rows for part in _decode_parts(parts)}
@@ -276,13 +278,13 @@ class LeaseRows:
     def _hold(self, connection: apsw.Connection, lease: Lease, position: Position, stored: _Part) -> None:
         part = lease.parts[position] = Part(stored.handed, stored.last)
         part.open = stored.open
-        text = scalar(connection, _MESSAGES, stored.partition, _encode(stored.held).decode())
+        text = scalar(connection, _MESSAGES, stored.partition, _encode(stored.leased).decode())
         prefix = position.partition.prefix
         for offset, transaction_id, extra in _decode_messages(text):
             name = transaction_id or self._state.codec.with_prefix(prefix, offset)
             schedule = None if extra is None else extra.b
             if isinstance(position, OrderedPosition):
-                position.held[name] = (offset, lease, schedule, name)
+                position.leased[name] = (offset, lease, schedule, name)
             elif isinstance(position, SharedPosition) and offset in position.entries:
                 entry = position.entries[offset]
                 entry.is_out = True
@@ -319,13 +321,13 @@ def _parts_of(lease: Lease) -> list[_Part]:
     for position, part in lease.parts.items():
         if isinstance(position, OrderedPosition):
             blocks = position.lease is lease
-            offsets = sorted(held[0] for held in position.held.values() if held[1] is lease)
+            offsets = sorted(leased[0] for leased in position.leased.values() if leased[1] is lease)
         else:
             blocks = False
             offsets = sorted(position.live_offsets(lease))
-        place = (position.group.id, position.partition.id)
+        key = (position.group.id, position.partition.id)
         numbers = (part.handed, part.open, part.last)
-        parts.append(_Part(*place, *numbers, blocks, _ranges(offsets), lease.consumer, lease.since, lease.whole))
+        parts.append(_Part(*key, *numbers, blocks, _ranges(offsets), lease.consumer, lease.since, lease.whole))
     return parts
 
 

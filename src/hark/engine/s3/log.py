@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from hark.engine.s3 import objects
 from hark.engine.s3.bucket import Bucket, BucketError, Conflicting, Refused, Stored, Taken, Unclear
-from hark.engine.s3.objects import Patience, Pause, Tries, nonce_of
+from hark.engine.s3.objects import BucketRetries, Pause, Tries, nonce_of
 from hark.errors import EngineFailure
 
 # Records that a snapshot covers are removed one `grace` after that snapshot became the newest. A process that slept
@@ -57,7 +57,7 @@ class Moment(NamedTuple):
 _NEVER = Moment(float("-inf"), float("-inf"))
 
 
-class Sight:
+class LogFreshness:
     """The last sight of one process. Before the first there is none, and everything is stale and void."""
 
     def __init__(
@@ -119,7 +119,7 @@ class Appender:
     def __init__(
         self,
         bucket: Bucket,
-        patience_seconds: float,
+        retry_seconds: float,
         *,
         pause: Pause = asyncio.sleep,
         random: Callable[[], float] = random_module.random,
@@ -127,8 +127,8 @@ class Appender:
         on_silence: Callable[[], None] = lambda: None,
     ) -> None:
         self._bucket = bucket
-        self._patience = Patience(
-            patience_seconds, pause=pause, random=random, monotonic=monotonic, on_silence=on_silence
+        self._retries = BucketRetries(
+            retry_seconds, pause=pause, random=random, monotonic=monotonic, on_silence=on_silence
         )
 
     async def append(self, seq: int, body: bytes, nonce: str) -> Stored | None:
@@ -137,7 +137,7 @@ class Appender:
         Raises `EngineFailure`: it is not in the log and will not get there. With the code `outcome_unknown` it may be,
         or may still get there: read the log before the next append.
         """
-        return await _Append(self._bucket, self._patience.begin(), seq, body, nonce).run()
+        return await _Append(self._bucket, self._retries.begin(), seq, body, nonce).run()
 
 
 class _Append:
@@ -217,13 +217,13 @@ _MOST_AT_ONCE = 32
 class LogReader:
     """Reads records; what does not answer is asked again, as reading changes nothing."""
 
-    def __init__(self, bucket: Bucket, patience: Patience) -> None:
+    def __init__(self, bucket: Bucket, retries: BucketRetries) -> None:
         self._bucket = bucket
-        self._patience = patience
+        self._retries = retries
 
     async def read(self, seq: int) -> Stored | None:
         """One record; None: there is none (yet). Raises `EngineFailure` when the store can't be asked."""
-        tries = self._patience.begin()
+        tries = self._retries.begin()
         while True:
             try:
                 return await self._bucket.get(objects.record(seq))

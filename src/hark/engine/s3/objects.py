@@ -214,7 +214,7 @@ AWAY_AFTER_SECONDS = 1.0
 """A bucket that has not answered one duty for so long is away (rule 29)."""
 
 
-class Patience:
+class BucketRetries:
     """How long a duty of several requests goes on when the store does not answer as it should."""
 
     def __init__(
@@ -311,13 +311,13 @@ async def read_or_create(
     *,
     grace_seconds: int = DEFAULT_GRACE_SECONDS,
     token: Callable[[int], bytes] = secrets.token_bytes,
-    patience: Patience | None = None,
+    retries: BucketRetries | None = None,
 ) -> Meta:
     """The meta of a store; who comes first makes it, and all who come at once agree on one.
 
     Raises `StoreUnusable` when the bucket can't be used as it is, `EngineFailure` when it does not answer.
     """
-    tries = (patience or Patience()).begin()
+    tries = (retries or BucketRetries()).begin()
     wanted: bytes | None = None
     while True:
         try:
@@ -477,13 +477,13 @@ async def advance(
     now: Callable[[], int],
     *,
     token: Callable[[int], str] = secrets.token_hex,
-    patience: Patience | None = None,
+    retries: BucketRetries | None = None,
 ) -> Pointer | None:
     """Change the pointer; the answer is how it stands then. A change that would turn it back is not made.
 
     `now`: the time by the clock of the object store. Raises `EngineFailure` when the store does not let it happen.
     """
-    tries = (patience or Patience()).begin()
+    tries = (retries or BucketRetries()).begin()
     nonce = token(_NONCE_BYTES)
     while True:
         try:
@@ -525,9 +525,9 @@ def _is_forward(current: Pointer | None, wanted: Pointer, store: str) -> bool:
 # A snapshot that was not announced, or that was overtaken while it was written, is no harm: nobody looks for it.
 
 
-async def write(bucket: Bucket, seq: int, body: bytes, patience: Patience | None = None) -> None:
+async def write(bucket: Bucket, seq: int, body: bytes, retries: BucketRetries | None = None) -> None:
     """Store a snapshot; two processes that store the same one store the same state. Raises `EngineFailure`."""
-    tries = (patience or Patience()).begin()
+    tries = (retries or BucketRetries()).begin()
     while True:
         try:
             await bucket.put(snapshot(seq), body)
@@ -540,18 +540,18 @@ async def write(bucket: Bucket, seq: int, body: bytes, patience: Patience | None
 
 
 async def publish(
-    bucket: Bucket, epoch: str, seq: int, body: bytes, now: Callable[[], int], patience: Patience | None = None
+    bucket: Bucket, epoch: str, seq: int, body: bytes, now: Callable[[], int], retries: BucketRetries | None = None
 ) -> bool:
     """Announce, store and promote a snapshot; False: a newer one was faster, and this one is gone again.
 
     If the process dies between, what it wrote is removed with the snapshots before the one that comes next. Raises
     `EngineFailure`, and `BucketError` when one that was overtaken can't be removed.
     """
-    announced = await advance(bucket, announce(epoch, seq), now, patience=patience)
+    announced = await advance(bucket, announce(epoch, seq), now, retries=retries)
     if announced is not None and seq <= announced.seq:
         return announced.seq == seq
-    await write(bucket, seq, body, patience)
-    promoted = await advance(bucket, promote(epoch, seq), now, patience=patience)
+    await write(bucket, seq, body, retries)
+    promoted = await advance(bucket, promote(epoch, seq), now, retries=retries)
     if promoted is not None and any(kept.seq == seq for kept in promoted.snapshots):
         return promoted.seq == seq
     # It was overtaken. Who removes has perhaps passed the announcement before the object was there.

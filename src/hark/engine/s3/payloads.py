@@ -18,7 +18,7 @@ from hark.engine.s3.bucket import Bucket, BucketError, Conflicting, Unclear
 from hark.errors import EngineFailure, HarkError
 
 
-class Place(NamedTuple):
+class PayloadLocation(NamedTuple):
     """Some bytes of the object `log/{seq}`; a payload stays in the record that brought it."""
 
     seq: int
@@ -46,7 +46,7 @@ class PayloadCache:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         """Bytes at most; 0: nothing is kept."""
-        self._pieces: OrderedDict[tuple[int, int], bytes] = OrderedDict()
+        self._entries: OrderedDict[tuple[int, int], bytes] = OrderedDict()
         """By record and first offset."""
         self._firsts: dict[int, list[int]] = {}
         """By record, where its pieces begin, in order."""
@@ -63,31 +63,31 @@ class PayloadCache:
                 return
             for first in self._within(seq, first_offset, first_offset + len(data)):
                 self._forget(seq, first)
-            self._pieces[seq, first_offset] = data
+            self._entries[seq, first_offset] = data
             firsts = self._firsts.setdefault(seq, [])
             firsts.insert(bisect_left(firsts, first_offset), first_offset)
             self._bytes += len(data)
             while self._bytes > self.capacity:
-                self._forget(*next(iter(self._pieces)))
+                self._forget(*next(iter(self._entries)))
 
-    def get(self, place: Place) -> bytes | None:
+    def get(self, location: PayloadLocation) -> bytes | None:
         """The bytes at a place; None: they are not here."""
         with self._lock:
-            first = self._covering(place.seq, place.offset, place.end)
+            first = self._covering(location.seq, location.offset, location.end)
             if first is None:
                 self._misses += 1
                 return None
             self._hits += 1
-            self._pieces.move_to_end((place.seq, first))
-            piece = self._pieces[place.seq, first]
-        return piece[place.offset - first : place.end - first]
+            self._entries.move_to_end((location.seq, first))
+            cached_bytes = self._entries[location.seq, first]
+        return cached_bytes[location.offset - first : location.end - first]
 
     def as_metrics(self) -> dict[str, float]:
         """What is kept, and how often that helped."""
         with self._lock:
             return {
                 "s3_cache_bytes": self._bytes,
-                "s3_cache_pieces": len(self._pieces),
+                "s3_cache_entries": len(self._entries),
                 "s3_cache_hits": self._hits,
                 "s3_cache_misses": self._misses,
             }
@@ -101,16 +101,16 @@ class PayloadCache:
         if index < 0:
             return None
         first = firsts[index]
-        return first if first + len(self._pieces[seq, first]) >= end else None
+        return first if first + len(self._entries[seq, first]) >= end else None
 
     def _within(self, seq: int, start: int, end: int) -> list[int]:
         """Where those pieces begin that have nothing but these bytes."""
         firsts = self._firsts.get(seq, [])
         inside = firsts[bisect_left(firsts, start) : bisect_left(firsts, end)]
-        return [first for first in inside if first + len(self._pieces[seq, first]) <= end]
+        return [first for first in inside if first + len(self._entries[seq, first]) <= end]
 
     def _forget(self, seq: int, first: int) -> None:
-        self._bytes -= len(self._pieces.pop((seq, first)))
+        self._bytes -= len(self._entries.pop((seq, first)))
         firsts = self._firsts[seq]
         del firsts[bisect_left(firsts, first)]
         if not firsts:
@@ -151,29 +151,29 @@ class Payloads:
         self._flights: dict[int, list[_Flight]] = {}
         """By record, the requests that are under way."""
 
-    async def fetch(self, wanted: Sequence[Place]) -> list[bytes]:
+    async def fetch(self, wanted: Sequence[PayloadLocation]) -> list[bytes]:
         """The bytes at these places, in their order. Raises `EngineFailure` when one of them can't be had."""
-        found: dict[Place, bytes] = {}
-        coming: dict[Place, _Flight] = {}
-        missing: list[Place] = []
-        for place in dict.fromkeys(wanted):
-            cached = self._cache.get(place) if place.length else b""
+        found: dict[PayloadLocation, bytes] = {}
+        coming: dict[PayloadLocation, _Flight] = {}
+        missing: list[PayloadLocation] = []
+        for location in dict.fromkeys(wanted):
+            cached = self._cache.get(location) if location.length else b""
             if cached is not None:
-                found[place] = cached
-            elif (flight := self._under_way(place)) is not None:
-                coming[place] = flight
+                found[location] = cached
+            elif (flight := self._under_way(location)) is not None:
+                coming[location] = flight
             else:
-                missing.append(place)
+                missing.append(location)
         for together in _near(missing, self._gap):
             coming |= dict.fromkeys(together, self._start(_span(together)))
-        for place, flight in coming.items():
-            found[place] = await flight.bytes_at(place)
-        return [found[place] for place in wanted]
+        for location, flight in coming.items():
+            found[location] = await flight.bytes_at(location)
+        return [found[location] for location in wanted]
 
-    def _under_way(self, place: Place) -> _Flight | None:
-        return next((flight for flight in self._flights.get(place.seq, ()) if flight.has(place)), None)
+    def _under_way(self, location: PayloadLocation) -> _Flight | None:
+        return next((flight for flight in self._flights.get(location.seq, ()) if flight.has(location)), None)
 
-    def _start(self, span: Place) -> _Flight:
+    def _start(self, span: PayloadLocation) -> _Flight:
         flight = _Flight(span, asyncio.get_running_loop().create_task(self._read(span)))
         self._flights.setdefault(span.seq, []).append(flight)
         flight.task.add_done_callback(lambda _: self._landed(flight))
@@ -187,7 +187,7 @@ class Payloads:
         if not flight.task.cancelled():
             flight.task.exception()  # Those who waited may all have been cancelled: then nobody else looks at it.
 
-    async def _read(self, span: Place) -> bytes:
+    async def _read(self, span: PayloadLocation) -> bytes:
         """Ask until there is an answer: reading again changes nothing."""
         for attempt in range(1, self._tries + 1):
             try:
@@ -211,7 +211,7 @@ class Payloads:
             return data
         raise AssertionError("the last try answers or raises")
 
-    def _failure(self, span: Place, what: str, code: str) -> EngineFailure:
+    def _failure(self, span: PayloadLocation, what: str, code: str) -> EngineFailure:
         return EngineFailure(f"a payload in {objects.record(span.seq)} of {self._bucket.name} {what}", code=code)
 
     def _seconds(self, attempt: int, error: Unclear | Conflicting) -> float:
@@ -225,45 +225,45 @@ class _Flight:
 
     __slots__ = ("span", "task")
 
-    def __init__(self, span: Place, task: asyncio.Task[bytes]) -> None:
+    def __init__(self, span: PayloadLocation, task: asyncio.Task[bytes]) -> None:
         self.span = span
         self.task = task
 
-    def has(self, place: Place) -> bool:
+    def has(self, location: PayloadLocation) -> bool:
         """Whether it brings all of a place."""
-        return place.seq == self.span.seq and self.span.offset <= place.offset and place.end <= self.span.end
+        return location.seq == self.span.seq and self.span.offset <= location.offset and location.end <= self.span.end
 
-    async def bytes_at(self, place: Place) -> bytes:
+    async def bytes_at(self, location: PayloadLocation) -> bytes:
         """Wait for it, and take a place out of what it brought."""
         try:
             # Others may wait too: who is cancelled does not take it along.
             data = await asyncio.shield(self.task)
         except EngineFailure as failure:
             raise failure.again() from failure.__cause__
-        return data[place.offset - self.span.offset : place.end - self.span.offset]
+        return data[location.offset - self.span.offset : location.end - self.span.offset]
 
 
-def _near(wanted: Iterable[Place], gap: int) -> Iterator[list[Place]]:
+def _near(wanted: Iterable[PayloadLocation], gap: int) -> Iterator[list[PayloadLocation]]:
     """Put those places of one record together that are near each other."""
-    together: list[Place] = []
+    together: list[PayloadLocation] = []
     end = 0
-    for place in sorted(wanted):
-        if together and (place.seq != together[0].seq or place.offset > end + gap):
+    for location in sorted(wanted):
+        if together and (location.seq != together[0].seq or location.offset > end + gap):
             yield together
             together, end = [], 0
-        together.append(place)
-        end = max(end, place.end)
+        together.append(location)
+        end = max(end, location.end)
     if together:
         yield together
 
 
-def _span(together: Sequence[Place]) -> Place:
+def _span(together: Sequence[PayloadLocation]) -> PayloadLocation:
     """From the first byte of them to the last."""
     first = together[0]
-    return first._replace(length=max(place.end for place in together) - first.offset)
+    return first._replace(length=max(location.end for location in together) - first.offset)
 
 
-Fetch = Callable[[Sequence[Place]], Awaitable[list[bytes]]]
+Fetch = Callable[[Sequence[PayloadLocation]], Awaitable[list[bytes]]]
 
 
 class Filler:
@@ -275,18 +275,18 @@ class Filler:
 
     async def fill(self, items: Sequence[msgspec.Struct]) -> None:
         """Fill in the payloads of these. Raises `EngineFailure` when one can't be had."""
-        missing: list[tuple[msgspec.Struct, Place]] = []
+        missing: list[tuple[msgspec.Struct, PayloadLocation]] = []
         for item in items:
             where = getattr(item, "payload", None)
             if isinstance(where, Elsewhere):
-                place = Place(*where)
-                cached = self._cache.get(place)
+                location = PayloadLocation(*where)
+                cached = self._cache.get(location)
                 if cached is None:
-                    missing.append((item, place))
+                    missing.append((item, location))
                 else:
                     _set(item, cached)
         if missing:
-            found = await self._fetch([place for _, place in missing])
+            found = await self._fetch([location for _, location in missing])
             for (item, _), payload in zip(missing, found, strict=True):
                 _set(item, payload)
 

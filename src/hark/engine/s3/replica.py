@@ -14,13 +14,13 @@ from hark.clock import SECOND
 from hark.engine.core.verbs import Call, Outbox
 from hark.engine.s3.bucket import Bucket, BucketError, Stored, Unclear
 from hark.engine.s3.bucket_client import IoThread, probe
-from hark.engine.s3.flush import Found, Pace, Wake
-from hark.engine.s3.following import Chain, Interest, Tail
+from hark.engine.s3.flush import Found, Wake, WritePacing
+from hark.engine.s3.following import Interest, LogClient, Tail
 from hark.engine.s3.housekeeping import Housekeeper
-from hark.engine.s3.log import Appender, LogReader, Sight
-from hark.engine.s3.objects import Meta, Patience, Pause, read_or_create, read_pointer
-from hark.engine.s3.payloads import PayloadCache, Payloads, Place
-from hark.engine.s3.state import Fold, Head
+from hark.engine.s3.log import Appender, LogFreshness, LogReader
+from hark.engine.s3.objects import BucketRetries, Meta, Pause, read_or_create, read_pointer
+from hark.engine.s3.payloads import PayloadCache, PayloadLocation, Payloads
+from hark.engine.s3.state import Head, LocalState
 from hark.engine.s3.thread import ReplicaThread
 from hark.engine.sqlite.files import expiry_metrics
 from hark.ids import IdSource
@@ -37,7 +37,7 @@ _CHECK_SHARE = 0.25
 class Replica:
     """What one process has of a store."""
 
-    fold: Fold
+    local: LocalState
 
     def __init__(
         self,
@@ -63,16 +63,16 @@ class Replica:
         # Its own source of chance: these threads draw at moments that nobody else should depend on.
         self._chance = random.Random().random
         self._interest = Interest()
-        self._patience = Patience(
-            settings.patience_ms / 1000, pause=pause, random=self._chance, on_silence=self._note_silence
+        self._retries = BucketRetries(
+            settings.retry_timeout_ms / 1000, pause=pause, random=self._chance, on_silence=self._note_silence
         )
         self._probing: asyncio.Task[None] | None = None
-        self._pace = Pace(settings.linger_ms / 1000, self._chance)
+        self._pacing = WritePacing(settings.linger_ms / 1000, self._chance)
         self._thread: ReplicaThread | None = None
         self._tail: Tail | None = None
         self._tailing: Future[None] | None = None
         self._keeper: Housekeeper | None = None
-        self._fold_is_open = False
+        self._local_is_open = False
 
     def open(self) -> None:
         """Test the bucket, make the state and begin. From a thread that may wait; `close` it also after a failure."""
@@ -80,46 +80,46 @@ class Replica:
         meta = self._io.run(self._prepare())
         self.secret = bytes.fromhex(meta.secret)
         time = self._bucket.time
-        sight = Sight(meta.grace_seconds, lambda: time.now() / SECOND)
-        chain = Chain(
+        freshness = LogFreshness(meta.grace_seconds, lambda: time.now() / SECOND)
+        log_client = LogClient(
             self._bucket,
             self._io,
             meta,
             appender=Appender(
                 self._bucket,
-                self._patience.seconds,
+                self._retries.seconds,
                 pause=self._pause,
                 random=self._chance,
                 on_silence=self._note_silence,
             ),
-            reader=LogReader(self._bucket, self._patience),
-            patience=self._patience,
-            sight=sight,
+            reader=LogReader(self._bucket, self._retries),
+            retries=self._retries,
+            freshness=freshness,
             cache=self._cache,
         )
-        self.fold = Fold(IdSource(time), meta.tag, self._writer, self._settings.skew_margin_ms * SECOND // 1000)
-        self._fold_is_open = True
+        self.local = LocalState(IdSource(time), meta.tag, self._writer, self._settings.skew_margin_ms * SECOND // 1000)
+        self._local_is_open = True
         self._keeper = Housekeeper(
             self._bucket,
             self._io,
-            self.fold.scratch,
+            self.local.scratch,
             self._settings,
             meta=meta,
             now=time.now,
             submit=self.submit,
         )
         self._thread = ReplicaThread(
-            chain,
-            self.fold,
+            log_client,
+            self.local,
             self._outbox,
             writer=self._writer,
             now=time.now,
-            pace=self._pace,
+            pacing=self._pacing,
             most_bytes=self._settings.max_record_bytes,
             on_head=self._note_head,
             on_missed=self._note_missed,
         )
-        self._tail = self._io.run(self._make_tail(sight, meta.grace_seconds))
+        self._tail = self._io.run(self._make_tail(freshness, meta.grace_seconds))
         self._thread.open()
         self._thread.start()
         self._keeper.start()
@@ -131,17 +131,17 @@ class Replica:
         self._payloads = Payloads(self._bucket, self._cache, pause=self._pause, random=self._chance)
         grace = self._settings.grace_seconds
         now = self._bucket.time.now()
-        meta = await read_or_create(self._bucket, now, grace_seconds=grace, patience=self._patience)
+        meta = await read_or_create(self._bucket, now, grace_seconds=grace, retries=self._retries)
         if meta.grace_seconds != grace:
             text = "%s keeps log records for %d s, as set when it was created; s3.grace_seconds = %d has no effect"
             log.warning(text, self._bucket.name, meta.grace_seconds, grace)
         return meta
 
-    async def _make_tail(self, sight: Sight, grace_seconds: int) -> Tail:
+    async def _make_tail(self, freshness: LogFreshness, grace_seconds: int) -> Tail:
         return Tail(
             self._bucket,
             Poller(self._polling, metrics=self._poll_metrics, random=self._chance),
-            sight,
+            freshness,
             found=self._found,
             check=lambda: self.submit(Wake()),
             check_seconds=grace_seconds * _CHECK_SHARE,
@@ -169,8 +169,8 @@ class Replica:
         self._io.stop()
         if self._thread is not None:
             self._thread.end()
-        if self._fold_is_open:
-            self.fold.close()
+        if self._local_is_open:
+            self.local.close()
 
     def wait_here(self) -> None:
         """Somebody here waits for what others may write."""
@@ -192,22 +192,22 @@ class Replica:
         if tail is not None:
             self._io.call(lambda: tail.follow(strategy))
 
-    async def fetch(self, places: Sequence[Place]) -> list[bytes]:
+    async def fetch(self, locations: Sequence[PayloadLocation]) -> list[bytes]:
         """Payloads by their places; from any event loop."""
-        return await asyncio.wrap_future(self._io.submit(self._payloads.fetch(places)))
+        return await asyncio.wrap_future(self._io.submit(self._payloads.fetch(locations)))
 
     def metrics(self) -> dict[str, float]:
         """Where this process is, and what it did."""
-        head, keeper = self.fold.head, self._keeper
+        head, keeper = self.local.head, self._keeper
         return {
-            "database_bytes": self.fold.scratch.size(),
+            "database_bytes": self.local.scratch.size(),
             "s3_log_records": head.seq,
-            "s3_linger_seconds": self._pace.apart,
-            "s3_round_trip_seconds": self._pace.round_trip,
+            "s3_linger_seconds": self._pacing.apart,
+            "s3_round_trip_seconds": self._pacing.round_trip,
             "s3_snapshots": 0 if keeper is None else keeper.snapshots,
             "s3_objects_removed": 0 if keeper is None else keeper.removed,
             "s3_clock_offset_seconds": self._bucket.time.offset() / SECOND,
-            **expiry_metrics(self.fold.state),
+            **expiry_metrics(self.local.state),
         }
 
     def _note_silence(self) -> None:
@@ -217,7 +217,7 @@ class Replica:
             self._probing = asyncio.create_task(self._probe(self._thread))
 
     async def _probe(self, thread: ReplicaThread) -> None:
-        tries = Patience(float("inf"), pause=self._pause, random=self._chance).begin()
+        tries = BucketRetries(float("inf"), pause=self._pause, random=self._chance).begin()
         while True:
             await tries.rest()
             try:

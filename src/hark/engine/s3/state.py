@@ -13,7 +13,7 @@ from hark.engine.core.state import Group, Queue, State
 from hark.engine.core.store import rows_of, run
 from hark.engine.hints import HintBook
 from hark.engine.s3.flush import Flush
-from hark.engine.s3.leases import LeaseRows, Place, Rates, Touched
+from hark.engine.s3.leases import Changeset, LeaseRows, PositionKey, Rates
 from hark.engine.s3.objects import Record
 from hark.engine.s3.scratch import Scratch
 from hark.errors import StoreUnusable
@@ -24,9 +24,9 @@ Holders = dict[str, list[tuple[str, str]]]
 """Leases with the queues and groups that they are of."""
 
 
-def holders(state: State, touched: Touched) -> Holders:
+def holders(state: State, changeset: Changeset) -> Holders:
     """Whose leases are touched, before that happens: some of them may be over then."""
-    found = (state.leases.get(lease_id) for lease_id in touched.leases)
+    found = (state.leases.get(lease_id) for lease_id in changeset.leases)
     return {
         lease.id: list({(position.group.queue_name, position.group.name): None for position in lease.parts})
         for lease in found
@@ -34,26 +34,26 @@ def holders(state: State, touched: Touched) -> Holders:
     }
 
 
-def hints(connection: apsw.Connection, state: State, touched: Touched, before: Holders) -> list[Hint]:
+def hints(connection: apsw.Connection, state: State, changeset: Changeset, before: Holders) -> list[Hint]:
     """Whom to tell of changes that have been applied."""
     book = HintBook()
-    _tell_arrivals(connection, book, touched.arrived)
-    for number in touched.queues:
+    _notify_arrivals(connection, book, changeset.arrived)
+    for number in changeset.queues:
         for (queue,) in rows_of(connection, "select name from queues where id = ?1", number):
             book.add(queue, None, None)
-    for number in {place[0] for place in touched.places} | touched.groups:
+    for number in {key[0] for key in changeset.positions} | changeset.groups:
         for queue, group in rows_of(connection, "select queue, name from groups where id = ?1", number):
             book.add(queue, group, None)
-    for lease_id, places in before.items():
-        for queue, group in places:
-            _tell_room(book, state, queue)
+    for lease_id, positions in before.items():
+        for queue, group in positions:
+            _notify_room(book, state, queue)
             if lease_id not in state.leases:
                 book.add(queue, group, None)
                 book.ended(queue, group, lease_id)
     return book.hints()
 
 
-def _tell_room(book: HintBook, state: State, name: str) -> None:
+def _notify_room(book: HintBook, state: State, name: str) -> None:
     """What one group held may have been what another one waits for, if all groups of a queue share a bound."""
     queue = state.queues.get(name)
     if queue is not None and queue.bounds.blocked:
@@ -61,12 +61,12 @@ def _tell_room(book: HintBook, state: State, name: str) -> None:
         book.add(name, None, None)
 
 
-def key_news(touched: Touched) -> KeyNotification | None:
+def key_notification(changeset: Changeset) -> KeyNotification | None:
     """Which keys were changed."""
-    return KeyNotification(tuple(touched.keys)) if touched.keys else None
+    return KeyNotification(tuple(changeset.keys)) if changeset.keys else None
 
 
-def _tell_arrivals(connection: apsw.Connection, book: HintBook, arrived: dict[int, int]) -> None:
+def _notify_arrivals(connection: apsw.Connection, book: HintBook, arrived: dict[int, int]) -> None:
     by_queue: dict[str, dict[str, int]] = {}
     sql = "select queues.name, partitions.name from partitions join queues on queues.id = partitions.queue"
     for partition, number in arrived.items():
@@ -113,32 +113,32 @@ class Memory:
                 rates.give("group", number, state.groups[queue_name, name].bounds)
         self._leases.load(writer)
 
-    def follow(self, touched: Touched, now: int) -> None:
+    def follow(self, changeset: Changeset, now: int) -> None:
         """Read again what is about rows that changed."""
-        if touched.is_structural:
+        if changeset.is_structural:
             self.read_all()
             return
         state, writer = self._state, self._scratch.writer
         loader = Loader(writer, state)
         groups = {group.id: group for group in state.groups.values()}
-        if touched.labels:
+        if changeset.labels:
             state.labels.clear()
-        if state.completed and touched.places:
+        if state.completed and changeset.positions:
             # Another process may have moved a group there, and completed the same messages under other leases.
             state.completed = {
-                place: lease for place, lease in state.completed.items() if place[:2] not in touched.places
+                key: lease for key, lease in state.completed.items() if key[:2] not in changeset.positions
             }
-        if touched.numbers:
+        if changeset.numbers:
             loader.numbers()
-        if touched.rates:
-            self._follow_rates(touched, groups)
+        if changeset.rates:
+            self._follow_rates(changeset, groups)
         # Before and after: of partitions that were undone, or are gone, only memory knows whose they were.
-        queues, places = self._queues_of(touched, groups), self._places_in(touched.partitions)
-        loader.renew_partitions(touched.partitions)
-        queues |= self._queues_of(touched, groups)
-        places |= self._places_in(touched.partitions)
-        places, leases = self._closed(touched, places)
-        wanted = self._drop(places, leases, groups)
+        queues, positions = self._queues_of(changeset, groups), self._positions_in(changeset.partitions)
+        loader.renew_partitions(changeset.partitions)
+        queues |= self._queues_of(changeset, groups)
+        positions |= self._positions_in(changeset.partitions)
+        positions, leases = self._closed(changeset, positions)
+        wanted = self._drop(positions, leases, groups)
         for group, partitions in wanted.items():
             loader.positions(group, sorted(partitions))
         self._leases.load(writer, leases)
@@ -150,40 +150,42 @@ class Memory:
         for queue in queues:
             queue.open = None  # To be counted anew, when somebody next asks.
 
-    def _follow_rates(self, touched: Touched, groups: dict[int, Group]) -> None:
+    def _follow_rates(self, changeset: Changeset, groups: dict[int, Group]) -> None:
         rates = Rates(self._scratch.writer)
         queues = {queue.id: queue for queue in self._state.queues.values()}
-        for kind, number in touched.rates:
+        for kind, number in changeset.rates:
             owner = queues.get(number) if kind == "queue" else groups.get(number)
             if owner is not None:
                 owner.bounds.tokens = None
                 rates.give(kind, number, owner.bounds)
 
-    def _places_in(self, partitions: Iterable[int]) -> set[Place]:
+    def _positions_in(self, partitions: Iterable[int]) -> set[PositionKey]:
         """The places of all groups in partitions, as far as memory knows them."""
         found = (self._state.partitions.get(number) for number in partitions)
         return {(group.id, one.id) for one in found if one is not None for group in one.queue.groups.values()}
 
-    def _closed(self, touched: Touched, places: set[Place]) -> tuple[set[Place], set[str]]:
+    def _closed(self, changeset: Changeset, positions: set[PositionKey]) -> tuple[set[PositionKey], set[str]]:
         """The places and leases that have to go together: a lease knows its places, and a place its leases."""
-        places = places | touched.places | self._leases.stored_places(self._scratch.writer, touched.leases)
-        leases, seen = set(touched.leases), -1
-        while len(places) + len(leases) != seen:
-            seen = len(places) + len(leases)
-            for place in places:
-                leases |= self._leases.held_at(place)
+        positions = (
+            positions | changeset.positions | self._leases.stored_positions(self._scratch.writer, changeset.leases)
+        )
+        leases, seen = set(changeset.leases), -1
+        while len(positions) + len(leases) != seen:
+            seen = len(positions) + len(leases)
+            for key in positions:
+                leases |= self._leases.leases_at(key)
             for lease in leases:
-                places |= self._leases.places_of(lease)
-        return places, leases
+                positions |= self._leases.positions_of(lease)
+        return positions, leases
 
-    def _drop(self, places: set[Place], leases: set[str], groups: dict[int, Group]) -> dict[Group, set[int]]:
+    def _drop(self, positions: set[PositionKey], leases: set[str], groups: dict[int, Group]) -> dict[Group, set[int]]:
         """Forget them; which places are to be read again, as somebody may ask for them."""
         state = self._state
         for lease in leases:
             state.leases.pop(lease, None)
             self._leases.forget(lease)
         wanted: dict[Group, set[int]] = {}
-        for number, partition in places:
+        for number, partition in positions:
             group = groups.get(number)
             if group is None:
                 continue
@@ -198,12 +200,12 @@ class Memory:
                 wanted.setdefault(group, set()).add(partition)
         return wanted
 
-    def _queues_of(self, touched: Touched, groups: dict[int, Group]) -> set[Queue]:
+    def _queues_of(self, changeset: Changeset, groups: dict[int, Group]) -> set[Queue]:
         """The queues that rows are of, as far as memory knows it."""
         state = self._state
-        found = (state.partitions.get(number) for number in touched.partitions)
+        found = (state.partitions.get(number) for number in changeset.partitions)
         queues = {partition.queue for partition in found if partition is not None}
-        names = {groups[number].queue_name for number, _ in touched.places if number in groups}
+        names = {groups[number].queue_name for number, _ in changeset.positions if number in groups}
         return queues | {state.queues[name] for name in names if name in state.queues}
 
 
@@ -235,7 +237,7 @@ class Change(NamedTuple):
     keys: KeyNotification | None = None
 
 
-class Fold:
+class LocalState:
     """See the module's text."""
 
     def __init__(self, ids: IdSource, tag: int, writer: str, skew_margin: int) -> None:
@@ -303,7 +305,7 @@ class Fold:
         if changes is None:
             self._read_all()
         else:
-            self._follow(Touched(changes), self.head.time)
+            self._follow(Changeset(changes), self.head.time)
 
     # Records of others -------------------------------------------------------------------------------------
 
@@ -311,8 +313,8 @@ class Fold:
         """Take over the next record."""
         writer = self.scratch.writer
         try:
-            touched = Touched(record.changes)
-            ended = holders(self.state, touched)
+            changeset = Changeset(record.changes)
+            ended = holders(self.state, changeset)
             writer.execute("begin immediate")
             try:
                 apsw.Changeset.apply(record.changes, writer, conflict=_refuse)
@@ -325,8 +327,8 @@ class Fold:
                 f"log record {record.seq} does not match the records before it ({error}): the log is damaged; "
                 "restore it from a backup"
             ) from error
-        self._follow(touched, record.time)
-        return Change(hints(writer, self.state, touched, ended), key_news(touched))
+        self._follow(changeset, record.time)
+        return Change(hints(writer, self.state, changeset, ended), key_notification(changeset))
 
     def _commit(self, head: Head | None) -> None:
         if head is not None:
@@ -344,9 +346,9 @@ class Fold:
         self._memory.read_all()
         self._in_step = True
 
-    def _follow(self, touched: Touched, now: int) -> None:
+    def _follow(self, changeset: Changeset, now: int) -> None:
         self._in_step = False
-        self._memory.follow(touched, now)
+        self._memory.follow(changeset, now)
         self._in_step = True
 
     def _drop_session(self) -> None:

@@ -21,10 +21,10 @@ import apsw
 from hark.engine.core.verbs import Call, Claim, Look, Outbox, Stop, Write, translate
 from hark.engine.s3 import objects as records
 from hark.engine.s3 import scratch
-from hark.engine.s3.flush import CallFailed, Chore, Confirm, Flush, Found, Pace, Renew, Wake
-from hark.engine.s3.following import Chain, Follower, OnHead, Overslept
+from hark.engine.s3.flush import CallFailed, Chore, Confirm, Flush, Found, Renew, Wake, WritePacing
+from hark.engine.s3.following import Follower, LogClient, OnHead, Overslept
 from hark.engine.s3.objects import Record
-from hark.engine.s3.state import Fold, Head
+from hark.engine.s3.state import Head, LocalState
 from hark.errors import EngineFailure, HarkError, StoreUnusable
 from hark.model import Hint
 
@@ -44,28 +44,28 @@ class ReplicaThread:
 
     def __init__(
         self,
-        chain: Chain,
-        fold: Fold,
+        log_client: LogClient,
+        local: LocalState,
         outbox: Outbox,
         *,
         writer: str,
         now: Callable[[], int],
-        pace: Pace,
+        pacing: WritePacing,
         most_bytes: int,
         on_head: OnHead,
         on_missed: Callable[[], None] = lambda: None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._chain = chain
-        self._fold = fold
+        self._log_client = log_client
+        self._local = local
         self._outbox = outbox
         self._writer = writer
         self._clock = now
-        self._pace = pace
+        self._pacing = pacing
         self._most_bytes = most_bytes
         self._on_head = on_head
         self._on_missed = on_missed
-        self._follower = Follower(chain, fold, outbox, pace, on_head)
+        self._follower = Follower(log_client, local, outbox, pacing, on_head)
         self._sleep = sleep
         self._inbox: SimpleQueue[Call] = SimpleQueue()
         self._backlog: list[Call] = []
@@ -102,7 +102,7 @@ class ReplicaThread:
         """Refuse calls at once until `resume`, those that wait included. From any thread, also if this one waits."""
         self._away = True
         log.warning(
-            "%s does not respond; requests are refused until it does", self._chain.name, extra={"fields": _AWAY}
+            "%s does not respond; requests are refused until it does", self._log_client.name, extra={"fields": _AWAY}
         )
         self._refuse_waiting()
 
@@ -110,11 +110,11 @@ class ReplicaThread:
         """The bucket answers again."""
         self._away = False
         self._returned = True
-        log.warning("%s responds again", self._chain.name, extra={"fields": _BACK})
+        log.warning("%s responds again", self._log_client.name, extra={"fields": _BACK})
         self.submit(Wake())
 
     def _refusal(self, retry_after: float = 1.0) -> EngineFailure:
-        text = f"{self._chain.name} does not respond; the request had no effect; retry later"
+        text = f"{self._log_client.name} does not respond; the request had no effect; retry later"
         return EngineFailure(text, code="store_unavailable", retry_after=retry_after)
 
     def _refuse_waiting(self) -> None:
@@ -161,7 +161,7 @@ class ReplicaThread:
         self._outbox.deliver()
 
     def _wait_for_more(self) -> list[Call]:
-        pause = self._pace.pause(time.monotonic())
+        pause = self._pacing.pause(time.monotonic())
         if pause <= 0:
             return []
         self._sleep(pause)
@@ -169,11 +169,11 @@ class ReplicaThread:
 
     def _invite(self, flush: Flush) -> list[Call]:
         """Tell those who wait of what is about to be stored, so that it goes to them with the same record."""
-        concerned = self._parked & {hint.queue for hint in flush.hints if hint.news == "message"}
+        concerned = self._parked & {hint.queue for hint in flush.hints if hint.kind == "message"}
         if not concerned:
             return []
         # Nothing else: what ended, say, has not ended before it is in the log.
-        self._outbox.post([], [hint for hint in flush.hints if hint.news == "message" and hint.queue in concerned])
+        self._outbox.post([], [hint for hint in flush.hints if hint.kind == "message" and hint.queue in concerned])
         self._outbox.deliver()
         try:
             calls = [self._inbox.get(timeout=_INVITED_SECONDS)]
@@ -189,24 +189,24 @@ class ReplicaThread:
                 raise self._broken
             if self._away:
                 raise self._refusal()
-            if self._fold.mend() or self._returned:
+            if self._local.mend() or self._returned:
                 self._returned = False
-                self._follower.tell_all()
-            self._take_news([call for call in calls if isinstance(call, (Found, Wake))], open_calls)
+                self._follower.notify_all()
+            self._take_remote_changes([call for call in calls if isinstance(call, (Found, Wake))], open_calls)
             self._write([call for call in calls if isinstance(call, (Write, Claim, Renew))], open_calls)
             self._confirm([call for call in calls if isinstance(call, Confirm)], open_calls)
             self._look([call for call in calls if isinstance(call, Look)], open_calls)
         except Exception as error:
             failure = translate(error)
             if isinstance(error, StoreUnusable):
-                log.critical("%s is unusable; all requests fail until you restart: %s", self._chain.name, error)
+                log.critical("%s is unusable; all requests fail until you restart: %s", self._log_client.name, error)
                 self._broken = EngineFailure(str(error), code="store_unusable")
                 failure = self._broken
             missed = any(isinstance(call, Found) for call in open_calls.values())
             self._fail(open_calls, failure)
             if missed and self._broken is None:
                 self._on_missed()
-        self._outbox.post([], self._fold.forgotten())
+        self._outbox.post([], self._local.forgotten())
 
     def _fail(self, open_calls: dict[int, Call], failure: HarkError) -> None:
         """Nothing more comes of these calls; nor of those that came meanwhile, if the bucket does not answer."""
@@ -229,11 +229,11 @@ class ReplicaThread:
     ) -> None:
         for call in calls:
             open_calls.pop(id(call), None)
-        self._outbox.post(calls, hints, None if flush is None else flush.news)
+        self._outbox.post(calls, hints, None if flush is None else flush.notification)
 
     def _now(self) -> int:
         """The time of the next record: it never goes back, not behind what others wrote either."""
-        self._latest = max(self._latest, self._clock(), self._fold.head.time, self._fold.state.latest_due)
+        self._latest = max(self._latest, self._clock(), self._local.head.time, self._local.state.latest_due)
         return self._latest
 
     # Verbs -------------------------------------------------------------------------------------------------
@@ -242,21 +242,21 @@ class ReplicaThread:
         confirmed = False
         while calls:
             self._follower.make_sure()
-            flush = self._fold.begin(self._now())
+            flush = self._local.begin(self._now())
             try:
                 left = self._do(flush, calls, open_calls)
-                changes = self._fold.changes()
+                changes = self._local.changes()
             except CallFailed as failed:
-                self._fold.undo()
+                self._local.undo()
                 failed.call.error = translate(failed.cause)
                 calls = [call for call in calls if call is not failed.call]
                 self._answer([failed.call], open_calls)
                 continue
             except BaseException:
-                self._fold.undo()
+                self._local.undo()
                 raise
             if not changes:
-                self._fold.keep(None)
+                self._local.keep(None)
                 if flush.uncertain and not confirmed:
                     confirmed = True
                     if self._follower.read_on():
@@ -284,10 +284,10 @@ class ReplicaThread:
 
     def _append(self, flush: Flush, changes: bytes, calls: int) -> bool:
         """Put what was done into the log; False: others were faster, and it was undone."""
-        head = self._fold.head
+        head = self._local.head
         record = Record(
             seq=flush.seq,
-            epoch=self._chain.epoch,
+            epoch=self._log_client.epoch,
             time=flush.now,
             writer=self._writer,
             nonce=secrets.token_hex(16),
@@ -297,27 +297,27 @@ class ReplicaThread:
             payloads=bytes(flush.payloads),
         )
         body = records.encode(record)
-        self._pace.begin(time.monotonic())
+        self._pacing.begin(time.monotonic())
         try:
-            taken = self._chain.append(record, body)
+            taken = self._log_client.append(record, body)
         except Overslept as slept:
             # There is no sight any more: whatever comes next looks at the pointer first.
-            self._fold.undo(changes)
+            self._local.undo(changes)
             self._follower.in_doubt = True
             if slept.is_ours:
                 raise
             return False
         except BaseException:
-            self._fold.undo(changes)
+            self._local.undo(changes)
             self._follower.in_doubt = True
             raise
         if taken is None:
-            self._pace.wrote(time.monotonic(), calls)
+            self._pacing.wrote(time.monotonic(), calls)
             self._lost = 0
-            self._chain.keep_payloads(record)
+            self._log_client.keep_payloads(record)
             self._keep(record, changes, len(body))
             return True
-        self._fold.undo(changes)
+        self._local.undo(changes)
         self._follower.apply([taken])
         self._lost += 1
         # Who lost twice is further behind than one record: a look costs less than a third number that is lost.
@@ -327,41 +327,41 @@ class ReplicaThread:
     def _keep(self, record: Record, changes: bytes, size: int) -> None:
         """Our record is in the log: it has happened, whatever becomes of the copy here."""
         try:
-            self._fold.keep(Head(record.seq, record.time, record.nonce))
+            self._local.keep(Head(record.seq, record.time, record.nonce))
         except apsw.Error as error:
             log.warning(
                 "%s: cannot apply record %d to the local copy; reading it back from the bucket: %s",
-                self._chain.name,
+                self._log_client.name,
                 record.seq,
                 error,
             )
             self._follower.in_doubt = True
-            self._fold.undo(changes)
+            self._local.undo(changes)
         else:
-            self._on_head(self._fold.head, size, True)
+            self._on_head(self._local.head, size, True)
 
     def _look(self, calls: list[Call], open_calls: dict[int, Call]) -> None:
         if not calls:
             return
-        if self._fold.state.is_due(self._now()):
+        if self._local.state.is_due(self._now()):
             self._write([Chore(None, lambda _: None)], {})
         for call in calls:
             assert isinstance(call, Look)
             try:
-                call.result = call.body(self._fold.state, self._now())
+                call.result = call.body(self._local.state, self._now())
             except Exception as error:
                 call.error = translate(error)
             self._answer([call], open_calls)
 
     # Others' records ---------------------------------------------------------------------------------------
 
-    def _take_news(self, calls: Iterable[Call], open_calls: dict[int, Call]) -> None:
+    def _take_remote_changes(self, calls: Iterable[Call], open_calls: dict[int, Call]) -> None:
         for call in calls:
             if isinstance(call, Wake):
                 self._follower.check_pointer()
-            elif isinstance(call, Found) and call.seq == self._fold.head.seq + 1:
+            elif isinstance(call, Found) and call.seq == self._local.head.seq + 1:
                 self._follower.make_sure()
-                if call.seq == self._fold.head.seq + 1:
+                if call.seq == self._local.head.seq + 1:
                     self._follower.apply([call.stored])
             self._answer([call], open_calls)
 

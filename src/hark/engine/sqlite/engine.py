@@ -126,8 +126,8 @@ class SqliteEngine(TableVerbs):
         """Run a query beside the writer, after due leases have been expired."""
         if self._store.memory:
             return await self._look(lambda state, now: body(self._store.writer, LeaseView(state, now)))
-        held = await self._look(LeaseView)
-        return await self._read_committed(lambda connection: body(connection, held))
+        leased = await self._look(LeaseView)
+        return await self._read_committed(lambda connection: body(connection, leased))
 
     async def _read_committed(self, body: Callable[[apsw.Connection], T]) -> T:
         """Run a query beside the writer on committed rows, without leases."""
@@ -148,7 +148,7 @@ class SqliteEngine(TableVerbs):
 
     # Other servers -----------------------------------------------------------------------------------------
 
-    def hear(self, hints: Sequence[Hint]) -> list[Hint]:  # noqa: ARG002  # no other server uses this store
+    def on_hints(self, hints: Sequence[Hint]) -> list[Hint]:  # noqa: ARG002  # no other server uses this store
         return []
 
     async def peer_secret(self) -> bytes:

@@ -33,7 +33,7 @@ def store_metrics(store: Store, state: State) -> dict[str, float]:
 
 def expiry_metrics(state: State) -> dict[str, float]:
     """Counts of leases that expired."""
-    return {"leases_expired": state.leases_expired, "expiries_buried": state.expiries_buried}
+    return {"leases_expired": state.leases_expired, "expiries_dead_lettered": state.expiries_dead_lettered}
 
 
 # All stored times are times of the store, so delays, retries and times to live continue where they were. `deliverAt`

@@ -37,7 +37,7 @@ from hark.engine.api import KeyListener, Listener
 from hark.engine.core.claim import Claimer
 from hark.engine.core.groups import first_contact
 from hark.engine.core.loader import Loader
-from hark.engine.core.settle import expire, settle_held
+from hark.engine.core.settle import expire, settle_leased
 from hark.engine.core.state import State
 from hark.engine.core.store import Store
 from hark.engine.core.transaction import WriteTransaction
@@ -205,7 +205,7 @@ class StoreThreads:
             # One of them fails: serve each alone, so that only that one fails.
             answers = [self._serve_alone(claimer, request) for request in requests]
         self._notes.add(claimer)
-        claimer.tell_rest(self._claimed)
+        claimer.notify_rest(self._claimed)
         for number, answer in zip(numbers, answers, strict=True):
             claim.answers[number] = answer
         if claim.open:
@@ -319,7 +319,7 @@ class StoreThreads:
         numbers = [number for number in claim.open if claim.requests[number].auto_ack]
         answers = claimer.serve([claim.requests[number] for number in numbers])
         self._notes.add(claimer)
-        transaction.on_commit(lambda: claimer.tell_rest(transaction.hints))
+        transaction.on_commit(lambda: claimer.notify_rest(transaction.hints))
         claim.uncommitted = dict(zip(numbers, answers, strict=True))
         for answer in answers:
             if isinstance(answer, PopResult) and answer.lease_id:
@@ -327,7 +327,7 @@ class StoreThreads:
                 if lease is None:
                     continue
                 for position in lease.parts:
-                    settle_held(transaction, lease, position)
+                    settle_leased(transaction, lease, position)
                 answer.lease_id, answer.expires_at = "", None
 
     def _write_down(self, transaction: WriteTransaction) -> None:
@@ -364,7 +364,7 @@ class StoreThreads:
         if self._notes.waiting:
             self._writes.put(Write(None, lambda _: None))
         keys = transaction.keys
-        self._outbox.post(answered, hints, None if keys is None else keys.news())
+        self._outbox.post(answered, hints, None if keys is None else keys.notification())
 
     def _unpark(self) -> None:
         parked, self._parked = self._parked, []

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hark.api import operations
-from hark.api.types.keys import Committed, Counted, Deleted, EntryPage, Written
+from hark.api.types.keys import Committed, Deleted, EntryPage, KeyCount, Written
 from hark.errors import Conflict, EngineFailure, InvalidInput, NotFound, Refused
 from hark.http.admission import identity_of, stamp
 from hark.http.checks import (
@@ -44,8 +44,8 @@ from hark.http.keyval.paths import (
     key_of,
     keys_in_path,
     keys_of,
-    measured,
     queue_param,
+    timed,
     version_of,
     versionstamp,
     wire_entry,
@@ -148,11 +148,11 @@ async def parse_key_write(body: AtomicBody, most: int, *, where: str = "", queue
     mutations: list[KeyMutation] = []
     messages: list[NewMessage] = []
     async for index, item in in_turns(enumerate(body.mutations)):
-        place = f"{where}mutations[{index}]"
+        path = f"{where}mutations[{index}]"
         if item.type == "enqueue":
-            messages.append(_message(item, queue, place))
+            messages.append(_message(item, queue, path))
         else:
-            mutations.append(_mutation(item, place))
+            mutations.append(_mutation(item, path))
     return KeyWrite(
         [_check(check, f"{where}checks[{index}]") async for index, check in in_turns(enumerate(checks))],
         mutations,
@@ -217,14 +217,14 @@ def _message(item: MutationBody, queue: str | None, where: str) -> NewMessage:
 
 def _as_numbered(text: str, mutations: Sequence[MutationBody]) -> str:
     """Return an error text with the position of the mutation in the request: the store does not count messages."""
-    places = [index for index, item in enumerate(mutations) if item.type != "enqueue"]
-    return _MUTATION.sub(lambda match: f"mutations[{places[int(match[1])]}]", text, count=1)
+    indexes = [index for index, item in enumerate(mutations) if item.type != "enqueue"]
+    return _MUTATION.sub(lambda match: f"mutations[{indexes[int(match[1])]}]", text, count=1)
 
 
 ATOMIC_TABLE: Table = table(
     bind(
         operations.KEYVAL_COMMIT,
-        measured("atomic_commit", commit),
+        timed("atomic_commit", commit),
         query=(QUEUE,),
         body=AtomicBody,
         body_bytes=LARGE_BODY,
@@ -342,7 +342,7 @@ async def paginate_keys(request: Request) -> Response:
 async def count_keys(request: Request) -> Response:
     """Count entries. Returns the number of entries below a prefix, or of all entries."""
     prefix = PREFIX.of(query_of(request)) or ()
-    return reply(Counted(count=await broker_of(request).keyvalue.count_keys(prefix)))
+    return reply(KeyCount(count=await broker_of(request).keyvalue.count_keys(prefix)))
 
 
 def _range(query: Query) -> KeyRange:
@@ -442,29 +442,29 @@ def _refuse_filter(where: msgspec.Raw) -> None:
 _NO_KEY = Failure(404, "key_not_found")
 
 TABLE: Table = table(
-    bind(operations.KEYVAL_LIST_KEYS, measured("list", list_keys), query=_RANGE),
-    bind(operations.KEYVAL_COUNT_KEYS, measured("count", count_keys), query=(PREFIX,)),
-    bind(operations.KEYVAL_PAGINATE_KEYS, measured("paginate", paginate_keys), query=(*_RANGE, _CURSOR)),
-    bind(operations.KEYVAL_GET_BATCH, measured("get", get_batch), body=KeysBody, body_bytes=LARGE_BODY),
+    bind(operations.KEYVAL_LIST_KEYS, timed("list", list_keys), query=_RANGE),
+    bind(operations.KEYVAL_COUNT_KEYS, timed("count", count_keys), query=(PREFIX,)),
+    bind(operations.KEYVAL_PAGINATE_KEYS, timed("paginate", paginate_keys), query=(*_RANGE, _CURSOR)),
+    bind(operations.KEYVAL_GET_BATCH, timed("get", get_batch), body=KeysBody, body_bytes=LARGE_BODY),
     bind(
         operations.KEYVAL_DELETE_BATCH,
-        measured("delete", delete_batch),
+        timed("delete", delete_batch),
         body=KeysBody,
         body_bytes=LARGE_BODY,
         errors=(NOT_SUPPORTED,),
     ),
-    bind(operations.KEYVAL_LIST_EXACTLY, measured("list", list_exactly), body=ListBody, errors=(NOT_SUPPORTED,)),
-    bind(operations.KEYVAL_GET_KEY, measured("get", get_key), query=(STRINGS,), errors=(_NO_KEY,)),
+    bind(operations.KEYVAL_LIST_EXACTLY, timed("list", list_exactly), body=ListBody, errors=(NOT_SUPPORTED,)),
+    bind(operations.KEYVAL_GET_KEY, timed("get", get_key), query=(STRINGS,), errors=(_NO_KEY,)),
     bind(
         operations.KEYVAL_PUT_KEY,
-        measured("set", put_key),
+        timed("set", put_key),
         query=(STRINGS, _EXPIRES_IN),
         body=msgspec.Raw,
         body_bytes=LARGE_BODY,
     ),
     bind(
         operations.KEYVAL_DELETE_KEY,
-        measured("delete", delete_key),
+        timed("delete", delete_key),
         query=(STRINGS, _EXACT),
         body=DeleteBody,
         body_optional=True,

@@ -60,7 +60,7 @@ def queue_param(query: Query) -> str:
     return QUEUE.of(query) or DEFAULT_QUEUE
 
 
-def measured(operation: Operation, endpoint: Endpoint) -> Endpoint:
+def timed(operation: Operation, endpoint: Endpoint) -> Endpoint:
     """Return an endpoint whose calls count as an operation."""
 
     @wraps(endpoint)
@@ -304,7 +304,7 @@ def known_of_text(text: str, prefix: Key, field: str) -> dict[bytes, Shown]:
 def _token(key: Key) -> str:
     text = "/".join(part if isinstance(part, str) else str(part) for part in key)
     if _PLAIN.fullmatch(text):
-        said = key_of_text(text, "key")
-        if said is not None and encode_key(said) == encode_key(key):
+        parsed = key_of_text(text, "key")
+        if parsed is not None and encode_key(parsed) == encode_key(key):
             return text
     return _OPAQUE + cursor_of(key)

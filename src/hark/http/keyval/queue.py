@@ -209,7 +209,7 @@ class QueueRoutes:
 
     async def enqueue(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Enqueue a message. Stores a message in a work queue, which is created if it does not exist."""
-        await _answer(send, self._measured("queue_enqueue", self._enqueue(scope, receive)))
+        await _answer(send, self._timed("queue_enqueue", self._enqueue(scope, receive)))
 
     async def ack(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Acknowledge a message of a work queue.
@@ -217,7 +217,7 @@ class QueueRoutes:
         Removes the message. Send the receipt of the delivery: then an acknowledgement after the lease expired returns
         409. Without a receipt the request settles the current delivery, and returns `found` false if there is none.
         """
-        await _answer(send, self._measured("queue_ack", self._ack(scope, receive)))
+        await _answer(send, self._timed("queue_ack", self._ack(scope, receive)))
 
     async def nack(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Reject a message of a work queue.
@@ -225,7 +225,7 @@ class QueueRoutes:
         The message is redelivered after a delay from its backoff schedule. After its last attempt it becomes a dead
         letter. The receipt has the same meaning as in an acknowledgement.
         """
-        await _answer(send, self._measured("queue_nack", self._nack(scope, receive)))
+        await _answer(send, self._timed("queue_nack", self._nack(scope, receive)))
 
     async def cancel(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Cancel a message of a work queue.
@@ -249,7 +249,7 @@ class QueueRoutes:
             consumer = CONSUMER.of(query) or caller(exchange_of(scope))
             labels = permitted_labels(identity_of(scope), queue)
             polling = self._broker.work_queues.poll(queue, seconds, lambda: wait_until_left(receive), consumer, labels)
-            result = await self._measured("queue_dequeue", polling)
+            result = await self._timed("queue_dequeue", polling)
             message = wire_messages(result)[0] if result.messages else None
             answer = encode({"message": message})
         except Exception as error:
@@ -305,7 +305,7 @@ class QueueRoutes:
         cancelled = outcome == "cancelled"
         return Cancelled(ok=True, cancelled=cancelled, reason=None if cancelled else outcome)
 
-    async def _measured(self, operation: Operation, work: Awaitable[T]) -> T:
+    async def _timed(self, operation: Operation, work: Awaitable[T]) -> T:
         with self._broker.operations.measure(operation):
             return await work
 

@@ -41,7 +41,7 @@ from hark.http.responses import (
 )
 from hark.http.routes.requests import ANOTHER_MODE
 from hark.http.routes.table import EVENTS, BoolParam, IntParam, Param, Table, bind, table
-from hark.http.sse import Line, Manner, event, send_events, take
+from hark.http.sse import ClientWriter, SseOptions, event, send_events, take
 from hark.keys import encode_key
 from hark.model import Key
 from hark.settings import Settings
@@ -52,14 +52,14 @@ _IDLE_SECONDS = 0.1
 """Time after which an idle client receives the first ping."""
 
 
-def manner_of(settings: Settings) -> Manner:
+def sse_options_of(settings: Settings) -> SseOptions:
     """Return the event options of listeners and watchers."""
-    return Manner(
+    return SseOptions(
         opening=_OPENING,
         ping=event(b"ping", b""),
         ping_seconds=settings.queue.ping_interval_ms / 1000,
         first_ping_seconds=_IDLE_SECONDS,
-        patience=settings.limits.stalled_seconds,
+        stall_seconds=settings.limits.stalled_seconds,
         cache_control=b"no-cache, no-store",
     )
 
@@ -78,7 +78,7 @@ class KeyWatches:
     def __init__(self, broker: Broker, settings: Settings) -> None:
         self._broker = broker
         self._timeout = timeout_param(settings)
-        self._manner = manner_of(settings)
+        self._sse_options = sse_options_of(settings)
 
     def table(self) -> Table:
         """Return the table of these routes."""
@@ -117,7 +117,9 @@ class KeyWatches:
         except Exception as error:
             await send_failure(send, error)
         else:
-            await send_events(scope, receive, send, watcher, lambda line: _feed(watcher, line), self._manner)
+            await send_events(
+                scope, receive, send, watcher, lambda writer: _write_changes(watcher, writer), self._sse_options
+            )
 
     async def watch_prefix(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Watch a prefix.
@@ -133,7 +135,9 @@ class KeyWatches:
         except Exception as error:
             await send_failure(send, error)
         else:
-            await send_events(scope, receive, send, watcher, lambda line: _feed(watcher, line), self._manner)
+            await send_events(
+                scope, receive, send, watcher, lambda writer: _write_changes(watcher, writer), self._sse_options
+            )
 
     async def poll_keys(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Poll keys for changes.
@@ -189,9 +193,9 @@ class KeyWatches:
         return timeout / 1000 if _WAIT.of(query) else 0
 
 
-async def _feed(watcher: Watcher, line: Line) -> None:
+async def _write_changes(watcher: Watcher, writer: ClientWriter) -> None:
     while changes := await watcher.next():
-        await line.write(event(b"change", encode(wire_changes(changes))))
+        await writer.write(event(b"change", encode(wire_changes(changes))))
 
 
 async def _close_when_left(receive: Receive, watcher: Watcher) -> None:
@@ -239,7 +243,7 @@ class QueueListeners:
             1,
             MAX_PREFETCH,
         )
-        self._manner = manner_of(settings)
+        self._sse_options = sse_options_of(settings)
 
     def table(self) -> Table:
         """Return the table of this route."""
@@ -265,7 +269,9 @@ class QueueListeners:
         except Exception as error:
             await send_failure(send, error)
             return
-        await send_events(scope, receive, send, stream, lambda line: take(stream, line, self._events), self._manner)
+        await send_events(
+            scope, receive, send, stream, lambda writer: take(stream, writer, self._events), self._sse_options
+        )
 
     async def _open(self, scope: Scope) -> Stream:
         query = query_params(scope["query_string"])
@@ -275,7 +281,7 @@ class QueueListeners:
         await work.prepare({queue: permitted_labels(identity_of(scope), queue)})
         stream = self._broker.delivery.open_stream(prefetch, mute=True)
         # One message at a time, so that several listeners share the messages evenly.
-        stream.subscribe("", named(work.wish(queue, CONSUMER.of(query) or ""), exchange_of(scope)))
+        stream.subscribe("", named(work.pop_request(queue, CONSUMER.of(query) or ""), exchange_of(scope)))
         return stream
 
     def _events(self, arrival: Arrival) -> bytes:

@@ -268,16 +268,16 @@ async def seek_queue(request: Request) -> Response:
     Moves the group to the end, to a time or to an offset, in all partitions of the queue. Its leases there end.
     """
     body = await read_optional_json(request, SeekBody, "seek")
-    wish = _wish(request, body, None)
-    outcome = await _seek(request, wish)
+    target = _target(request, body, None)
+    outcome = await _seek(request, target)
     return reply(
         SoughtQueue(
             success=True,
-            consumer_group=wish.group,
-            queue_name=wish.queue,
-            seek_to_end=wish.to_end,
-            target_timestamp=time_of(wish.timestamp),
-            target_offset=wish.offset,
+            consumer_group=target.group,
+            queue_name=target.queue,
+            seek_to_end=target.to_end,
+            target_timestamp=time_of(target.timestamp),
+            target_offset=target.offset,
             partitions_updated=outcome.partitions,
         )
     )
@@ -293,13 +293,13 @@ async def seek_partition(request: Request) -> Response:
     if body == SeekBody():
         body = SeekBody(to_end=True)
     partition = name_in_path(request, "partition")
-    wish = _wish(request, body, partition)
-    outcome = await _seek(request, wish)
+    target = _target(request, body, partition)
+    outcome = await _seek(request, target)
     return reply(
         SoughtPartition(
             success=True,
-            consumer_group=wish.group,
-            queue_name=wish.queue,
+            consumer_group=target.group,
+            queue_name=target.queue,
             partition_name=partition,
             updated=outcome.partitions > 0,
             cursor_moved_to=None if outcome.next_offset is None else outcome.next_offset - 1,
@@ -308,16 +308,16 @@ async def seek_partition(request: Request) -> Response:
     )
 
 
-async def _seek(request: Request, wish: Seek) -> SeekOutcome:
+async def _seek(request: Request, target: Seek) -> SeekOutcome:
     try:
-        return first(await broker_of(request).engine.seek([wish]))
+        return first(await broker_of(request).engine.seek([target]))
     except NotFound as error:
         # Clients may rely on these texts.
         what = "Partition" if error.code == "partition_not_found" else "Queue"
         raise NotFound(f"{what} not found", code=error.code) from error
 
 
-def _wish(request: Request, body: SeekBody, partition: str | None) -> Seek:
+def _target(request: Request, body: SeekBody, partition: str | None) -> Seek:
     given = [body.to_end or None, body.timestamp, body.offset]
     if sum(value is not None for value in given) != 1:
         raise InvalidInput("expected exactly one of toEnd (true), timestamp and offset")

@@ -84,9 +84,17 @@ async def explain_message(request: Request) -> Response:
     )
 
 
-def _reason(told: Explanation) -> GroupReason:
+def _reason(explanation: Explanation) -> GroupReason:
     # As the broker says it: a field of the data can be null, and absent fields stay absent.
-    return cast(GroupReason, {"consumerGroup": told.group, "reason": told.reason, "text": told.text, **told.data})
+    return cast(
+        GroupReason,
+        {
+            "consumerGroup": explanation.group,
+            "reason": explanation.reason,
+            "text": explanation.text,
+            **explanation.data,
+        },
+    )
 
 
 async def list_leases(request: Request) -> Response:
@@ -111,19 +119,19 @@ async def list_leases(request: Request) -> Response:
     )
 
 
-def _lease(identity: Identity, held: LeasePart) -> ActiveLease:
+def _lease(identity: Identity, leased: LeasePart) -> ActiveLease:
     return ActiveLease(
-        lease_id=shown_lease(identity, held.lease_id),
-        queue=held.queue,
-        partition=held.partition,
-        partition_id=held.partition_id,
-        consumer_group=held.group,
-        mode=held.mode,
-        consumer=held.consumer or None,
-        since=time_of(held.since),
-        until=time_of(held.until),
-        messages=held.messages,
-        first_message_id=held.first_message_id,
+        lease_id=shown_lease(identity, leased.lease_id),
+        queue=leased.queue,
+        partition=leased.partition,
+        partition_id=leased.partition_id,
+        consumer_group=leased.group,
+        mode=leased.mode,
+        consumer=leased.consumer or None,
+        since=time_of(leased.since),
+        until=time_of(leased.until),
+        messages=leased.messages,
+        first_message_id=leased.first_message_id,
     )
 
 

@@ -34,7 +34,7 @@ from hark.http.responses import Receive, Scope, Send, encode, send_failure
 from hark.http.routes.queues import groups_of, queues_of, total_of
 from hark.http.routes.requests import broker_of, now, query_of, reply
 from hark.http.routes.table import EVENTS, MAX_LIST, IntParam, Table, bind, paging, table
-from hark.http.sse import PING_SECONDS, Line, Manner, event, send_events
+from hark.http.sse import PING_SECONDS, ClientWriter, SseOptions, event, send_events
 from hark.model import QueueFilter, QueueStats
 from hark.settings import Settings
 
@@ -114,8 +114,8 @@ class SampleEvents:
 
     def __init__(self, broker: Broker, settings: Settings, ping_seconds: float = PING_SECONDS) -> None:
         self._broker = broker
-        self._manner = Manner(
-            opening=_PING, ping=_PING, ping_seconds=ping_seconds, patience=settings.limits.stalled_seconds
+        self._sse_options = SseOptions(
+            opening=_PING, ping=_PING, ping_seconds=ping_seconds, stall_seconds=settings.limits.stalled_seconds
         )
         self._sample: Sample | None = None
         self._encoded = b""
@@ -135,14 +135,21 @@ class SampleEvents:
             await send_failure(send, error)
             return
         identity = identity_of(scope)
-        await send_events(scope, receive, send, watcher, lambda line: self._feed(watcher, line, identity), self._manner)
+        await send_events(
+            scope,
+            receive,
+            send,
+            watcher,
+            lambda writer: self._write_samples(watcher, writer, identity),
+            self._sse_options,
+        )
 
-    async def _feed(self, watcher: Watcher, line: Line, identity: Identity) -> None:
+    async def _write_samples(self, watcher: Watcher, writer: ClientWriter, identity: Identity) -> None:
         while (sample := await watcher.next()) is not None:
             if identity.restricted:
-                await line.write(event(b"sample", encode(restricted_sample_of(sample, identity))))
+                await writer.write(event(b"sample", encode(restricted_sample_of(sample, identity))))
             else:
-                await line.write(self._event(sample))
+                await writer.write(self._event(sample))
 
     def _event(self, sample: Sample) -> bytes:
         if sample is not self._sample:

@@ -18,11 +18,11 @@ from hark.api.types.queues import (
     ConfiguredQueue,
     DeletedQueue,
     Depth,
+    GroupPosition,
     ListedCounts,
     ListedQueue,
     PartitionDepth,
     Paused,
-    Place,
     Purged,
     QueueHead,
     QueuePage,
@@ -150,7 +150,7 @@ NAMESPACE = NameParam("namespace", "Return only queues in this namespace.")
 TASK = NameParam("task", "Return only queues with this task.")
 _PAUSED = BoolParam("paused", "Return only paused queues.")
 _PARTITIONS = paging(MAX_PAGE, MAX_LIST)
-_PLACES = BoolParam("places", "Include the position of each consumer group in each partition.")
+_POSITIONS = BoolParam("positions", "Include the position of each consumer group in each partition.")
 _GROUP = NameParam("group", "Consumer group. The default is the group that is furthest behind.")
 _SORT = ChoiceParam(
     "sort",
@@ -239,13 +239,13 @@ async def show_queue(request: Request) -> Response:
     engine = broker_of(request).engine
     stats = await stats_of(request, name)
     found = await engine.partition_stats(name, _SEARCH.text(query), limit, offset)
-    places = await places_of(request, name, [one.name for one in found]) if _PLACES.of(query) else {}
+    positions = await positions_of(request, name, [one.name for one in found]) if _POSITIONS.of(query) else {}
     return reply(
         extended(
             ShownQueue,
             head_of(stats),
             partition_count=stats.partitions,
-            partitions=tuple(_partition(one, places.get(one.name)) for one in found),
+            partitions=tuple(_partition(one, positions.get(one.name)) for one in found),
             totals=stats.counts,
             expired=stats.expired,
             discarded=stats.discarded,
@@ -381,7 +381,7 @@ def head_of(stats: QueueStats) -> QueueHead:
     )
 
 
-def _partition(partition: PartitionStats, places: tuple[Place, ...] | None) -> ShownPartition:
+def _partition(partition: PartitionStats, positions: tuple[GroupPosition, ...] | None) -> ShownPartition:
     return ShownPartition(
         id=partition.id,
         name=partition.name,
@@ -389,24 +389,24 @@ def _partition(partition: PartitionStats, places: tuple[Place, ...] | None) -> S
         stats=partition.counts,
         oldest_message=time_of(partition.oldest),
         newest_message=time_of(partition.newest),
-        places=places,
+        positions=positions,
     )
 
 
-async def places_of(request: Request, queue: str, partitions: Sequence[str]) -> dict[str, tuple[Place, ...]]:
+async def positions_of(request: Request, queue: str, partitions: Sequence[str]) -> dict[str, tuple[GroupPosition, ...]]:
     """Return the positions of all groups in partitions of a queue, by partition."""
-    places: dict[str, list[Place]] = {name: [] for name in partitions}
+    positions: dict[str, list[GroupPosition]] = {name: [] for name in partitions}
     moment = now(request)
     for position in await broker_of(request).engine.position_stats(
-        queue=queue, limit=MAX_NUMBER, partitions=list(places)
+        queue=queue, limit=MAX_NUMBER, partitions=list(positions)
     ):
-        places[position.partition].append(_place(position, moment, identity_of(request)))
-    return {name: tuple(found) for name, found in places.items()}
+        positions[position.partition].append(_group_position(position, moment, identity_of(request)))
+    return {name: tuple(found) for name, found in positions.items()}
 
 
-def _place(position: PositionStats, moment: int, identity: Identity) -> Place:
+def _group_position(position: PositionStats, moment: int, identity: Identity) -> GroupPosition:
     waited = 0 if position.oldest_waiting is None else max(0, moment - position.oldest_waiting)
-    return Place(
+    return GroupPosition(
         consumer_group=position.group,
         cursor=position.cursor,
         lag=position.lag,
@@ -422,7 +422,7 @@ _LIST = (*_PAGE, _SEARCH, NAMESPACE, TASK, _PAUSED, _SORT)
 TABLE: Table = table(
     bind(operations.CONFIGURE, configure, body=ConfigureBody),
     bind(operations.LIST_QUEUES, list_queues, query=_LIST),
-    bind(operations.SHOW_QUEUE, show_queue, query=(*_PARTITIONS, _SEARCH, _PLACES), errors=(NO_QUEUE,)),
+    bind(operations.SHOW_QUEUE, show_queue, query=(*_PARTITIONS, _SEARCH, _POSITIONS), errors=(NO_QUEUE,)),
     bind(operations.DELETE_QUEUE, delete_queue),
     bind(operations.SHOW_DEPTH, show_depth, query=(_PAGE.limit, _GROUP), errors=(NO_QUEUE,)),
     bind(operations.PAUSE_QUEUE, pause_queue, errors=(NO_QUEUE,)),

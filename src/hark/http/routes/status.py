@@ -62,8 +62,8 @@ async def list_consumers(request: Request) -> Response:
     queue = _CONSUMERS_QUEUE.of(query)
     delivery = broker_of(request).delivery
     may_see = _may_see(identity_of(request))
-    everybody: list[_Waiting] = [*delivery.intentions, *delivery.streams, *delivery.browsers]
-    found = [one for one in everybody if _is_shown(one, queue, may_see)]
+    all_processes: list[_Waiting] = [*delivery.intentions, *delivery.streams, *delivery.browsers]
+    found = [one for one in all_processes if _is_shown(one, queue, may_see)]
     return reply(
         Consumers(
             items=tuple(_described(one, may_see) for one in found[offset : offset + limit]),
@@ -133,17 +133,17 @@ def _described(one: _Waiting, may_see: MaySee) -> WaitingPop | WaitingStream | W
 
 
 def _subscription(consumer: StreamConsumer) -> StreamSubscription:
-    wish = consumer.request
+    pop = consumer.request
     return StreamSubscription(
         id=consumer.name,
-        queue=wish.queue,
-        partition=wish.partition,
-        namespace=wish.namespace,
-        task=wish.task,
-        consumer_group=wish.group,
-        batch=wish.batch,
+        queue=pop.queue,
+        partition=pop.partition,
+        namespace=pop.namespace,
+        task=pop.task,
+        consumer_group=pop.group,
+        batch=pop.batch,
         priority=consumer.priority,
-        consumer=wish.consumer or None,
+        consumer=pop.consumer or None,
         state=consumer.subscription.manager.state_of(consumer).value,
     )
 
@@ -264,13 +264,13 @@ def _queue(stats: QueueStats) -> StatusQueue:
 def _by_verb(broker: Broker) -> tuple[ByVerb, ByVerb]:
     """Return the number of requests since the start, and the messages per request."""
     tallies, total = broker.tallies, broker.tallies.total
-    asked: ByVerb = ByVerb(push=tallies.push_requests, pop=tallies.pop_requests, ack=tallies.settle_requests)
+    requests: ByVerb = ByVerb(push=tallies.push_requests, pop=tallies.pop_requests, ack=tallies.settle_requests)
     each: ByVerb = ByVerb(
         push=_each(total.pushed, tallies.push_requests),
         pop=_each(total.delivered, tallies.pop_requests),
         ack=_each(total.settled, tallies.settle_requests),
     )
-    return asked, each
+    return requests, each
 
 
 def _each(messages: int, requests: int) -> float | None:

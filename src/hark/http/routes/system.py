@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hark._version import __version__
-from hark.access.identity import ANYBODY, Identity
+from hark.access.identity import UNRESTRICTED, Identity
 from hark.api import operations
 from hark.api.types.server import (
     AuditRecords,
@@ -84,7 +84,7 @@ def _identity(request: Request) -> Identity | None:
 def _session(edge: Edge, identity: Identity | None) -> Session:
     required = edge.authenticator.enabled
     if not required:
-        identity = ANYBODY
+        identity = UNRESTRICTED
     if identity is None:
         return Session(required, False)
     return Session(required, True, identity.subject, identity.role.text, identity.queues)
@@ -133,7 +133,7 @@ async def health(request: Request) -> Response:
         version=__version__,
         shared_state={"enabled": False},
         queen={"worker_id": number, "status": "active"},
-        error=None if problem is None else _told(request, problem),
+        error=None if problem is None else _public_text(request, problem),
         code=None if problem is None else "unhealthy",
         warnings=tuple(_warnings(request)) or None,
     )
@@ -143,8 +143,8 @@ async def health(request: Request) -> Response:
 def _warnings(request: Request) -> Iterator[str]:
     broker = broker_of(request)
     if keys := broker.missing_keys():
-        told = f"messages are withheld, because encryption keys are missing: {', '.join(keys)}"
-        yield f"key_missing: {_told(request, told)}"
+        withheld = f"messages are withheld, because encryption keys are missing: {', '.join(keys)}"
+        yield f"key_missing: {_public_text(request, withheld)}"
     if (seconds := broker.engine.ahead // SECOND) > 0:
         yield (
             f"clock_set_back: the system clock was set back by at least {seconds} s since the store was last used; all "
@@ -164,10 +164,10 @@ async def ready(request: Request) -> Response:
         is_ready: Ready = Ready(status="ready")
         return reply(is_ready)
     log.warning("readiness check failed: %s", problem)
-    return reply(Ready(status="not ready", error=_told(request, problem), code="not_ready"), 503)
+    return reply(Ready(status="not ready", error=_public_text(request, problem), code="not_ready"), 503)
 
 
-def _told(request: Request, problem: str) -> str:
+def _public_text(request: Request, problem: str) -> str:
     """Return the public text of a problem: with authentication on, it does not reveal details of the store."""
     return "see the log of the server for the cause" if edge_of(request).authenticator.enabled else problem
 

@@ -232,13 +232,15 @@ Bound = tuple[str, str, Operation]
 """Path, method and operation."""
 
 
-def bind(operation: operations.Operation[Any], endpoint: Callable[..., Awaitable[object] | None], **said: Any) -> Bound:
+def bind(
+    operation: operations.Operation[Any], endpoint: Callable[..., Awaitable[object] | None], **details: Any
+) -> Bound:
     """Bind an endpoint to an operation of the API, with its parameters, body, errors and further answers."""
-    said.setdefault("answer", operation.answer())
+    details.setdefault("answer", operation.answer())
     return (
         operation.path,
         operation.method,
-        Operation(endpoint=endpoint, role=operation.role, reach=operation.reach, **said),
+        Operation(endpoint=endpoint, role=operation.role, reach=operation.reach, **details),
     )
 
 

@@ -174,7 +174,7 @@ async def _flatten(operations: Sequence[PushOperation | AckOperation], most: int
             flat.append(_message(operation, index, "operations"))
         else:
             where = f"operations[{index}].items"
-            flat.extend([_message(item, place, where) async for place, item in in_turns(enumerate(operation.items))])
+            flat.extend([_message(item, number, where) async for number, item in in_turns(enumerate(operation.items))])
         if len(flat) > most:
             raise InvalidInput(
                 f"operations: at most {most} in one transaction (setting limits.max_batch); split the transaction",

@@ -42,7 +42,7 @@ LINGER_SECONDS = 5.0
 """After an early error response, the server reads and drops what the client still sends for this time."""
 LINGER_BODIES = 4
 """It drops at most this many bodies of the largest size."""
-_PIECE = 4 * 1024
+_CHUNK = 4 * 1024
 """The parser gets heads in pieces of this size, so that few pipelined requests are parsed at a time."""
 _PART = 256 * 1024
 """Large responses over TLS are written in parts of this size."""
@@ -218,7 +218,7 @@ class Connection(asyncio.Protocol):
     def _release_waiting(self) -> None:
         """Forget the requests that were not served."""
         for exchange in (*self._ready, *([self._exchange] if self._exchange is not None else [])):
-            if exchange.held:
+            if exchange.reserved_bytes:
                 self._server.release(exchange)
         self._ready.clear()
 
@@ -262,26 +262,26 @@ class Connection(asyncio.Protocol):
                 self._rest = data[start:]
                 self.transport.pause_reading()
                 return
-            room = self._left or _PIECE
-            piece = data if not start and size <= room else data[start : start + room]
-            start += len(piece)
+            room = self._left or _CHUNK
+            chunk = data if not start and size <= room else data[start : start + room]
+            start += len(chunk)
             if self._state == _HEAD:
-                self._head_bytes += len(piece)
+                self._head_bytes += len(chunk)
             else:
-                self._framed_bytes += len(piece)
+                self._framed_bytes += len(chunk)
             try:
-                self._parser.feed_data(piece)
+                self._parser.feed_data(chunk)
             except httptools.HttpParserUpgrade as upgrade:
-                if self._start_websocket(data[start - len(piece) + upgrade.args[0] :]):
+                if self._start_websocket(data[start - len(chunk) + upgrade.args[0] :]):
                     return
-                start += upgrade.args[0] - len(piece)
+                start += upgrade.args[0] - len(chunk)
             except httptools.HttpParserError:
                 self._reject(self._problem or MALFORMED)
                 return
             if self._state == _HEAD:
                 if self._target and not self._head_bytes:  # It began in the same piece as the end of another request.
                     self._head_bytes = len(self._target)
-                if self._head_bytes > MAX_HEADER_BYTES + len(self._target) + 2 * _PIECE:
+                if self._head_bytes > MAX_HEADER_BYTES + len(self._target) + 2 * _CHUNK:
                     self._reject(HEAD_TOO_LARGE)
             elif self._framed_bytes - 2 * self._body_bytes > MAX_FRAMING_BYTES and not self._left:
                 self._reject(FRAMING_TOO_LARGE)
@@ -380,7 +380,7 @@ class Connection(asyncio.Protocol):
 
     def _holds_body(self, exchange: Exchange) -> bool:
         """Count the body among the bytes in flight, in steps; False if they are too many and the body is refused."""
-        more = self._body_bytes - exchange.held
+        more = self._body_bytes - exchange.reserved_bytes
         if more > 0:
             more = max(more, STEP)
             budget, subject = self._server.budget, exchange.identity.subject
@@ -390,7 +390,7 @@ class Connection(asyncio.Protocol):
                 self._give_up_body(exchange)
                 return False
             budget.add(subject, more)
-            exchange.held += more
+            exchange.reserved_bytes += more
         return True
 
     def on_message_complete(self) -> None:
@@ -572,8 +572,8 @@ class Connection(asyncio.Protocol):
         The buffer of a TLS transport is full only if the client does not read and the buffer below is full already, so
         it would take any response at once.
         """
-        counted = exchange.identity.subject, len(data)
-        self._server.budget.add(*counted)
+        usage = exchange.identity.subject, len(data)
+        self._server.budget.add(*usage)
         try:
             for start in range(0, len(data), _PART):
                 self.transport.write(data[start : start + _PART])
@@ -584,7 +584,7 @@ class Connection(asyncio.Protocol):
             lost = None
             self.finish(exchange)
         finally:
-            self._server.budget.remove(*counted)
+            self._server.budget.remove(*usage)
             if lost is not None:
                 lost()
 
@@ -736,7 +736,7 @@ class Connection(asyncio.Protocol):
         if self._framed_bytes - self._seen_bytes >= enough:
             self._wait_for_body()
         else:
-            if self._exchange is not None and self._exchange.held:
+            if self._exchange is not None and self._exchange.reserved_bytes:
                 self._server.release(self._exchange)
             self._exchange = None
             self._reject(SLOW)

@@ -166,15 +166,15 @@ class Server:
         """Note the end of a request. (Tasks that it has started keep the exchange in their context.)"""
         self.begun -= 1
         exchange.on_left, exchange.carrier = None, ENDED
-        if exchange.held:
+        if exchange.reserved_bytes:
             self.release(exchange)
         if self._on_end is not None:
             self._on_end(exchange)
 
     def release(self, exchange: Exchange) -> None:
         """Note that the body of a request is no longer in memory."""
-        self.budget.remove(exchange.identity.subject, exchange.held)
-        exchange.held = 0
+        self.budget.remove(exchange.identity.subject, exchange.reserved_bytes)
+        exchange.reserved_bytes = 0
 
     def closed(self, connection: Connection | WebSocket) -> None:
         """Forget a connection."""

@@ -29,7 +29,7 @@ PING_SECONDS = 20.0
 """A client that sends nothing for this time gets a ping; one that does not answer in the same time is disconnected."""
 CLOSE_SECONDS = 5.0
 """Time limit for the close frame of the client."""
-_PIECE = 8 * 1024
+_CHUNK = 8 * 1024
 """Number of bytes that are parsed in one turn of the event loop: small frames take long."""
 _AT_ONCE = 16
 """Number of messages that the application gets in one turn of the event loop."""
@@ -61,7 +61,7 @@ class WebSocket(asyncio.Protocol):
         self._taken = 0
         self._gathered = 0
         """Bytes since the last complete message."""
-        self._held = self._unread = 0
+        self._reserved_bytes = self._unread = 0
         """Bytes that count as bytes in flight: those of an arriving message, and those that the client has to read."""
         self._allowance = float(FRAMES_AT_ONCE)
         """Number of frames that may come now. It is negative if too many have come."""
@@ -70,7 +70,7 @@ class WebSocket(asyncio.Protocol):
         """Whether parsing waits until further frames are due."""
         self._paused = False
         self._drained: asyncio.Future[None] | None = None
-        self._heard = True
+        self._received = True
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, rest: bytes) -> None:
@@ -95,7 +95,7 @@ class WebSocket(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse the data, a piece in each turn of the event loop."""
-        self._heard = True
+        self._received = True
         waiting = bool(self._rest)
         self._rest += data
         if not waiting:
@@ -106,12 +106,12 @@ class WebSocket(asyncio.Protocol):
             if self._rest:
                 self.transport.pause_reading()
             return  # `receive` goes on, or `_go_on`.
-        piece, self._rest = self._rest[:_PIECE], self._rest[_PIECE:]
-        self._gathered += len(piece)
+        chunk, self._rest = self._rest[:_CHUNK], self._rest[_CHUNK:]
+        self._gathered += len(chunk)
         if self._gathered > SMALL and not self._holds_message():
             self._frames.fail(CloseCode.TRY_AGAIN_LATER, CODE)
         else:
-            self._frames.receive_data(piece)
+            self._frames.receive_data(chunk)
         events = self._frames.events_received()
         for event in events:
             if isinstance(event, Frame):
@@ -133,22 +133,22 @@ class WebSocket(asyncio.Protocol):
 
     def _holds_message(self) -> bool:
         """Count a message that arrives among the bytes in flight, in steps; False if they are too many."""
-        more = self._gathered - self._held
+        more = self._gathered - self._reserved_bytes
         if more > 0:
             budget, subject = self._server.budget, self._exchange.identity.subject
             more = max(more, STEP)
             if budget.refusal(subject, more) is not None:
                 return False
             budget.add(subject, more)
-            self._held += more
+            self._reserved_bytes += more
         return True
 
     def _release(self) -> None:
         """Count the bytes of the message no longer."""
         self._gathered = 0
-        if self._held:
-            self._server.budget.remove(self._exchange.identity.subject, self._held)
-            self._held = 0
+        if self._reserved_bytes:
+            self._server.budget.remove(self._exchange.identity.subject, self._reserved_bytes)
+            self._reserved_bytes = 0
 
     def _ahead(self, number: int) -> float:
         """Return by how many seconds the client is ahead of the frames that it may send, after so many more."""
@@ -231,10 +231,10 @@ class WebSocket(asyncio.Protocol):
         self._timer = self._server.loop.call_later(seconds, callback)
 
     def _keep_alive(self) -> None:
-        if not self._heard:
+        if not self._received:
             self.transport.abort()
             return
-        self._heard = False
+        self._received = False
         self._frames.send_ping(b"")
         self._flush()
         self._set_timer(PING_SECONDS, self._keep_alive)

@@ -19,8 +19,8 @@ export function stateBadge(state) {
 }
 
 export function messageHash(id, partitionId) {
-  const place = partitionId ? `${encodeURIComponent(partitionId)}/` : "";
-  return `#/messages/${place}${encodeURIComponent(id)}`;
+  const prefix = partitionId ? `${encodeURIComponent(partitionId)}/` : "";
+  return `#/messages/${prefix}${encodeURIComponent(id)}`;
 }
 
 export function messageLink(message) {

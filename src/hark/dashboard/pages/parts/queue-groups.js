@@ -11,7 +11,7 @@ import { badge, empty, field, link, panel } from "../../lib/ui.js";
 import { groupName, groupText } from "./group-name.js";
 import { seekGroup } from "./seek.js";
 
-export function showGroups(page, place, queue, { refresh }) {
+export function showGroups(page, container, queue, { refresh }) {
   const groups = table(page, {
     label: "Groups",
     columns: columns(queue.name, refresh),
@@ -19,16 +19,16 @@ export function showGroups(page, place, queue, { refresh }) {
     empty: () => empty("No groups yet", "The first pop of a group creates it:", `curl 'http://${location.host}/api/v1/pop/queue/${encodeURIComponent(queue.name)}?consumerGroup=billing'`),
     load: async ({ limit, offset, signal }) => ({ rows: await get("/api/v1/consumer-groups", { queue: queue.name, limit, offset }, { signal }) }),
   });
-  fill(place, panel(null, {}, groups.element));
+  fill(container, panel(null, {}, groups.element));
   return groups.refresh;
 }
 
 function columns(queue, refresh) {
-  const places = (group) => `${url`#/queues/${queue}/partitions`}?${new URLSearchParams({ group })}`;
+  const partitionsOf = (group) => `${url`#/queues/${queue}/partitions`}?${new URLSearchParams({ group })}`;
   return [
     { label: "Group", main: true, cell: (group) => h("span", null, groupName(group.name), " ", badges(group)) },
     { label: "Lag", numeric: true, cell: (group) => h("span", { class: group.totalLag ? null : "soft", title: exact(group.totalLag) }, count(group.totalLag)) },
-    { label: "Lagging partitions", numeric: true, cell: (group) => link(count(group.partitionsWithLag), places(group.name)) },
+    { label: "Lagging partitions", numeric: true, cell: (group) => link(count(group.partitionsWithLag), partitionsOf(group.name)) },
     { label: "Longest wait", numeric: true, cell: (group) => (group.totalLag ? duration(group.maxTimeLag) : "–") },
     { label: "Scheduled", numeric: true, cell: (group) => count(group.scheduled) },
     { label: "In flight", numeric: true, cell: (group) => count(group.inFlight) },

@@ -7,14 +7,14 @@ import { guard } from "../../lib/session.js";
 import { toast } from "../../lib/toasts.js";
 import { field, panel } from "../../lib/ui.js";
 
-export function showOptions(_page, place, queue, { refresh }) {
+export function showOptions(_page, container, queue, { refresh }) {
   const label = (value) => h("input", { type: "text", maxlength: 255, autocomplete: "off", value });
   const namespace = label(queue.namespace);
   const task = label(queue.task);
   const options = optionsForm(queue.options);
   const trouble = h("p", { class: "trouble", role: "alert", hidden: true });
   const save = guard(h("button", { type: "submit", class: "primary" }, "Save"), "read-write");
-  const reset = h("button", { type: "button", on: { click: () => showOptions(_page, place, queue, { refresh }) } }, "Undo changes");
+  const reset = h("button", { type: "button", on: { click: () => showOptions(_page, container, queue, { refresh }) } }, "Undo changes");
   const form = h(
     "form",
     { class: "form" },
@@ -38,6 +38,6 @@ export function showOptions(_page, place, queue, { refresh }) {
     }
     save.disabled = false;
   });
-  fill(place, panel(null, {}, form));
+  fill(container, panel(null, {}, form));
   return null;
 }

@@ -9,7 +9,7 @@ import { groupName } from "./group-name.js";
 
 const ANY = "";
 
-export function showPartitions(page, place, queue, { draw }) {
+export function showPartitions(page, container, queue, { draw }) {
   let group = page.query.get("group") ?? ANY;
   const choose = h("div");
   const partitions = table(page, {
@@ -21,12 +21,12 @@ export function showPartitions(page, place, queue, { draw }) {
     nothing: "No partition matches. Change the search.",
     empty: () => empty("No partitions yet", "Push a message to create a partition:", `hark push ${queue.name} '{"id": 17}' --partition customer-4`),
     load: async ({ limit, offset, search, signal }) => {
-      const found = await get(url`/api/v1/resources/queues/${queue.name}`, { limit, offset, search, places: true }, { signal });
+      const found = await get(url`/api/v1/resources/queues/${queue.name}`, { limit, offset, search, positions: true }, { signal });
       draw(found);
-      return { rows: found.partitions.map((one) => ({ ...one, place: placeOf(one, group) })), total: search ? null : found.partitionCount };
+      return { rows: found.partitions.map((one) => ({ ...one, position: positionOf(one, group) })), total: search ? null : found.partitionCount };
     },
   });
-  fill(place, panel(null, {}, partitions.element));
+  fill(container, panel(null, {}, partitions.element));
   offerGroups(page, choose, queue.name, group, (chosen) => {
     group = chosen;
     page.setQuery({ group });
@@ -36,16 +36,16 @@ export function showPartitions(page, place, queue, { draw }) {
 }
 
 // Without a selected group: the group with the most lag in this partition.
-function placeOf(partition, group) {
-  const places = partition.places ?? [];
-  if (group !== ANY) return places.find((one) => one.consumerGroup === group) ?? null;
-  return places.reduce((worst, one) => (worst === null || one.lag > worst.lag ? one : worst), null);
+function positionOf(partition, group) {
+  const positions = partition.positions ?? [];
+  if (group !== ANY) return positions.find((one) => one.consumerGroup === group) ?? null;
+  return positions.reduce((worst, one) => (worst === null || one.lag > worst.lag ? one : worst), null);
 }
 
 function columns(queue) {
   const messages = (partition) => `#/messages?${new URLSearchParams({ queue, partition: partition.name })}`;
   const number = (value) => h("span", { class: value ? null : "soft", title: exact(value) }, count(value));
-  const ofPlace = (show) => (partition) => (partition.place ? show(partition.place) : "–");
+  const ofPosition = (show) => (partition) => (partition.position ? show(partition.position) : "–");
   return [
     { label: "Partition", main: true, cell: (partition) => link(partition.name, messages(partition)) },
     { label: "Backlog", numeric: true, cell: (partition) => number(partition.stats.pending) },
@@ -55,17 +55,17 @@ function columns(queue) {
     { label: "Dead letters", numeric: true, cell: (partition) => number(partition.stats.deadLetter) },
     { label: "Stored", numeric: true, cell: (partition) => number(partition.stats.total) },
     { label: "Newest", cell: (partition) => ago(partition.newestMessage) },
-    { label: "Group", cell: ofPlace((one) => groupName(one.consumerGroup)) },
-    { label: "Cursor", numeric: true, cell: ofPlace((one) => exact(one.cursor)) },
-    { label: "Lag", numeric: true, cell: ofPlace((one) => number(one.lag)) },
-    { label: "Wait", numeric: true, cell: ofPlace((one) => (one.lag ? duration(one.timeLagSeconds) : "–")) },
-    { label: "Lease", cell: ofPlace((one) => (one.leaseId ? badge("leased", "accent") : null)) },
+    { label: "Group", cell: ofPosition((one) => groupName(one.consumerGroup)) },
+    { label: "Cursor", numeric: true, cell: ofPosition((one) => exact(one.cursor)) },
+    { label: "Lag", numeric: true, cell: ofPosition((one) => number(one.lag)) },
+    { label: "Wait", numeric: true, cell: ofPosition((one) => (one.lag ? duration(one.timeLagSeconds) : "–")) },
+    { label: "Lease", cell: ofPosition((one) => (one.leaseId ? badge("leased", "accent") : null)) },
   ];
 }
 
-async function offerGroups(page, place, queue, group, on) {
+async function offerGroups(page, container, queue, group, on) {
   const groups = await get("/api/v1/consumer-groups", { queue, limit: 1000 }, { signal: page.signal }).catch(() => []);
   if (!groups.length) return;
   const options = [[ANY, "Group with the most lag"], ...groups.map(({ name }) => [name, name === "__QUEUE_MODE__" ? "default group" : name])];
-  fill(place, select(options, { value: group, on, label: "Group for cursor and lag" }));
+  fill(container, select(options, { value: group, on, label: "Group for cursor and lag" }));
 }

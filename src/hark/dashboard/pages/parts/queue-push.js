@@ -8,7 +8,7 @@ import { field, link, notice, panel } from "../../lib/ui.js";
 
 const MOST_DELAY_SECONDS = 315_360_000;
 
-export function showPush(_page, place, queue, { refresh }) {
+export function showPush(_page, container, queue, { refresh }) {
   const payload = jsonInput({ label: "Payload", value: '{\n  "hello": "world"\n}', rows: 12 });
   const partition = h("input", { type: "text", maxlength: 255, value: "Default", autocomplete: "off" });
   const transaction = h("input", { type: "text", maxlength: 255, autocomplete: "off" });
@@ -45,7 +45,7 @@ export function showPush(_page, place, queue, { refresh }) {
     push.disabled = false;
     await refresh();
   });
-  fill(place, panel(null, {}, form));
+  fill(container, panel(null, {}, form));
   return null;
 }
 

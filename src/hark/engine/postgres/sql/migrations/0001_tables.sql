@@ -22,7 +22,7 @@ create table hark.queues (
     paused boolean not null default false,
     created_at bigint not null,
     created_floor bigint not null default 0,
-    touched integer not null default 0,
+    changed_bucket integer not null default 0,
     lease_time integer not null default 300 check (lease_time > 0),
     retry_limit integer not null default 3 check (retry_limit >= 0),
     retry_delay bigint not null default 0 check (retry_delay >= 0),
@@ -75,7 +75,7 @@ create table hark.partitions (
     special bigint not null default 0,
     lanes bigint[],
     leftover boolean not null default false,
-    touched integer not null default 0,
+    changed_bucket integer not null default 0,
     unique (queue, name)
 ) with (fillfactor = 50);
 comment on column hark.partitions.special is
@@ -84,7 +84,7 @@ comment on column hark.partitions.lanes is
     'The last offset of each lane: of plain messages by priority, then of delayed ones; null: all are plain, of priority 0.';
 comment on column hark.partitions.leftover is
     'In a queue that drops what is settled: there may be settled messages, for collect to remove.';
-create index partitions_touched on hark.partitions ((queue::bigint << 32 | touched));
+create index partitions_changed on hark.partitions ((queue::bigint << 32 | changed_bucket));
 
 -- A message has a slot, which is the child table that it was put into. What few messages have is null in most.
 create table hark.messages (
@@ -107,7 +107,7 @@ create table hark.messages (
 ) partition by list (slot);
 comment on column hark.messages.undelivered is 'Keys that get the payload if it can''t be delivered, encoded.';
 comment on column hark.messages.owner is 'The only group that it is for: it was a dead letter of that group.';
-create unique index messages_place on hark.messages (partition, "offset", slot);
+create unique index messages_offset on hark.messages (partition, "offset", slot);
 -- Not unique: pushes look under the partition's lock, and a row that is gone may still be here.
 create index messages_transaction on hark.messages (hashtextextended(transaction_id, partition))
     where transaction_id is not null;
@@ -141,7 +141,7 @@ create table hark.groups (
     rate_burst integer not null default 0 check (rate_burst >= 0),
     created_at bigint not null,
     last_seen bigint not null,
-    touched integer not null default 0,
+    changed_bucket integer not null default 0,
     moved bigint not null default 0,
     unique (queue, name)
 ) with (fillfactor = 70);
@@ -171,22 +171,22 @@ create table hark.positions (
     lease_until bigint,
     handed integer not null default 0,
     lease_last bigint not null default 0,
-    held int8multirange not null default '{}',
+    leased int8multirange not null default '{}',
     plain bigint[],
     delayed_at bigint[],
     delayed_offset bigint[],
     seen bigint,
-    touched integer not null default 0,
+    changed_bucket integer not null default 0,
     primary key (grp, partition),
     check ((plain is null) = (seen is null)),
     check ((lease is null) = (lease_until is null)),
-    check (lease is not null or isempty(held)),
+    check (lease is not null or isempty(leased)),
     check (isempty(settled) or lower(settled) > cursor + 1)
 ) with (fillfactor = 40);
 comment on column hark.positions.settled is 'What is settled beyond the cursor.';
 comment on column hark.positions.probe is 'Up to this offset messages are handed out one at a time.';
 comment on column hark.positions.irregular is 'There may be rows in retries, requeued or claims.';
-comment on column hark.positions.held is 'Offsets that the lease was the last to hand out and that are not settled.';
+comment on column hark.positions.leased is 'Offsets that the lease was the last to hand out and that are not settled.';
 comment on column hark.positions.plain is
     'In a shared group: how far it has passed the plain messages of each priority; the cursor is where it started.';
 comment on column hark.positions.delayed_at is
@@ -194,13 +194,13 @@ comment on column hark.positions.delayed_at is
 comment on column hark.positions.seen is 'In a shared group: delayed messages beyond this offset have not been passed.';
 comment on column hark.positions.handed is 'How many messages the lease handed out; lease_last: the last of them.';
 create index positions_partition on hark.positions (partition, grp);
-create index positions_touched on hark.positions ((grp::bigint << 32 | touched));
+create index positions_changed on hark.positions ((grp::bigint << 32 | changed_bucket));
 
 -- A position as it was before something was listed of it, and as it is when all of that is taken; with what else is known.
 create type hark.listed as (
     before hark.positions,
     after hark.positions,
-    place hark.partitions,
+    partition hark.partitions,
     queue integer,
     ttl bigint,
     lease_time bigint,
@@ -253,7 +253,7 @@ create table hark.claims (
     partition bigint not null,
     lease uuid not null,
     until bigint not null,
-    held int8multirange not null check (not isempty(held)),
+    leased int8multirange not null check (not isempty(leased)),
     primary key (grp, partition, lease)
 );
 
@@ -359,7 +359,7 @@ create table hark.endings (
     attempts integer not null default 0,
     error text
 );
-create index endings_place on hark.endings (partition, grp);
+create index endings_partition on hark.endings (partition, grp);
 create index endings_at on hark.endings (at);
 
 create table hark.dead_letters (
@@ -397,7 +397,7 @@ create table hark.traces (
     data bytea not null,
     created_at bigint not null
 );
-create index traces_place on hark.traces (partition, "offset");
+create index traces_offset on hark.traces (partition, "offset");
 create table hark.trace_names (
     name text collate "C" not null,
     trace bigint not null,

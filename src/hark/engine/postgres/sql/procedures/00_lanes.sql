@@ -118,7 +118,7 @@ begin
     loop
         select * into v_failed from hark.fail_shared_v1(p_grp, p_partition, e."offset",
             'Lease expired: the consumer neither settled nor renewed in time', e.until, 0);
-        if v_failed.buried then
+        if v_failed.exhausted then
             v_gone := v_gone || e."offset";
         else
             made_ready := made_ready + 1;

@@ -154,7 +154,7 @@ begin
 end $$;
 
 -- Copies a message into the dead letters of a group, if its queue keeps them or p_always (rule 18). The caller settles it.
-create or replace function hark.bury_v1(
+create or replace function hark.dead_letter_v1(
     p_grp integer, p_partition bigint, p_offset bigint, p_attempts integer, p_error text, p_at bigint,
     p_exhausted boolean, p_always boolean default false
 ) returns boolean
@@ -199,7 +199,7 @@ $$;
 -- p_delay: how long it waits; null: as its schedule says.
 create or replace function hark.fail_v1(
     p_grp integer, p_partition bigint, p_offset bigint, p_error text, p_at bigint, p_delay bigint,
-    out buried boolean, out dead boolean
+    out exhausted boolean, out dead boolean
 )
 language plpgsql as $$
 declare
@@ -209,10 +209,10 @@ begin
     select attempts into v_attempts from hark.retries
     where grp = p_grp and partition = p_partition and "offset" = p_offset;
     v_attempts := coalesce(v_attempts, 0) + 1;
-    buried := v_attempts > coalesce(cardinality(v_delays), 0);
+    exhausted := v_attempts > coalesce(cardinality(v_delays), 0);
     dead := false;
-    if buried then
-        dead := hark.bury_v1(p_grp, p_partition, p_offset, v_attempts, p_error, p_at, true);
+    if exhausted then
+        dead := hark.dead_letter_v1(p_grp, p_partition, p_offset, v_attempts, p_error, p_at, true);
         return;
     end if;
     insert into hark.retries as r (grp, partition, "offset", attempts, due, error)
@@ -225,7 +225,7 @@ end $$;
 -- The same for a message that a shared group has on a lease: it is free again, or buried.
 create or replace function hark.fail_shared_v1(
     p_grp integer, p_partition bigint, p_offset bigint, p_error text, p_at bigint, p_delay bigint,
-    out buried boolean, out dead boolean
+    out exhausted boolean, out dead boolean
 )
 language plpgsql as $$
 declare
@@ -234,10 +234,10 @@ declare
 begin
     select attempts + 1 into v_attempts from hark.outstanding
     where grp = p_grp and partition = p_partition and "offset" = p_offset;
-    buried := v_attempts > coalesce(cardinality(v_delays), 0);
+    exhausted := v_attempts > coalesce(cardinality(v_delays), 0);
     dead := false;
-    if buried then
-        dead := hark.bury_v1(p_grp, p_partition, p_offset, v_attempts, p_error, p_at, true);
+    if exhausted then
+        dead := hark.dead_letter_v1(p_grp, p_partition, p_offset, v_attempts, p_error, p_at, true);
         delete from hark.outstanding where grp = p_grp and partition = p_partition and "offset" = p_offset;
         return;
     end if;
@@ -305,25 +305,25 @@ begin
         if t.irregular then
             -- Requeued messages have offsets beyond all others: those of the batch come one at a time too.
             update hark.requeued f set probe = true
-            where f.grp = p_grp and f.partition = p_partition and f."offset" <@ t.held;
+            where f.grp = p_grp and f.partition = p_partition and f."offset" <@ t.leased;
         end if;
-    elsif not isempty(t.held) then
+    elsif not isempty(t.leased) then
         t.irregular := true;
-        select * into v_failed from hark.fail_v1(p_grp, p_partition, lower(t.held),
+        select * into v_failed from hark.fail_v1(p_grp, p_partition, lower(t.leased),
             'Lease expired: the consumer neither settled nor renewed in time', t.lease_until, 0);
-        if v_failed.buried then
+        if v_failed.exhausted then
             select s.cursor, s.settled into v_cursor, v_settled
-            from hark.settle_offsets_v1(p_grp, p_partition, t.held, true, v_cursor, v_settled) s;
+            from hark.settle_offsets_v1(p_grp, p_partition, t.leased, true, v_cursor, v_settled) s;
             t.settled_at := p_now;
-            v_gone := array[lower(t.held)];
+            v_gone := array[lower(t.leased)];
         end if;
     end if;
     update hark.leases set expired = true where id = t.lease;
     update hark.positions
     set cursor = v_cursor, settled = v_settled, settled_at = t.settled_at, irregular = t.irregular,
         probe = case when v_cursor >= t.probe then 0 else t.probe end,
-        lease = null, lease_until = null, handed = 0, lease_last = 0, held = '{}',
-        touched = greatest(touched, hark.bucket_v1(p_now))
+        lease = null, lease_until = null, handed = 0, lease_last = 0, leased = '{}',
+        changed_bucket = greatest(changed_bucket, hark.bucket_v1(p_now))
     where grp = p_grp and partition = p_partition;
     perform hark.drop_settled_v1(p_partition, v_gone);
     return true;

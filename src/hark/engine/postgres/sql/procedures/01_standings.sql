@@ -7,7 +7,7 @@
 create or replace view hark.standings_v1 as
 select g.queue, g.id as grp, g.name as group_name, p.id as partition, p.name, p.last_created,
     t.grp is not null or g.since is null or p.id > g.highest_partition or p.last_created > g.since as wanted,
-    c.cursor, o.open, f.requeued, t.settled_at, t.lease, t.lease_until, t.held, t.plain is not null as shared, t, p,
+    c.cursor, o.open, f.requeued, t.settled_at, t.lease, t.lease_until, t.leased, t.plain is not null as shared, t, p,
     t.plain is null and not coalesce(t.irregular, false) and p.special <= c.cursor as regular,
     case
         when t.plain is not null then hark.lag_v1(t, p)

@@ -3,7 +3,7 @@
 create or replace function hark.offsets_in_state_v1(p_now bigint, p_state text, p_partitions bigint[])
 returns table (partition bigint, offsets int8multirange)
 language sql stable as $$
-    with place as (
+    with examined as (
         select p.id, int8multirange(int8range(p.floor + 1, p.tail + 1)) as whole, p.special > p.floor as special, p,
             exists (select 1 from hark.groups g where g.queue = q.name) as has_groups
         from hark.partitions p
@@ -12,7 +12,7 @@ language sql stable as $$
     ),
     standing as materialized (
         select s.partition, case when s.shared then x.open else s.open + coalesce(s.requeued, '{}') end as open,
-            case when s.shared then x.held when s.lease_until > p_now then s.held else '{}' end as held,
+            case when s.shared then x.leased when s.lease_until > p_now then s.leased else '{}' end as leased,
             case when s.regular then '{}' else hark.scheduled_ranges_v1(p_now, s.open, s.t, s.p) end as scheduled
         from hark.standings_v1 s
         cross join lateral hark.shared_ranges_v1(p_now, s.t, s.p) as x
@@ -27,14 +27,14 @@ language sql stable as $$
     ),
     working as (
         select s.partition, range_agg(r) as offsets
-        from standing s cross join lateral unnest(s.open * s.held) as r
+        from standing s cross join lateral unnest(s.open * s.leased) as r
         group by s.partition
     ),
     -- What was requeued for a group that is gone since will never be settled.
     waiting as (
         select u.partition, range_agg(u.r) as offsets
         from (
-            select s.partition, r from standing s cross join lateral unnest(s.open - s.held - s.scheduled) as r
+            select s.partition, r from standing s cross join lateral unnest(s.open - s.leased - s.scheduled) as r
             union all
             select h.partition, int8range(h."offset", h."offset" + 1) from hark.gaps h
             where h.partition = any (p_partitions) and h.owner <> 0
@@ -47,33 +47,33 @@ language sql stable as $$
         from standing s cross join lateral unnest(s.open * s.scheduled) as r
         group by s.partition
     )
-    select place.id, place.whole * case p_state
+    select examined.id, examined.whole * case p_state
         when 'dead_letter' then o.dead
         when 'processing' then o.working - o.dead
         when 'pending' then o.waiting - o.working - o.dead
         when 'scheduled' then o.scheduled - o.waiting - o.working - o.dead
-        when 'completed' then place.whole - o.waiting - o.scheduled - o.working - o.dead
+        when 'completed' then examined.whole - o.waiting - o.scheduled - o.working - o.dead
     end
-    from place
-    left join dead on dead.partition = place.id
-    left join working on working.partition = place.id
-    left join waiting on waiting.partition = place.id
-    left join scheduled on scheduled.partition = place.id
+    from examined
+    left join dead on dead.partition = examined.id
+    left join working on working.partition = examined.id
+    left join waiting on waiting.partition = examined.id
+    left join scheduled on scheduled.partition = examined.id
     cross join lateral (
-        select case when place.special and not place.has_groups
-            then hark.scheduled_ranges_v1(p_now, place.whole, null, place.p) else '{}' end as delayed
+        select case when examined.special and not examined.has_groups
+            then hark.scheduled_ranges_v1(p_now, examined.whole, null, examined.p) else '{}' end as delayed
         offset 0
     ) as d
     cross join lateral (
         select coalesce(dead.offsets, '{}') as dead, coalesce(working.offsets, '{}') as working,
-            case when place.has_groups then coalesce(waiting.offsets, '{}') else place.whole - d.delayed end as waiting,
+            case when examined.has_groups then coalesce(waiting.offsets, '{}') else examined.whole - d.delayed end as waiting,
             coalesce(scheduled.offsets, d.delayed) as scheduled
     ) as o
 $$;
 
 -- What a shared group has yet to settle, and what of it is on leases.
 create or replace function hark.shared_ranges_v1(p_now bigint, t hark.positions, p hark.partitions,
-    out open int8multirange, out held int8multirange
+    out open int8multirange, out leased int8multirange
 )
 language plpgsql stable as $$
 begin
@@ -81,7 +81,7 @@ begin
         return;
     end if;
     select coalesce(range_agg(int8range(u, u + 1)), '{}') into open from hark.unsettled_v1(t, p) u;
-    select coalesce(range_agg(int8range(e."offset", e."offset" + 1)), '{}') into held from hark.outstanding e
+    select coalesce(range_agg(int8range(e."offset", e."offset" + 1)), '{}') into leased from hark.outstanding e
     where e.grp = t.grp and e.partition = t.partition and e.until > p_now;
 end $$;
 
@@ -89,7 +89,7 @@ end $$;
 -- Most partitions are simple: no group has settled, failed or taken anything beyond its cursor. So what all groups have
 -- passed is completed, and the rest is pending. offsets: these of a simple partition, as far as they are not newer than
 -- `until` (a group that starts at a time is done with what is older).
-create or replace function hark.places_in_state_v1(
+create or replace function hark.partitions_in_state_v1(
     p_now bigint, p_state text, p_queues integer[], p_partition text, p_since bigint, p_until bigint
 ) returns table (id bigint, newest bigint, offsets int8multirange, until bigint)
 language sql stable
@@ -99,7 +99,7 @@ as $$
         select g.id, q.id as queue, g.since, g.highest_partition
         from hark.queues q join hark.groups g on g.queue = q.name where q.id = any (p_queues)
     ),
-    place as (
+    examined as (
         select * from hark.partitions a where a.queue = any (p_queues) and p_partition is null
         union all
         select * from hark.partitions a where a.queue = any (p_queues) and a.name = p_partition
@@ -134,7 +134,7 @@ as $$
             coalesce(u.excepted, false) as excepted, greatest(p.floor, coalesce(k.passed, p.tail)) as passed,
             least(p.tail, k.last) as last, exists (select 1 from grp where grp.queue = p.queue) as grouped,
             coalesce(k.simple, true) and u.partition is null and (k.shared is not true or p.lanes is null) as simple
-        from place p
+        from examined p
         left join tracked k on k.partition = p.id
         left join uncommon u on u.partition = p.id
         cross join lateral (
@@ -187,7 +187,7 @@ declare
     v_last_times bigint[];
     v_partitions bigint[];
     v_spans int8multirange[];
-    v_places bigint[];
+    v_partition_ids bigint[];
     v_newest bigint[];
     v_offsets int8multirange[];
     v_untils bigint[];
@@ -221,16 +221,16 @@ begin
             select e.partition from hark.outstanding e where e.due > p_now and e.lease is null);
     elsif p_state is not null then
         select array_agg(w.id), array_agg(w.newest), array_agg(w.offsets), array_agg(w.until)
-        into v_places, v_newest, v_offsets, v_untils
+        into v_partition_ids, v_newest, v_offsets, v_untils
         from (
-            select * from hark.places_in_state_v1(p_now, p_state, v_queues, p_partition, v_since, v_until) w
+            select * from hark.partitions_in_state_v1(p_now, p_state, v_queues, p_partition, v_since, v_until) w
             where w.newest >= v_since order by w.newest desc, w.id desc
         ) as w;
     end if;
     loop
         if p_state in ('pending', 'completed') then
             v_last_times := v_newest[v_known + 1:v_known + v_batch];
-            v_partitions := nullif(v_places[v_known + 1:v_known + v_batch], '{}');
+            v_partitions := nullif(v_partition_ids[v_known + 1:v_known + v_batch], '{}');
         else
             select array_agg(c.last_created), array_agg(c.id) into v_last_times, v_partitions
             from (

@@ -109,7 +109,7 @@ declare
     v_youngest bigint;
     v_slowest bigint;
     v_fastest bigint;
-    v_held int8multirange;
+    v_leased int8multirange;
     v_shared integer[];
     v_last bigint;
     v_requeued bigint[];
@@ -165,10 +165,10 @@ begin
     perform 1 from (
         select 1 from hark.positions where partition = p.id order by grp, partition for update) as locked;
     select * into p from hark.partitions where id = p_partition;  -- Another server may have been here meanwhile.
-    select coalesce(range_agg(h.held), '{}') into v_held
-    from hark.positions t cross join lateral unnest(t.held) as h(held)
+    select coalesce(range_agg(h.leased), '{}') into v_leased
+    from hark.positions t cross join lateral unnest(t.leased) as h(leased)
     where t.partition = p.id and t.lease_until > p_now;
-    select v_held + coalesce(range_agg(int8range(e."offset", e."offset" + 1)), '{}') into v_held
+    select v_leased + coalesce(range_agg(int8range(e."offset", e."offset" + 1)), '{}') into v_leased
     from hark.outstanding e where e.partition = p.id and e.until > p_now and e.lease is not null;
     select coalesce(array_agg(f."offset"), '{}') into v_requeued from hark.requeued f where f.partition = p.id;
     v_floor := p.floor;
@@ -195,7 +195,7 @@ begin
         next := m."offset";
         v_expiry := coalesce(m.expires_at,
             case when q.ttl > 0 and m.owner is null then m.created_at + q.ttl * c_second end);
-        v_over := not m."offset" <@ v_held and (
+        v_over := not m."offset" <@ v_leased and (
             coalesce(v_expiry <= p_now, false)
             or (q.retention_enabled and q.retention_seconds > 0
                 and m.created_at <= p_now - q.retention_seconds * c_second)

@@ -10,7 +10,7 @@ language plpgsql as $$
 declare
     v_now bigint := hark.time_v1(p_now);
     v_codes smallint[] := '{}';
-    v_places bigint[];
+    v_partition_ids bigint[];
     v_offset bigint;
     v_own bigint;
     v_sealed boolean;
@@ -20,21 +20,21 @@ begin
     if not found then
         return null;
     end if;
-    v_places := hark.places_v1(v_now, array_fill(null::bigint, array[cardinality(l_uid)]),
+    v_partition_ids := hark.make_partitions_v1(v_now, array_fill(null::bigint, array[cardinality(l_uid)]),
         array_fill(p_queue, array[cardinality(l_uid)]), l_partition, array_fill(null::text, array[cardinality(l_uid)]),
         array_fill(null::text, array[cardinality(l_uid)]));
     -- A group without a place here would later find its start by times: all get one first.
     perform hark.make_positions_v1(array_agg(g.id), array_agg(w.id))
-    from hark.groups g cross join (select distinct unnest(v_places) as id) as w where g.queue = p_queue;
+    from hark.groups g cross join (select distinct unnest(v_partition_ids) as id) as w where g.queue = p_queue;
     perform 1 from (
-        select 1 from hark.positions where partition = any (v_places) order by grp, partition for update) as locked;
+        select 1 from hark.positions where partition = any (v_partition_ids) order by grp, partition for update) as locked;
     perform 1 from (
-        select 1 from hark.partitions where id = any (v_places) order by id for no key update) as locked;
-    if exists (select 1 from hark.partitions where id = any (v_places) and queue = 0) then
+        select 1 from hark.partitions where id = any (v_partition_ids) order by id for no key update) as locked;
+    if exists (select 1 from hark.partitions where id = any (v_partition_ids) and queue = 0) then
         raise exception using errcode = 'serialization_failure', message = 'a queue was removed while it was used';
     end if;
     for n in 1..cardinality(l_uid) loop
-        v_own := case when l_own_partition[n] = v_places[n] then l_own_offset[n] end;
+        v_own := case when l_own_partition[n] = v_partition_ids[n] then l_own_offset[n] end;
         if l_sealed[n] <> v_sealed then
             v_codes[n] := 2;
             continue;
@@ -42,17 +42,17 @@ begin
             v_codes[n] := 1;
             continue;
         end if;
-        v_offset := hark.find_message_v1(v_places[n], l_transaction_id[n], v_own);
+        v_offset := hark.find_message_v1(v_partition_ids[n], l_transaction_id[n], v_own);
         if v_offset is null then
             update hark.partitions p
-            set tail = p.tail + 1, special = p.tail + 1, touched = greatest(p.touched, hark.bucket_v1(v_now))
-            where p.id = v_places[n]
+            set tail = p.tail + 1, special = p.tail + 1, changed_bucket = greatest(p.changed_bucket, hark.bucket_v1(v_now))
+            where p.id = v_partition_ids[n]
             returning p.tail into v_offset;
-            perform hark.leave_gap_v1(v_now, v_places[n], v_offset, 0);
+            perform hark.leave_gap_v1(v_now, v_partition_ids[n], v_offset, 0);
         end if;
         insert into hark.dead_letters (uid, queue, partition, partition_name, grp, "offset", transaction_id, created_at,
             payload, backoff, priority, sealed, trace_id, producer, undelivered, trace_context, attempts, error, failed_at)
-        values (l_uid[n], p_queue, v_places[n], l_partition[n], l_group[n], v_offset,
+        values (l_uid[n], p_queue, v_partition_ids[n], l_partition[n], l_group[n], v_offset,
             case when v_offset is distinct from v_own then l_transaction_id[n] end, l_created_at[n],
             l_payload[n], l_backoff[n]::bigint[], nullif(l_priority[n], 0), nullif(l_sealed[n], false), l_trace_id[n],
             l_producer[n], l_undelivered[n]::bytea[], l_trace_context[n], l_attempts[n], l_error[n], l_failed_at[n])
@@ -95,7 +95,7 @@ begin
     o_queue := d.queue; o_group := d.grp;
     select c.id into o_grp
     from hark.contact_v1(v_now, array[d.queue], array[d.grp], array[null], array['all'], array[null::bigint]) c;
-    o_partition := (hark.places_v1(v_now, array[null::bigint], array[d.queue], array[d.partition_name],
+    o_partition := (hark.make_partitions_v1(v_now, array[null::bigint], array[d.queue], array[d.partition_name],
         null, null))[1];
     -- A group without a place here would later find its start by times: all get one first.
     perform hark.make_positions_v1(array_agg(g.id), array_agg(o_partition)) from hark.groups g where g.queue = d.queue;
@@ -103,7 +103,7 @@ begin
         select 1 from hark.positions where partition = o_partition order by grp, partition for update) as locked;
     update hark.partitions p
     set tail = p.tail + 1, special = p.tail + 1, last_created = greatest(v_now, p.last_created, q.created_floor),
-        touched = greatest(p.touched, hark.bucket_v1(v_now))
+        changed_bucket = greatest(p.changed_bucket, hark.bucket_v1(v_now))
     from hark.queues q
     where p.id = o_partition and q.id = p.queue
     returning p.tail, p.last_created into o_offset, v_created;
@@ -122,13 +122,13 @@ begin
     if t.plain is not null then
         insert into hark.outstanding (grp, partition, "offset", lane, due)
         values (o_grp, o_partition, o_offset, 10 + coalesce(d.priority, 0), v_created);
-        update hark.positions set touched = greatest(touched, hark.bucket_v1(v_now))
+        update hark.positions set changed_bucket = greatest(changed_bucket, hark.bucket_v1(v_now))
         where grp = o_grp and partition = o_partition;
         return;
     end if;
     insert into hark.requeued (grp, partition, "offset") values (o_grp, o_partition, o_offset);
     update hark.positions
     set cursor = v_done.cursor, settled = v_done.settled, irregular = true,
-        touched = greatest(touched, hark.bucket_v1(v_now))
+        changed_bucket = greatest(changed_bucket, hark.bucket_v1(v_now))
     where grp = o_grp and partition = o_partition;
 end $$;

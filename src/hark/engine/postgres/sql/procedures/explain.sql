@@ -2,12 +2,12 @@
 
 -- What one group, or each of a queue, knows of the message at a place. settled: it is done with it. held: on a live
 -- lease (`lease`, `lease_until`, and who has it since when). blocked: an ordered group has a live lease on the partition,
--- whose first message is first_held. open, requeued: what it has yet to settle, and what comes before all of that.
+-- whose first message is first_leased. open, requeued: what it has yet to settle, and what comes before all of that.
 create or replace function hark.explain_v1(p_now bigint, p_partition bigint, p_offset bigint, p_group text)
 returns table (
     grp integer, name text, mode text, paused boolean, last_seen bigint, begins_after bigint, settled boolean,
-    settled_at bigint, held boolean, blocked boolean, lease uuid, lease_until bigint, since bigint, consumer text,
-    first_held bigint, attempts integer, due bigint, error text, open int8multirange, requeued int8multirange,
+    settled_at bigint, leased boolean, blocked boolean, lease uuid, lease_until bigint, since bigint, consumer text,
+    first_leased bigint, attempts integer, due bigint, error text, open int8multirange, requeued int8multirange,
     ending text, ended_at bigint, ended_attempts integer, ended_error text, window_until bigint
 )
 language sql volatile as $$
@@ -19,7 +19,7 @@ language sql volatile as $$
                 or hark.passed_v1(s.t, p_offset, m.priority, m.deliver_at))
             else not s.open @> p_offset
         end),
-        s.settled_at, h.held, h.blocked, h.lease, h.lease_until, l.since, coalesce(l.consumer, ''), lower(s.held),
+        s.settled_at, h.leased, h.blocked, h.lease, h.lease_until, l.since, coalesce(l.consumer, ''), lower(s.leased),
         coalesce(r.attempts, x.attempts), coalesce(r.due, x.due), coalesce(r.error, x.error), s.open,
         coalesce(s.requeued, '{}'), e.kind, e.at, e.attempts, e.error,
         case when g.mode = 'shared' and q.window_buffer > 0 then case
@@ -44,7 +44,7 @@ language sql volatile as $$
     left join hark.outstanding x on x.grp = s.grp and x.partition = p_partition and x."offset" = p_offset
     left join lateral (select true as is_requeued where s.requeued @> p_offset) as f on true
     cross join lateral (
-        select case when s.shared then x.until > p_now else s.lease_until > p_now and s.held @> p_offset end as held,
+        select case when s.shared then x.until > p_now else s.lease_until > p_now and s.leased @> p_offset end as leased,
             not s.shared and s.lease_until > p_now as blocked,
             case when s.shared then x.lease else s.lease end as lease,
             case when s.shared then x.until else s.lease_until end as lease_until

@@ -112,14 +112,14 @@ begin
         return query select null::bigint, null::bigint, false, false;
         return;
     end if;
-    if g.touched >= p_since or p_since <= (select q.touched from hark.queues q where q.id = p_queue) then
+    if g.changed_bucket >= p_since or p_since <= (select q.changed_bucket from hark.queues q where q.id = p_queue) then
         v_since := 0;
     end if;
     return query
     with candidate as (
-        select p.id from hark.partitions p where (p.queue::bigint << 32 | p.touched) between (p_queue::bigint << 32 | v_since) and (p_queue::bigint << 32 | 2147483647)
+        select p.id from hark.partitions p where (p.queue::bigint << 32 | p.changed_bucket) between (p_queue::bigint << 32 | v_since) and (p_queue::bigint << 32 | 2147483647)
         union
-        select t.partition from hark.positions t where (t.grp::bigint << 32 | t.touched) between (p_grp::bigint << 32 | v_since) and (p_grp::bigint << 32 | 2147483647)
+        select t.partition from hark.positions t where (t.grp::bigint << 32 | t.changed_bucket) between (p_grp::bigint << 32 | v_since) and (p_grp::bigint << 32 | 2147483647)
     )
     select p.id, case when t.plain is not null then s.due when t.lease_until > v_now then t.lease_until end,
         t.plain is null or s.leased, p.lanes is not null
@@ -244,15 +244,15 @@ begin
         perform hark.forget_outstanding_v1(p_grp, p_partition);
         perform hark.begin_lanes_v1(p_grp, p_partition, p_cursor);
         update hark.positions
-        set cursor = p_cursor, touched = greatest(touched, hark.bucket_v1(hark.time_v1(p_now)))
+        set cursor = p_cursor, changed_bucket = greatest(changed_bucket, hark.bucket_v1(hark.time_v1(p_now)))
         where grp = p_grp and partition = p_partition;
         return;
     end if;
     select * into a from hark.advance_v1(p_cursor, hark.gaps_v1(p_grp, p_partition, p_cursor));
     update hark.positions
     set cursor = a.cursor, settled = a.settled, probe = 0, irregular = false,
-        lease = null, lease_until = null, handed = 0, lease_last = 0, held = '{}',
-        touched = greatest(touched, hark.bucket_v1(hark.time_v1(p_now)))
+        lease = null, lease_until = null, handed = 0, lease_last = 0, leased = '{}',
+        changed_bucket = greatest(changed_bucket, hark.bucket_v1(hark.time_v1(p_now)))
     where grp = p_grp and partition = p_partition;
 end $$;
 
@@ -290,7 +290,7 @@ begin
             delete from hark.labels where grp = p_group;
         end if;
     else
-        update hark.groups set touched = hark.bucket_v1(hark.time_v1(p_now)), moved = hark.time_v1(p_now)
+        update hark.groups set changed_bucket = hark.bucket_v1(hark.time_v1(p_now)), moved = hark.time_v1(p_now)
         where id = any (o_groups);
     end if;
     update hark.partitions p set leftover = true from hark.queues q
@@ -301,7 +301,7 @@ end $$;
 create or replace function hark.resubscribe_v1(p_now bigint, p_group text, p_since bigint) returns table (id integer, queue text)
 language sql volatile as $$
     update hark.groups g
-    set subscription = 'timestamp', since = p_since, touched = hark.bucket_v1(hark.time_v1(p_now)),
+    set subscription = 'timestamp', since = p_since, changed_bucket = hark.bucket_v1(hark.time_v1(p_now)),
         highest_partition = (select coalesce(max(p.id), 0) from hark.partitions p)
     where g.name = p_group
     returning g.id, g.queue

@@ -31,7 +31,7 @@ begin
 end $$;
 
 -- Tells the server that keys were changed by something else than what it asked for; more than a thousand: any.
-create or replace function hark.tell_keys_v1(p_keys bytea[]) returns void
+create or replace function hark.notify_keys_v1(p_keys bytea[]) returns void
 language plpgsql as $$
 begin
     if cardinality(p_keys) > 0 then
@@ -77,7 +77,7 @@ begin
             select array_agg(key) filter (where live) into v_gone from gone;
             o_deleted := o_deleted + coalesce(cardinality(v_gone), 0);
             if u_kind[n] = 2 then
-                perform hark.tell_keys_v1(v_gone);
+                perform hark.notify_keys_v1(v_gone);
             end if;
             continue;
         end if;
@@ -126,7 +126,7 @@ begin
     set value = v_payload, version = v.version, expires_at = null, sealed_by = case when v_sealed then p_queue end
     from nextval('hark.kv_version') as v(version), unnest(v_keys) as w(key)
     where k.key = w.key;
-    perform hark.tell_keys_v1(v_keys);
+    perform hark.notify_keys_v1(v_keys);
 end $$;
 
 -- Values that are combined -----------------------------------------------------------------------------------
@@ -293,6 +293,6 @@ begin
         delete from hark.kv k using over where k.key = over.key returning k.key
     )
     select array_agg(key) into v_gone from gone;
-    perform hark.tell_keys_v1(v_gone);
+    perform hark.notify_keys_v1(v_gone);
     return coalesce(cardinality(v_gone), 0);
 end $$;

@@ -7,7 +7,7 @@
 -- be more, known only where less was found than wanted.
 create or replace function hark.list_v1(
     p_now bigint, inout t hark.positions, p hark.partitions, p_ttl bigint, p_delayed integer, p_wanted integer,
-    out offsets bigint[], out lanes smallint[], out dues bigint[], out sources smallint[], out used integer[],
+    out offsets bigint[], out lanes smallint[], out due_times bigint[], out sources smallint[], out used integer[],
     out sizes bigint[], out due bigint
 )
 language plpgsql as $$
@@ -21,7 +21,7 @@ declare
     v_exceptional boolean;
     v_unfinished boolean := false;
 begin
-    offsets := '{}'; lanes := '{}'; dues := '{}'; sources := '{}'; used := '{}'; sizes := '{}';
+    offsets := '{}'; lanes := '{}'; due_times := '{}'; sources := '{}'; used := '{}'; sizes := '{}';
     if p.lanes is not null then
         t := hark.see_v1(t, p);
     end if;
@@ -36,7 +36,7 @@ begin
         v_exceptional := n = any (v_lanes);
         continue when not v_exceptional and (n > 9 or (n > 0 and (p.lanes is null
             or (p.lanes[n + 1] <= greatest(v_from, t.plain[n + 1]) and p.lanes[n + 11] <= v_from))));
-        select '{}'::bigint[] as offsets, '{}'::bigint[] as dues, '{}'::bigint[] as sizes, t.plain[n + 1] as passed
+        select '{}'::bigint[] as offsets, '{}'::bigint[] as due_times, '{}'::bigint[] as sizes, t.plain[n + 1] as passed
         into v_plain;
         if n = 0 or (n < 10 and p.lanes[n + 1] > greatest(v_from, t.plain[n + 1])) then
             select x.* into v_plain from hark.list_plain_v1(p_now, t.partition, n,
@@ -46,7 +46,7 @@ begin
         if not v_exceptional and coalesce(p.lanes[n + 11], 0) <= v_from then
             -- Nothing but plain messages: no need to sort them into others.
             offsets := offsets || v_plain.offsets;
-            dues := dues || v_plain.dues;
+            due_times := due_times || v_plain.due_times;
             sizes := sizes || v_plain.sizes;
             v_number := cardinality(offsets) - cardinality(lanes);
             lanes := lanes || array_fill(n::smallint, array[v_number]);
@@ -57,10 +57,10 @@ begin
             if v_exceptional then
                 perform hark.sort_out_v1(p_now, t, p.queue, n, p_ttl, p_delayed);
             end if;
-            select x.* into v_lane from hark.merge_v1(p_now, t, v_from, n, p_ttl, v_plain.offsets, v_plain.dues,
+            select x.* into v_lane from hark.merge_v1(p_now, t, v_from, n, p_ttl, v_plain.offsets, v_plain.due_times,
                 v_plain.sizes, p_wanted - v_number) x;
             offsets := offsets || v_lane.offsets;
-            dues := dues || v_lane.dues;
+            due_times := due_times || v_lane.due_times;
             sizes := sizes || v_lane.sizes;
             lanes := lanes || array_fill(n::smallint, array[cardinality(v_lane.offsets)]);
             sources := sources || v_lane.sources;
@@ -158,7 +158,7 @@ end $$;
 create or replace function hark.list_plain_v1(
     p_now bigint, p_partition bigint, p_priority integer, p_after bigint, p_end bigint, p_ttl bigint, p_delayed integer,
     p_wanted integer,
-    out offsets bigint[], out dues bigint[], out sizes bigint[], out passed bigint
+    out offsets bigint[], out due_times bigint[], out sizes bigint[], out passed bigint
 )
 language plpgsql as $$
 declare
@@ -171,7 +171,7 @@ begin
         if p_priority = 0 then
             select coalesce(array_agg(m."offset"), '{}'), coalesce(array_agg(m.created_at + p_delayed * 1000000::bigint), '{}'),
                 coalesce(array_agg(m.size), '{}')
-            into offsets, dues, sizes
+            into offsets, due_times, sizes
             from (
                 select x."offset", x.created_at, length(x.payload)::bigint as size from hark.messages x
                 where x.partition = p_partition and x."offset" > p_after and x."offset" <= passed
@@ -182,7 +182,7 @@ begin
         else
             select coalesce(array_agg(m."offset"), '{}'), coalesce(array_agg(m.created_at + p_delayed * 1000000::bigint), '{}'),
                 coalesce(array_agg(m.size), '{}')
-            into offsets, dues, sizes
+            into offsets, due_times, sizes
             from (
                 select x."offset", x.created_at, length(x.payload)::bigint as size from hark.messages x
                 where (x.partition << 4 | x.priority) = (p_partition << 4 | p_priority) and x.priority > 0
@@ -231,9 +231,9 @@ end $$;
 -- p_wanted of them. rest: the first plain message that is not among these; delayed_at and delayed_offset: where
 -- the delayed lane is when these are taken.
 create or replace function hark.merge_v1(
-    p_now bigint, t hark.positions, p_from bigint, p_lane integer, p_ttl bigint, p_offsets bigint[], p_dues bigint[],
+    p_now bigint, t hark.positions, p_from bigint, p_lane integer, p_ttl bigint, p_offsets bigint[], p_due_times bigint[],
     p_sizes bigint[], p_wanted integer,
-    out offsets bigint[], out dues bigint[], out sources smallint[], out used integer[], out sizes bigint[],
+    out offsets bigint[], out due_times bigint[], out sources smallint[], out used integer[], out sizes bigint[],
     out rest bigint, out delayed_at bigint, out delayed_offset bigint
 )
 language plpgsql as $$
@@ -243,7 +243,7 @@ declare
 begin
     with plain as (
         select w."offset", w.due, 0::smallint as source, 0 as used, w.size
-        from unnest(p_offsets, p_dues, p_sizes) as w("offset", due, size)
+        from unnest(p_offsets, p_due_times, p_sizes) as w("offset", due, size)
     ), delayed as (
         select x."offset", x.deliver_at as due, 1::smallint as source, 0 as used, length(x.payload)::bigint as size
         from hark.messages x
@@ -278,7 +278,7 @@ begin
         min(s."offset") filter (where s.n > p_wanted and s.source = 0),
         (array_agg(s.due order by s.n desc) filter (where s.n <= p_wanted and s.source = 1))[1],
         (array_agg(s."offset" order by s.n desc) filter (where s.n <= p_wanted and s.source = 1))[1]
-    into offsets, dues, sources, used, sizes, rest, delayed_at, delayed_offset
+    into offsets, due_times, sources, used, sizes, rest, delayed_at, delayed_offset
     from sorted s;
     if p_lane < 10 and cardinality(offsets) < p_wanted then
         -- All that is due is among them: what lies between and behind has outlived its time, and is passed with them.
@@ -334,14 +334,14 @@ end $$;
 
 -- Stores how far a group is in its lanes when the first p_taken of what was listed are taken.
 create or replace function hark.pass_v1(
-    p_now bigint, p_listed hark.listed, offsets bigint[], lanes smallint[], dues bigint[], sources smallint[],
+    p_now bigint, p_listed hark.listed, offsets bigint[], lanes smallint[], due_times bigint[], sources smallint[],
     p_taken integer
 ) returns void
 language plpgsql as $$
 declare
     before hark.positions := (p_listed).before;
     t hark.positions := (p_listed).after;
-    p hark.partitions := (p_listed).place;
+    p hark.partitions := (p_listed).partition;
     v_from bigint := greatest(before.cursor, p.floor);
 begin
     for n in reverse cardinality(offsets)..p_taken + 1 loop
@@ -354,9 +354,9 @@ begin
     end loop;
     if 1 = any (sources[1:p_taken]) then
         for n in 1..p_taken loop
-            if sources[n] = 1 and (t.delayed_at[lanes[n] + 1], t.delayed_offset[lanes[n] + 1]) < (dues[n], offsets[n])
+            if sources[n] = 1 and (t.delayed_at[lanes[n] + 1], t.delayed_offset[lanes[n] + 1]) < (due_times[n], offsets[n])
             then
-                t.delayed_at[lanes[n] + 1] := dues[n];
+                t.delayed_at[lanes[n] + 1] := due_times[n];
                 t.delayed_offset[lanes[n] + 1] := offsets[n];
             end if;
         end loop;

@@ -155,26 +155,26 @@ begin
         update hark.outstanding x set lease = null, until = null
         where x.grp = h.grp and x.partition = h.partition and x."offset" = any (h.offsets)
             and (x.lease = any (p_leases)) is true and x.until + 0 > v_now;
-        update hark.positions t set touched = hark.bucket_v1(v_now)
-        where t.grp = h.grp and t.partition = h.partition and t.touched < hark.bucket_v1(v_now);
+        update hark.positions t set changed_bucket = hark.bucket_v1(v_now)
+        where t.grp = h.grp and t.partition = h.partition and t.changed_bucket < hark.bucket_v1(v_now);
     end loop;
     return query
-    with place as (
+    with lease_part as (
         select l.id, p.grp, p.partition from hark.leases l
         cross join lateral unnest(l.grps, l.partitions) as p(grp, partition)
         where l.id = any (p_leases)
     ), locked as (
         select t.grp, t.partition, t.lease from hark.positions t
-        join place p on t.grp = p.grp and t.partition = p.partition and t.lease = p.id
+        join lease_part p on t.grp = p.grp and t.partition = p.partition and t.lease = p.id
         where t.lease_until > v_now
         order by t.grp, t.partition for no key update of t
     ), claim as (
-        delete from hark.claims c using place p
+        delete from hark.claims c using lease_part p
         where c.grp = p.grp and c.partition = p.partition and c.lease = p.id
     )
     update hark.positions t
-    set lease = null, lease_until = null, handed = 0, lease_last = 0, held = '{}',
-        touched = greatest(t.touched, hark.bucket_v1(v_now))
+    set lease = null, lease_until = null, handed = 0, lease_last = 0, leased = '{}',
+        changed_bucket = greatest(t.changed_bucket, hark.bucket_v1(v_now))
     from locked k
     where t.grp = k.grp and t.partition = k.partition and t.lease = k.lease
     returning t.grp, t.partition, k.lease, 0;
@@ -219,7 +219,7 @@ end $$;
 -- last of them.
 create or replace function hark.expire_v1(p_now bigint, p_after bigint, p_after_id uuid, p_limit integer,
     out o_grps integer[], out o_partitions bigint[], out o_ended uuid[], out o_counts integer[], out o_leases integer,
-    out o_buried integer, out o_examined integer,
+    out o_dead_lettered integer, out o_examined integer,
     out o_last bigint, out o_last_id uuid, out o_now bigint
 )
 language plpgsql
@@ -231,7 +231,7 @@ declare
 begin
     o_now := hark.time_v1(p_now);
     o_grps := '{}'; o_partitions := '{}'; o_ended := '{}'; o_counts := '{}'; o_examined := 0; o_leases := 0;
-    o_buried := 0;
+    o_dead_lettered := 0;
     o_last := p_after; o_last_id := p_after_id;
     -- Most leases in the list were settled long ago: only positions that still are under one are locked, in order.
     for w in
@@ -278,8 +278,8 @@ begin
                 o_ended := o_ended || v_shared.ended[n];
                 o_counts := o_counts || case when n = 1 then v_shared.made_ready else 0 end;
             end loop;
-            update hark.positions t set touched = hark.bucket_v1(o_now)
-            where t.grp = w.grp and t.partition = w.partition and t.touched < hark.bucket_v1(o_now);
+            update hark.positions t set changed_bucket = hark.bucket_v1(o_now)
+            where t.grp = w.grp and t.partition = w.partition and t.changed_bucket < hark.bucket_v1(o_now);
             continue;
         end if;
         perform 1 from hark.positions t where t.grp = w.grp and t.partition = w.partition for update;
@@ -296,6 +296,6 @@ begin
         return;
     end if;
     -- What this transaction wrote.
-    select count(*)::integer into o_buried from hark.dead_letters d
+    select count(*)::integer into o_dead_lettered from hark.dead_letters d
     where d.partition = any (o_partitions) and d.xmin = pg_current_xact_id()::xid;
 end $$;

@@ -59,7 +59,7 @@ begin
         select f.queue, f.grp, f.partition, f.lease, coalesce(o.number, s.number, 0) as number
         from hark.in_flight f
         left join lateral (
-            select hark.size_v1(t.held) as number from hark.positions t
+            select hark.size_v1(t.leased) as number from hark.positions t
             where t.grp = f.grp and t.partition = f.partition and t.lease = f.lease and t.lease_until > p_now
         ) as o on true
         left join lateral (

@@ -46,7 +46,7 @@ language sql volatile as $$
             select 1 from hark.positions t
             left join hark.retries r on r.grp = t.grp and r.partition = t.partition and r."offset" = p_offset
             left join hark.outstanding e on e.grp = t.grp and e.partition = t.partition and e."offset" = p_offset
-            where t.partition = p_partition and ((t.lease_until > p_now and p_offset <@ t.held)
+            where t.partition = p_partition and ((t.lease_until > p_now and p_offset <@ t.leased)
                 or greatest(r.attempts, e.attempts) > 0 or e.lease is not null)) then 2
         when exists (
             select 1 from hark.groups g where g.queue = q.name and (m.owner is null or m.owner = g.id)
@@ -90,7 +90,7 @@ create or replace function hark.withdraw_v1(p_partition bigint, p_offset bigint)
 language sql volatile as $$
     insert into hark.withdrawn (partition, "offset", grp, until)
     select p_partition, o, t.grp, t.lease_until from hark.positions t
-    cross join lateral unnest(t.held) as r
+    cross join lateral unnest(t.leased) as r
     cross join lateral generate_series(lower(r), upper(r) - 1) as o
     where t.partition = p_partition and t.lease is not null and (p_offset is null or o = p_offset)
     union
@@ -124,24 +124,24 @@ begin
         select * into v_done
         from hark.settle_offsets_v1(t.grp, t.partition, v_gap, t.irregular, t.cursor, t.settled);
         delete from hark.claims c
-        where t.irregular and c.grp = t.grp and c.partition = t.partition and isempty(c.held - v_gap);
-        update hark.claims c set held = c.held - v_gap
-        where t.irregular and c.grp = t.grp and c.partition = t.partition and p_offset <@ c.held;
-        if isempty(t.held - v_gap) then
+        where t.irregular and c.grp = t.grp and c.partition = t.partition and isempty(c.leased - v_gap);
+        update hark.claims c set leased = c.leased - v_gap
+        where t.irregular and c.grp = t.grp and c.partition = t.partition and p_offset <@ c.leased;
+        if isempty(t.leased - v_gap) then
             t.lease := null; t.lease_until := null; t.handed := 0; t.lease_last := 0;
         end if;
         update hark.positions k
-        set cursor = v_done.cursor, settled = v_done.settled, held = t.held - v_gap, lease = t.lease,
+        set cursor = v_done.cursor, settled = v_done.settled, leased = t.leased - v_gap, lease = t.lease,
             lease_until = t.lease_until, handed = t.handed, lease_last = t.lease_last,
             probe = case when v_done.cursor >= t.probe then 0 else t.probe end,
-            touched = greatest(k.touched, hark.bucket_v1(hark.time_v1(p_now)))
+            changed_bucket = greatest(k.changed_bucket, hark.bucket_v1(hark.time_v1(p_now)))
         where k.grp = t.grp and k.partition = t.partition;
     end loop;
 end $$;
 
 -- Records events about messages; their ids, null where there is no such message.
 create or replace function hark.trace_v1(
-    p_now bigint, p_partitions bigint[], p_transaction_ids text[], p_places bigint[], p_groups text[], p_events text[],
+    p_now bigint, p_partitions bigint[], p_transaction_ids text[], p_own_offsets bigint[], p_groups text[], p_events text[],
     p_data bytea[], n_trace integer[], n_name text[]
 ) returns uuid[]
 language plpgsql as $$
@@ -153,7 +153,7 @@ declare
 begin
     for n in 1..cardinality(p_partitions) loop
         v_uids[n] := null;
-        v_offset := hark.find_message_v1(p_partitions[n], p_transaction_ids[n], p_places[n]);
+        v_offset := hark.find_message_v1(p_partitions[n], p_transaction_ids[n], p_own_offsets[n]);
         continue when v_offset is null;
         insert into hark.traces (partition, "offset", grp, event, data, created_at)
         values (p_partitions[n], v_offset, p_groups[n], p_events[n], p_data[n], hark.time_v1(p_now))

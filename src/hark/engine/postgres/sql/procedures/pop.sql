@@ -231,7 +231,7 @@ begin
                 lease_until = case when not v_at_once[f.candidate] then v_until[c_request[f.candidate]] end,
                 handed = case when v_at_once[f.candidate] then 0 else f.number end,
                 lease_last = case when v_at_once[f.candidate] then 0 else f.last end,
-                held = case when v_at_once[f.candidate] then '{}'
+                leased = case when v_at_once[f.candidate] then '{}'
                     else int8multirange(int8range(k.cursor + 1, f.last + 1)) end
             from fetched f
             where k.grp = c_grp[f.candidate] and k.partition = f.partition
@@ -302,7 +302,7 @@ begin
     payloads := v_got.payloads; attempts := v_got.attempts; options := v_got.options;
     if p_auto_ack and not hark.has_sealed_v1(options) then
         select o.cursor, o.settled into t.cursor, t.settled
-        from hark.settle_offsets_v1(p_grp, p_partition, v_got.held, t.irregular, t.cursor, t.settled) o;
+        from hark.settle_offsets_v1(p_grp, p_partition, v_got.leased, t.irregular, t.cursor, t.settled) o;
         update hark.positions
         set cursor = t.cursor, settled = t.settled, settled_at = p_now,
             probe = case when t.cursor >= t.probe then 0 else t.probe end
@@ -313,7 +313,7 @@ begin
     else
         update hark.positions
         set cursor = t.cursor, settled = t.settled, lease = p_lease, lease_until = p_until, handed = number,
-            lease_last = v_got.last, held = v_got.held
+            lease_last = v_got.last, leased = v_got.leased
         where grp = p_grp and partition = p_partition;
     end if;
 end $$;
@@ -337,7 +337,7 @@ $$;
 create or replace function hark.choose_v1(
     p_now bigint, t hark.positions, p_queue integer, p_floor bigint, p_tail bigint, p_last_created bigint, p_ttl bigint,
     p_delayed integer, p_window integer, p_wanted integer, p_max_bytes bigint,
-    out status smallint, out due bigint, out number integer, out bytes bigint, out held int8multirange,
+    out status smallint, out due bigint, out number integer, out bytes bigint, out leased int8multirange,
     out last bigint, out offsets bigint[], out created_ats bigint[], out transaction_ids text[], out payloads bytea[],
     out attempts integer[], out options text[], out cursor bigint, out settled int8multirange, out stepped boolean
 )
@@ -353,7 +353,7 @@ declare
     v_gone int8multirange;
     m record;
 begin
-    status := 1; number := 0; bytes := 0; held := '{}'; last := 0; stepped := false;
+    status := 1; number := 0; bytes := 0; leased := '{}'; last := 0; stepped := false;
     cursor := t.cursor; settled := t.settled;
     if t.irregular then
         -- A batch begins with what is in front, so if one of these was in it, the first was.
@@ -370,12 +370,12 @@ begin
         select x.*, coalesce(y.attempts, 0) as used, y.due as retry_due
         from (
             (select true as is_requeued, y.* from (
-                select f."offset" as place from hark.requeued f
+                select f."offset" as requeued_offset from hark.requeued f
                 where t.irregular and f.grp = t.grp and f.partition = t.partition and f."offset" > p_floor
                 order by f."offset"
              ) as w
              cross join lateral (
-                select * from hark.messages f where f.partition = t.partition and f."offset" = w.place offset 0) as y)
+                select * from hark.messages f where f.partition = t.partition and f."offset" = w.requeued_offset offset 0) as y)
             union all
             (select false as is_requeued, o.* from unnest(v_open) as w(gap)
              cross join lateral (
@@ -431,11 +431,11 @@ begin
             last := m."offset";
         end if;
     end loop;
-    held := hark.ranges_v1(offsets);
+    leased := hark.ranges_v1(offsets);
     if v_stop is null then
         v_stop := greatest(p_tail, t.cursor) + 1;
     end if;
-    v_gone := (v_open * int8multirange(int8range(t.cursor + 1, greatest(v_stop, t.cursor + 1)))) - held;
+    v_gone := (v_open * int8multirange(int8range(t.cursor + 1, greatest(v_stop, t.cursor + 1)))) - leased;
     if not isempty(v_gone) or cardinality(v_requeued_gone) > 0 then
         stepped := true;
         select o.cursor, o.settled into cursor, settled
@@ -446,9 +446,9 @@ begin
     if t.irregular and number > 0 then
         -- Handed out again: whoever held these before may no longer settle them.
         delete from hark.claims c
-        where c.grp = t.grp and c.partition = t.partition and isempty(c.held - choose_v1.held);
-        update hark.claims c set held = c.held - choose_v1.held
-        where c.grp = t.grp and c.partition = t.partition and c.held && choose_v1.held;
+        where c.grp = t.grp and c.partition = t.partition and isempty(c.leased - choose_v1.leased);
+        update hark.claims c set leased = c.leased - choose_v1.leased
+        where c.grp = t.grp and c.partition = t.partition and c.leased && choose_v1.leased;
     end if;
     if number = 0 and due is not null and status <> 5 then
         status := 4;

@@ -1,7 +1,7 @@
 -- Appends messages (rules 1-7).
 --
 -- places: the partitions, each once; an id, or null and the names of its queue and itself, and the labels for that queue
--- (null: as its name says). For each message m_place
+-- (null: as its name says). For each message m_partition
 -- is the position of its partition there and m_ordinal its number among the messages for that partition, from 1;
 -- p_counts has how many those are. Few messages have options: the arrays x_ have a row for each of those only.
 --
@@ -10,12 +10,12 @@
 -- When every message was queued, o_offsets is null: then the offset is the partition's old tail plus the ordinal.
 create or replace function hark.push_v1(
     p_now bigint,
-    p_places bigint[], p_queues text[], p_names text[], p_namespaces text[], p_tasks text[], p_counts integer[],
-    m_place integer[], m_ordinal integer[], m_payload bytea[], m_transaction_id text[], m_same_as bigint[],
+    p_partitions bigint[], p_queues text[], p_names text[], p_namespaces text[], p_tasks text[], p_counts integer[],
+    m_partition integer[], m_ordinal integer[], m_payload bytea[], m_transaction_id text[], m_same_as bigint[],
     x_message integer[], x_deliver_at bigint[], x_delay bigint[], x_ttl bigint[], x_backoff text[],
     x_priority smallint[], x_sealed boolean[], x_trace_id text[], x_producer text[], x_undelivered text[],
     x_trace_context text[],
-    out o_stale bigint[], out o_places bigint[], out o_tails bigint[], out o_offsets bigint[], out o_outcomes smallint[]
+    out o_stale bigint[], out o_partitions bigint[], out o_tails bigint[], out o_offsets bigint[], out o_outcomes smallint[]
 )
 language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set plan_cache_mode = force_generic_plan
@@ -32,22 +32,22 @@ declare
     v_earlier bigint[];
 begin
     perform hark.begin_v1();
-    o_places := p_places;
+    o_partitions := p_partitions;
     if p_queues is not null then
-        o_places := hark.places_v1(v_now, p_places, p_queues, p_names, p_namespaces, p_tasks);
+        o_partitions := hark.make_partitions_v1(v_now, p_partitions, p_queues, p_names, p_namespaces, p_tasks);
     end if;
 
     select array_agg(p.id order by w.n), array_agg(p.tail order by w.n), array_agg(p.floor order by w.n),
         array_agg(greatest(v_now, p.last_created, q.created_floor) order by w.n),
         bool_or(q.max_size > 0 or q.encryption_enabled)
-    into o_places, o_tails, v_floors, v_created, v_special
+    into o_partitions, o_tails, v_floors, v_created, v_special
     from (
-        select * from hark.partitions where id = any (o_places) order by id for no key update
+        select * from hark.partitions where id = any (o_partitions) order by id for no key update
     ) as p
     join hark.queues q on q.id = p.queue
-    join unnest(o_places) with ordinality as w(id, n) on w.id = p.id;
-    if coalesce(cardinality(o_places), 0) < cardinality(p_places) then
-        select array_agg(w.id) into o_stale from unnest(p_places) as w(id) where w.id <> all (coalesce(o_places, '{}'));
+    join unnest(o_partitions) with ordinality as w(id, n) on w.id = p.id;
+    if coalesce(cardinality(o_partitions), 0) < cardinality(p_partitions) then
+        select array_agg(w.id) into o_stale from unnest(p_partitions) as w(id) where w.id <> all (coalesce(o_partitions, '{}'));
         if o_stale is null then
             raise exception using errcode = 'serialization_failure', message = 'a queue was removed while it was used';
         end if;
@@ -58,11 +58,11 @@ begin
         select array_agg(known.n), array_agg(known.earlier) into v_known, v_earlier
         from (
             select w.n::integer as n, m."offset" as earlier
-            from unnest(m_place, m_transaction_id) with ordinality as w(place, transaction_id, n)
+            from unnest(m_partition, m_transaction_id) with ordinality as w(part, transaction_id, n)
             join hark.messages m
-                on hashtextextended(m.transaction_id, m.partition) = hashtextextended(w.transaction_id, o_places[w.place])
-                and m.transaction_id = w.transaction_id and m.partition + 0 = o_places[w.place]
-            where m."offset" > v_floors[w.place]
+                on hashtextextended(m.transaction_id, m.partition) = hashtextextended(w.transaction_id, o_partitions[w.part])
+                and m.transaction_id = w.transaction_id and m.partition + 0 = o_partitions[w.part]
+            where m."offset" > v_floors[w.part]
         ) as known;
         if m_same_as is not null then
             -- A producer may use the id of a message that had no transaction id as one. Of a partition that the server
@@ -70,44 +70,44 @@ begin
             -- One that is not there yet must not share its transaction id with this one: 0.
             select v_known || array_agg(w.n::integer), v_earlier || array_agg(coalesce(m."offset", 0))
             into v_known, v_earlier
-            from unnest(m_place, m_same_as, m_transaction_id) with ordinality as w(place, same_as, transaction_id, n)
-            left join hark.messages m on m.partition = o_places[w.place] and m."offset" = w.same_as
-                and m."offset" > v_floors[w.place]
-            where (m."offset" is not null or w.same_as > o_tails[w.place]) and w.n <> all (coalesce(v_known, '{}'))
-                and left(replace(w.transaction_id, '-', ''), 11) = lpad(to_hex(o_places[w.place]), 11, '0');
+            from unnest(m_partition, m_same_as, m_transaction_id) with ordinality as w(part, same_as, transaction_id, n)
+            left join hark.messages m on m.partition = o_partitions[w.part] and m."offset" = w.same_as
+                and m."offset" > v_floors[w.part]
+            where (m."offset" is not null or w.same_as > o_tails[w.part]) and w.n <> all (coalesce(v_known, '{}'))
+                and left(replace(w.transaction_id, '-', ''), 11) = lpad(to_hex(o_partitions[w.part]), 11, '0');
         end if;
     end if;
 
     if v_special or v_known is not null or true = any (x_sealed) then
         select j.offsets, j.outcomes, j.ordinals, j.counts
         into o_offsets, o_outcomes, v_ordinals, v_counts
-        from hark.judge_push_v1(o_places, o_tails, m_place, v_known, v_earlier, x_message, x_sealed) j;
+        from hark.check_push_v1(o_partitions, o_tails, m_partition, v_known, v_earlier, x_message, x_sealed) j;
     end if;
 
     update hark.partitions p
-    set tail = p.tail + w.number, last_created = w.created, touched = greatest(p.touched, hark.bucket_v1(v_now))
-    from unnest(o_places, v_counts, v_created) as w(id, number, created)
+    set tail = p.tail + w.number, last_created = w.created, changed_bucket = greatest(p.changed_bucket, hark.bucket_v1(v_now))
+    from unnest(o_partitions, v_counts, v_created) as w(id, number, created)
     where p.id = w.id and w.number > 0;
 
     -- Under the locks, so that within a partition slots follow each other as offsets do.
     select slot into v_slot from hark.rotation where name = 'messages';
     if x_message is null then
         insert into hark.messages (slot, partition, "offset", created_at, payload, transaction_id)
-        select v_slot, o_places[m.place], o_tails[m.place] + m.ordinal, v_created[m.place], m.payload, m.transaction_id
-        from unnest(m_place, v_ordinals, m_payload, m_transaction_id) as m(place, ordinal, payload, transaction_id)
+        select v_slot, o_partitions[m.part], o_tails[m.part] + m.ordinal, v_created[m.part], m.payload, m.transaction_id
+        from unnest(m_partition, v_ordinals, m_payload, m_transaction_id) as m(part, ordinal, payload, transaction_id)
         where m.ordinal > 0;
     else
         insert into hark.messages (slot, partition, "offset", created_at, payload, transaction_id,
             deliver_at, expires_at, backoff, priority, sealed, trace_id, producer, undelivered,
             trace_context)
-        select v_slot, o_places[m.place], o_tails[m.place] + m.ordinal, v_created[m.place], m.payload, m.transaction_id,
-            case when greatest(x.deliver_at, v_now + nullif(x.delay, 0)) > v_created[m.place]
+        select v_slot, o_partitions[m.part], o_tails[m.part] + m.ordinal, v_created[m.part], m.payload, m.transaction_id,
+            case when greatest(x.deliver_at, v_now + nullif(x.delay, 0)) > v_created[m.part]
                 then greatest(x.deliver_at, v_now + nullif(x.delay, 0)) end,
-            v_created[m.place] + x.ttl,
+            v_created[m.part] + x.ttl,
             x.backoff::bigint[], nullif(x.priority, 0), nullif(x.sealed, false), x.trace_id, x.producer,
             x.undelivered::bytea[], x.trace_context
-        from unnest(m_place, v_ordinals, m_payload, m_transaction_id) with ordinality
-            as m(place, ordinal, payload, transaction_id, n)
+        from unnest(m_partition, v_ordinals, m_payload, m_transaction_id) with ordinality
+            as m(part, ordinal, payload, transaction_id, n)
         left join unnest(x_message, x_deliver_at, x_delay, x_ttl, x_backoff, x_priority, x_sealed, x_trace_id,
             x_producer, x_undelivered, x_trace_context) as x(message, deliver_at, delay, ttl, backoff, priority, sealed,
             trace_id, producer, undelivered, trace_context)
@@ -119,14 +119,14 @@ begin
             select y.id, max(y.last) filter (where y.waits) as special,
                 array_agg(y.lane) filter (where y.lane > 1) as lanes, array_agg(y.last) filter (where y.lane > 1) as lasts
             from (
-                select o_places[m.place] as id, d.waits or x.ttl is not null as waits,
+                select o_partitions[m.part] as id, d.waits or x.ttl is not null as waits,
                     1 + coalesce(x.priority, 0) + case when d.waits then 10 else 0 end as lane,
-                    max(o_tails[m.place] + m.ordinal) as last
-                from unnest(m_place, v_ordinals) with ordinality as m(place, ordinal, n)
+                    max(o_tails[m.part] + m.ordinal) as last
+                from unnest(m_partition, v_ordinals) with ordinality as m(part, ordinal, n)
                 join unnest(x_message, x_deliver_at, x_delay, x_ttl, x_priority)
                     as x(message, deliver_at, delay, ttl, priority) on x.message = m.n
                 cross join lateral (
-                    select coalesce(greatest(x.deliver_at, v_now + nullif(x.delay, 0)) > v_created[m.place], false)
+                    select coalesce(greatest(x.deliver_at, v_now + nullif(x.delay, 0)) > v_created[m.part], false)
                 ) as d(waits)
                 where m.ordinal > 0
                 group by 1, 2, 3
@@ -177,42 +177,42 @@ $$;
 -- Which messages of a push are refused, and what offsets the others get. outcomes: 0 queued, 1 duplicate (offsets
 -- has the first one's), 2 sealed or not against the queue's encryption, 3 the queue is full, 4 the transaction id is the
 -- id of a message that is not there yet. ordinals: 0 when refused.
-create or replace function hark.judge_push_v1(
-    p_places bigint[], p_tails bigint[], m_place integer[], p_known integer[], p_earlier bigint[],
+create or replace function hark.check_push_v1(
+    p_partitions bigint[], p_tails bigint[], m_partition integer[], p_known integer[], p_earlier bigint[],
     x_message integer[], x_sealed boolean[],
     out offsets bigint[], out outcomes smallint[], out ordinals integer[], out counts integer[]
 )
 language sql volatile as $$
     with queue as (
-        select w.n as place, q.id, q.encryption_enabled, q.max_size,
+        select w.n as part, q.id, q.encryption_enabled, q.max_size,
             case when q.max_size > 0 then q.max_size - hark.open_v1(q.id) end as room
-        from unnest(p_places) with ordinality as w(id, n)
+        from unnest(p_partitions) with ordinality as w(id, n)
         join hark.partitions p on p.id = w.id
         join hark.queues q on q.id = p.queue
     ), item as (
-        select m.n, m.place, k.earlier, q.id as queue, q.max_size, q.room,
+        select m.n, m.part, k.earlier, q.id as queue, q.max_size, q.room,
             case when k.earlier = 0 then 4 when k.earlier is not null then 1
-                 when q.encryption_enabled <> coalesce(x.sealed, false) then 2 else 0 end as verdict
-        from unnest(m_place) with ordinality as m(place, n)
-        join queue q on q.place = m.place
+                 when q.encryption_enabled <> coalesce(x.sealed, false) then 2 else 0 end as refusal
+        from unnest(m_partition) with ordinality as m(part, n)
+        join queue q on q.part = m.part
         left join unnest(p_known, p_earlier) as k(n, earlier) on k.n = m.n
         left join unnest(x_message, x_sealed) as x(n, sealed) on x.n = m.n
     ), ranked as (
-        select item.*, count(*) filter (where verdict = 0) over (partition by queue order by n) as rank from item
-    ), judged as (
-        select ranked.*, case when verdict = 0 and max_size > 0 and rank > room then 3 else verdict end as outcome
+        select item.*, count(*) filter (where refusal = 0) over (partition by queue order by n) as rank from item
+    ), checked as (
+        select ranked.*, case when refusal = 0 and max_size > 0 and rank > room then 3 else refusal end as outcome
         from ranked
-    ), placed as (
-        select judged.*, case when outcome = 0
-            then (count(*) filter (where outcome = 0) over (partition by place order by n))::integer else 0 end as ordinal
-        from judged
+    ), numbered as (
+        select checked.*, case when outcome = 0
+            then (count(*) filter (where outcome = 0) over (partition by part order by n))::integer else 0 end as ordinal
+        from checked
     )
     select
-        array_agg(case outcome when 0 then p_tails[place] + ordinal when 1 then earlier end order by n),
+        array_agg(case outcome when 0 then p_tails[part] + ordinal when 1 then earlier end order by n),
         array_agg(outcome::smallint order by n),
         array_agg(ordinal order by n),
         (select array_agg(coalesce(c.number, 0) order by w.n)
-         from unnest(p_places) with ordinality as w(id, n)
-         left join (select place, max(ordinal) as number from placed group by place) as c on c.place = w.n)
-    from placed
+         from unnest(p_partitions) with ordinality as w(id, n)
+         left join (select part, max(ordinal) as number from numbered group by part) as c on c.part = w.n)
+    from numbered
 $$;

@@ -15,7 +15,7 @@ begin
             return;
         end if;
     end if;
-    o_partition := (hark.places_v1(v_now, array[null::bigint], array[p_name], array['Default'], null, null))[1];
+    o_partition := (hark.make_partitions_v1(v_now, array[null::bigint], array[p_name], array['Default'], null, null))[1];
     update hark.queues q
     set namespace = p_namespace, task = p_task, lease_time = p_options.lease_time,
         retry_limit = p_options.retry_limit, retry_delay = p_options.retry_delay,
@@ -30,7 +30,7 @@ begin
         encryption_enabled = p_options.encryption_enabled, schedule = p_options.schedule,
         max_in_flight = p_options.max_in_flight, rate_limit = p_options.rate_limit, rate_burst = p_options.rate_burst,
         drop_settled = p_options.drop_settled, lock_duration = p_options.lock_duration,
-        touched = hark.bucket_v1(v_now)
+        changed_bucket = hark.bucket_v1(v_now)
     from hark.queues before
     where q.name = p_name and before.id = q.id
     returning q.id, before.drop_settled and not q.drop_settled into o_queue, v_keeps;
@@ -148,8 +148,8 @@ begin
     set cursor = greatest(t.cursor, p.tail), settled = '{}', probe = 0, irregular = false,
         plain = case when t.plain is not null then array_fill(p.tail, array[10]) end,
         seen = case when t.plain is not null then p.tail end,
-        lease = null, lease_until = null, handed = 0, lease_last = 0, held = '{}',
-        touched = greatest(t.touched, hark.bucket_v1(hark.time_v1(p_now)))
+        lease = null, lease_until = null, handed = 0, lease_last = 0, leased = '{}',
+        changed_bucket = greatest(t.changed_bucket, hark.bucket_v1(hark.time_v1(p_now)))
     from hark.partitions p
     where p.id = t.partition and t.grp = any (v_groups) and t.partition = any (v_partitions);
     if p_group is null then

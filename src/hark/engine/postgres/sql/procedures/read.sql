@@ -35,10 +35,10 @@ begin
 end $$;
 
 -- Where a reader begins, in the partitions of a queue or in the one named: at the first message that is there, after
--- the last one (p_tail), or at the first one created after a time. p_touched: only partitions that something happened
+-- the last one (p_tail), or at the first one created after a time. p_changed_bucket: only partitions that something happened
 -- in since then (a bucket, see bucket_v1).
 create or replace function hark.positions_v1(
-    p_queue text, p_partition text, p_tail boolean, p_time bigint, p_touched integer
+    p_queue text, p_partition text, p_tail boolean, p_time bigint, p_changed_bucket integer
 ) returns table (name text, "offset" bigint)
 language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set plan_cache_mode = force_generic_plan
@@ -56,11 +56,11 @@ begin
     from (
         select * from hark.partitions a where a.queue = v_queue and a.name = p_partition
         union all
-        select * from hark.partitions a where a.queue = v_queue and p_partition is null and p_touched is null
+        select * from hark.partitions a where a.queue = v_queue and p_partition is null and p_changed_bucket is null
         union all
         select * from hark.partitions a
-        where p_partition is null and (a.queue::bigint << 32 | a.touched)
-            between (v_queue::bigint << 32 | p_touched) and (v_queue::bigint << 32 | 2147483647)
+        where p_partition is null and (a.queue::bigint << 32 | a.changed_bucket)
+            between (v_queue::bigint << 32 | p_changed_bucket) and (v_queue::bigint << 32 | 2147483647)
     ) as p
     order by p.name;
 end $$;

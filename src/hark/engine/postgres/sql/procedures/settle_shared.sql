@@ -19,17 +19,17 @@ end $$;
 create or replace function hark.is_due_for_a_note_v1(t hark.positions, p_now bigint) returns boolean
 language sql immutable as $$
     select t.settled_at is null or p_now - t.settled_at >= 1000000 or p_now < t.settled_at
-        or t.touched < hark.bucket_v1(p_now)
+        or t.changed_bucket < hark.bucket_v1(p_now)
 $$;
 
 -- Settles the items of positions of shared groups; the arguments are those of settle_v1, with all offsets. o_counts has for
--- each position how many messages can be taken again, o_dues when the next of those that wait can be.
+-- each position how many messages can be taken again, o_due_times when the next of those that wait can be.
 create or replace function hark.settle_shared_v1(
     p_now bigint, t_grp integer[], t_partition bigint[], t_shared boolean[],
     i_request integer[], i_position integer[], i_offset bigint[], i_lease uuid[], i_status smallint[], i_error text[],
     i_delay bigint[], p_required uuid[], i_known boolean[],
     inout o_codes smallint[], inout o_released boolean[], inout o_dead boolean[], inout o_holders uuid[],
-    inout o_counts integer[], inout o_dues bigint[]
+    inout o_counts integer[], inout o_due_times bigint[]
 )
 language plpgsql as $$
 declare
@@ -92,7 +92,7 @@ begin
             where i_request[w.item] = i_request[v_rest[n + 1]];
             n := n + cardinality(v_same);
             for j in 1..cardinality(v_same) loop
-                select v.* into e from hark.judge_shared_v1(p_now, t_grp[i_position[v_same[j]]],
+                select v.* into e from hark.authorize_shared_v1(p_now, t_grp[i_position[v_same[j]]],
                     t_partition[i_position[v_same[j]]], i_offset[v_same[j]], i_lease[v_same[j]], i_status[v_same[j]],
                     p_required, i_known[v_same[j]]) v;
                 o_codes[v_same[j]] := e.code;
@@ -110,7 +110,7 @@ begin
                 if e.due <= p_now then
                     o_counts[i_position[v_same[j]]] := o_counts[i_position[v_same[j]]] + 1;
                 elsif e.due is not null then
-                    o_dues[i_position[v_same[j]]] := least(o_dues[i_position[v_same[j]]], e.due);
+                    o_due_times[i_position[v_same[j]]] := least(o_due_times[i_position[v_same[j]]], e.due);
                 end if;
             end loop;
         end loop;
@@ -118,11 +118,11 @@ begin
     select array_agg(coalesce(o.released, w.released) order by w.n) into o_released
     from unnest(o_released) with ordinality as w(released, n)
     left join (
-        select max(h.n) as n, not hark.is_held_v1(h.lease) as released
+        select max(h.n) as n, not hark.is_leased_v1(h.lease) as released
         from unnest(o_holders, i_position) with ordinality as h(lease, position, n)
         where h.lease is not null and t_shared[h.position] group by h.lease
     ) as o on o.n = w.n;
-    update hark.positions k set settled_at = p_now, touched = greatest(k.touched, hark.bucket_v1(p_now))
+    update hark.positions k set settled_at = p_now, changed_bucket = greatest(k.changed_bucket, hark.bucket_v1(p_now))
     from unnest(t_grp, t_partition, v_settled) as w(grp, partition, settled)
     where w.settled and k.grp = w.grp and k.partition = w.partition and hark.is_due_for_a_note_v1(k, p_now);
     perform hark.drop_settled_v1(t_partition[i.position], array_agg(i."offset"))
@@ -134,7 +134,7 @@ begin
 end $$;
 
 -- Whether a lease holds messages of shared groups.
-create or replace function hark.is_held_v1(p_lease uuid) returns boolean
+create or replace function hark.is_leased_v1(p_lease uuid) returns boolean
 language sql volatile as $$
     select exists (
         select 1 from hark.leases l
@@ -146,8 +146,8 @@ language sql volatile as $$
         where l.id = p_lease)
 $$;
 
--- Whether a settlement counts: as judge_v1, for a shared group.
-create or replace function hark.judge_shared_v1(
+-- Whether a settlement counts: as authorize_settlement_v1, for a shared group.
+create or replace function hark.authorize_shared_v1(
     p_now bigint, p_grp integer, p_partition bigint, p_offset bigint, p_lease uuid, p_status smallint,
     p_required uuid[], p_known boolean,
     out code smallint, out holder uuid
@@ -201,7 +201,7 @@ begin
         where x.grp = p_grp and x.partition = p_partition and x."offset" = p_offset;
         return;
     elsif p_status in (3, 4) then
-        dead := hark.bury_v1(p_grp, p_partition, p_offset, e.attempts + 1,
+        dead := hark.dead_letter_v1(p_grp, p_partition, p_offset, e.attempts + 1,
             coalesce(nullif(p_error, ''), 'Sent to the dead letters by its consumer'), p_now, false,
             p_status = 4);
     end if;

@@ -71,7 +71,7 @@ begin
             f_candidate := f_candidate || array_fill(c, array[cardinality(o.offsets)]);
             f_offset := f_offset || o.offsets;
             f_lane := f_lane || o.lanes;
-            f_due := f_due || o.dues;
+            f_due := f_due || o.due_times;
             f_source := f_source || o.sources;
             f_used := f_used || o.used;
             f_size := f_size || o.sizes;
@@ -196,7 +196,7 @@ $$;
 -- Locks a candidate and lists what can be taken of it; status as share_v1 answers it. expired: leases ended.
 create or replace function hark.load_v1(p_now bigint, p_grp integer, p_partition bigint, p_wanted integer,
     out status smallint, out due bigint, out expired boolean, out listed hark.listed,
-    out offsets bigint[], out lanes smallint[], out dues bigint[], out sources smallint[], out used integer[],
+    out offsets bigint[], out lanes smallint[], out due_times bigint[], out sources smallint[], out used integer[],
     out sizes bigint[]
 )
 language plpgsql as $$
@@ -204,7 +204,7 @@ declare
     s record;
 begin
     expired := false;
-    select k as position, p as place, q.id as queue, q.ttl, q.lease_time, q.lock_duration, q.delayed_processing,
+    select k as position, p as partition, q.id as queue, q.ttl, q.lease_time, q.lock_duration, q.delayed_processing,
         q.window_buffer, q.paused or g.paused as paused
     into s
     from hark.positions k
@@ -228,8 +228,8 @@ begin
         perform hark.expire_shared_v1(p_grp, p_partition, p_now, null);
         expired := true;
     end if;
-    if s.window_buffer > 0 and (s.place).last_created + s.window_buffer * 1000000::bigint > p_now then
-        due := hark.window_v1(p_now, s.position, s.place, s.window_buffer, s.ttl, s.delayed_processing);
+    if s.window_buffer > 0 and (s.partition).last_created + s.window_buffer * 1000000::bigint > p_now then
+        due := hark.window_v1(p_now, s.position, s.partition, s.window_buffer, s.ttl, s.delayed_processing);
         if due > p_now then
             status := 5;
             return;
@@ -237,14 +237,14 @@ begin
     end if;
     status := 0;
     listed.before := s.position;
-    listed.place := s.place;
+    listed.partition := s.partition;
     listed.queue := s.queue;
     listed.ttl := s.ttl;
     listed.lease_time := s.lease_time * 1000000::bigint;
     listed.lock_duration := nullif(s.lock_duration, 0) * 1000;
-    select x.t, x.offsets, x.lanes, x.dues, x.sources, x.used, x.sizes, x.due
-    into listed.after, offsets, lanes, dues, sources, used, sizes, due
-    from hark.list_v1(p_now, s.position, s.place, s.ttl, s.delayed_processing, p_wanted) x;
+    select x.t, x.offsets, x.lanes, x.due_times, x.sources, x.used, x.sizes, x.due
+    into listed.after, offsets, lanes, due_times, sources, used, sizes, due
+    from hark.list_v1(p_now, s.position, s.partition, s.ttl, s.delayed_processing, p_wanted) x;
 end $$;
 
 -- Until when the window buffer keeps a partition back (rule 11): what is ready and not handed out, and has been for the

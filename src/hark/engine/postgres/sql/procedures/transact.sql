@@ -2,7 +2,7 @@
 --
 -- The arguments are those of settle_v1 and push_v1, one transaction after the other, with numbers that count within
 -- their transaction; b_ has for each transaction the end of its part of the arrays: b_position of t_, b_item of i_,
--- b_lease of q_lease (leases that must be live), b_place of the places, b_message of m_, b_option of x_, b_check of c_,
+-- b_lease of q_lease (leases that must be live), b_partition of the places, b_message of m_, b_option of x_, b_check of c_,
 -- b_mutation of u_ (the latter two are those of write_keys_v1); k_given: whether it has a key-value part at all.
 -- Rows are locked once for all of them, positions before partitions before keys and each kind in order.
 --
@@ -11,21 +11,21 @@
 -- that settlement, message, lease, check or mutation within its transaction. What is refused first counts; keys are last.
 create or replace function hark.transact_v1(
     p_now bigint,
-    b_position integer[], b_item integer[], b_lease integer[], b_place integer[], b_message integer[], b_option integer[],
+    b_position integer[], b_item integer[], b_lease integer[], b_partition integer[], b_message integer[], b_option integer[],
     t_grp integer[], t_partition bigint[], t_shared boolean[],
-    i_position integer[], i_offset bigint[], i_transaction_id text[], i_place bigint[],
+    i_position integer[], i_offset bigint[], i_transaction_id text[], i_own_offset bigint[],
     i_lease uuid[], i_status smallint[], i_error text[], i_delay bigint[], i_known boolean[],
     q_lease uuid[],
-    p_places bigint[], p_queues text[], p_names text[], p_namespaces text[], p_tasks text[], p_counts integer[],
-    m_place integer[], m_ordinal integer[], m_payload bytea[], m_transaction_id text[], m_same_as bigint[],
+    p_partitions bigint[], p_queues text[], p_names text[], p_namespaces text[], p_tasks text[], p_counts integer[],
+    m_partition integer[], m_ordinal integer[], m_payload bytea[], m_transaction_id text[], m_same_as bigint[],
     x_message integer[], x_deliver_at bigint[], x_delay bigint[], x_ttl bigint[], x_backoff text[],
     x_priority smallint[], x_sealed boolean[], x_trace_id text[], x_producer text[], x_undelivered text[],
     x_trace_context text[],
     k_given boolean[], b_check integer[], b_mutation integer[],
     c_key bytea[], c_version bigint[], u_kind smallint[], u_key bytea[], u_value bytea[], u_ttl bigint[],
-    out o_stale bigint[], out o_stale_groups integer[], out o_places bigint[], out o_codes smallint[], out o_failed integer[],
+    out o_stale bigint[], out o_stale_groups integer[], out o_partitions bigint[], out o_codes smallint[], out o_failed integer[],
     out o_item_codes smallint[], out o_released boolean[], out o_dead boolean[], out o_holders uuid[],
-    out o_ready boolean[], out o_counts integer[], out o_dues bigint[],
+    out o_ready boolean[], out o_counts integer[], out o_due_times bigint[],
     out o_offsets bigint[], out o_outcomes smallint[],
     out o_why smallint[], out o_versions bigint[], out o_deleted bigint[]
 )
@@ -53,10 +53,10 @@ begin
     o_holders := array_fill(null::uuid, array[cardinality(i_position)]);
     o_ready := array_fill(false, array[cardinality(t_grp)]);
     o_counts := array_fill(0, array[cardinality(t_grp)]);
-    o_dues := array_fill(null::bigint, array[cardinality(t_grp)]);
-    o_offsets := array_fill(null::bigint, array[cardinality(m_place)]);
-    o_outcomes := array_fill(0::smallint, array[cardinality(m_place)]);
-    o_places := p_places;
+    o_due_times := array_fill(null::bigint, array[cardinality(t_grp)]);
+    o_offsets := array_fill(null::bigint, array[cardinality(m_partition)]);
+    o_outcomes := array_fill(0::smallint, array[cardinality(m_partition)]);
+    o_partitions := p_partitions;
     o_why := array_fill(0::smallint, array[cardinality(b_item)]);
     o_versions := array_fill(null::bigint, array[cardinality(b_item)]);
     o_deleted := array_fill(0::bigint, array[cardinality(b_item)]);
@@ -67,8 +67,8 @@ begin
         where not w.shared or hark.is_due_for_a_note_v1(k, v_now)
         order by k.grp, k.partition for no key update of k
     ) as locked;
-    perform 1 from (select 1 from hark.partitions where id = any (p_places) order by id for no key update) as locked;
-    select array_agg(w.id) into o_stale from unnest(p_places) as w(id)
+    perform 1 from (select 1 from hark.partitions where id = any (p_partitions) order by id for no key update) as locked;
+    select array_agg(w.id) into o_stale from unnest(p_partitions) as w(id)
     where w.id is not null and not exists (
         select 1 from hark.partitions p join hark.queues q on q.id = p.queue where p.id = w.id);
     o_stale_groups := hark.stale_groups_v1(t_grp);
@@ -82,7 +82,7 @@ begin
     end if;
 
     for r in 1..cardinality(b_item) loop
-        t1 := b_position[r]; i1 := b_item[r]; q1 := b_lease[r]; p1 := b_place[r]; m1 := b_message[r]; x1 := b_option[r];
+        t1 := b_position[r]; i1 := b_item[r]; q1 := b_lease[r]; p1 := b_partition[r]; m1 := b_message[r]; x1 := b_option[r];
         c1 := b_check[r]; u1 := b_mutation[r];
         v_key_code := 0;
         begin
@@ -115,7 +115,7 @@ begin
                 end if;
                 select * into v_settled from hark.settle_v1(v_now, t_grp[t0:t1], t_partition[t0:t1],
                     t_shared[t0:t1], array_fill(1, array[i1 - i0 + 1]), i_position[i0:i1], i_offset[i0:i1], i_transaction_id[i0:i1],
-                    i_place[i0:i1], i_lease[i0:i1], i_status[i0:i1], i_error[i0:i1], i_delay[i0:i1],
+                    i_own_offset[i0:i1], i_lease[i0:i1], i_status[i0:i1], i_error[i0:i1], i_delay[i0:i1],
                     case when q1 >= q0 then q_lease[q0:q1] end, v_known);
                 o_item_codes[i0:i1] := v_settled.o_codes;
                 o_released[i0:i1] := v_settled.o_released;
@@ -123,7 +123,7 @@ begin
                 o_holders[i0:i1] := v_settled.o_holders;
                 o_ready[t0:t1] := v_settled.o_ready;
                 o_counts[t0:t1] := v_settled.o_counts;
-                o_dues[t0:t1] := v_settled.o_dues;
+                o_due_times[t0:t1] := v_settled.o_due_times;
                 select min(n) into v_bad from unnest(v_settled.o_codes) with ordinality as c(code, n) where code <> 0;
                 if v_bad is not null then
                     o_codes[r] := 1;
@@ -138,15 +138,15 @@ begin
                 on conflict (grp, partition, "offset") do update set lease = excluded.lease, at = excluded.at;
             end if;
             if m1 >= m0 then
-                select * into v_pushed from hark.push_v1(v_now, p_places[p0:p1], p_queues[p0:p1], p_names[p0:p1],
-                    p_namespaces[p0:p1], p_tasks[p0:p1], p_counts[p0:p1], m_place[m0:m1], m_ordinal[m0:m1], m_payload[m0:m1], m_transaction_id[m0:m1],
+                select * into v_pushed from hark.push_v1(v_now, p_partitions[p0:p1], p_queues[p0:p1], p_names[p0:p1],
+                    p_namespaces[p0:p1], p_tasks[p0:p1], p_counts[p0:p1], m_partition[m0:m1], m_ordinal[m0:m1], m_payload[m0:m1], m_transaction_id[m0:m1],
                     m_same_as[m0:m1], case when x1 >= x0 then x_message[x0:x1] end, x_deliver_at[x0:x1],
                     x_delay[x0:x1], x_ttl[x0:x1], x_backoff[x0:x1], x_priority[x0:x1], x_sealed[x0:x1],
                     x_trace_id[x0:x1], x_producer[x0:x1], x_undelivered[x0:x1],
                     x_trace_context[x0:x1]);
                 if v_pushed.o_offsets is null then
                     for n in m0..m1 loop
-                        o_offsets[n] := v_pushed.o_tails[m_place[n]] + m_ordinal[n];
+                        o_offsets[n] := v_pushed.o_tails[m_partition[n]] + m_ordinal[n];
                     end loop;
                 else
                     o_offsets[m0:m1] := v_pushed.o_offsets;
@@ -159,7 +159,7 @@ begin
                         raise exception using errcode = 'HK001';
                     end if;
                 end if;
-                o_places[p0:p1] := v_pushed.o_places;
+                o_partitions[p0:p1] := v_pushed.o_partitions;
             end if;
             if v_key_code <> 0 then
                 o_codes[r] := v_key_code;

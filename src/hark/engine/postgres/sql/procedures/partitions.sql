@@ -1,12 +1,12 @@
 -- The partitions with these names, in order; queues and partitions that are missing are made (rule 2), queues with the
--- labels that are given first for them, or (null) with those that their name has. Where p_places has an id already, that
+-- labels that are given first for them, or (null) with those that their name has. Where p_partitions has an id already, that
 -- is it.
-create or replace function hark.places_v1(p_now bigint, p_places bigint[], p_queues text[], p_names text[],
+create or replace function hark.make_partitions_v1(p_now bigint, p_partitions bigint[], p_queues text[], p_names text[],
     p_namespaces text[], p_tasks text[]
 ) returns bigint[]
 language plpgsql as $$
 declare
-    v_places bigint[];
+    v_partition_ids bigint[];
 begin
     insert into hark.queues (name, namespace, task, created_at, created_floor)
     select w.queue, coalesce(w.namespace, split_part(w.queue, '.', 1)),
@@ -15,8 +15,8 @@ begin
         coalesce((select max(g.since) + 1 from hark.groups g where g.queue = w.queue and g.subscription = 'new'), 0)
     from (
         select distinct on (u.queue) u.queue, u.namespace, u.task
-        from unnest(p_places, p_queues, p_namespaces, p_tasks) with ordinality as u(place, queue, namespace, task, n)
-        where u.place is null order by u.queue, u.n
+        from unnest(p_partitions, p_queues, p_namespaces, p_tasks) with ordinality as u(partition, queue, namespace, task, n)
+        where u.partition is null order by u.queue, u.n
     ) as w
     where not exists (select 1 from hark.queues q where q.name = w.queue)
     order by w.queue
@@ -31,9 +31,9 @@ begin
         select nextval('hark.partitions_id_seq') as id, x.queue, x.name
         from (
             select q.id as queue, u.name, min(u.n) as n
-            from unnest(p_places, p_queues, p_names) with ordinality as u(place, queue, name, n)
+            from unnest(p_partitions, p_queues, p_names) with ordinality as u(partition, queue, name, n)
             join hark.queues q on q.name = u.queue
-            where u.place is null
+            where u.partition is null
                 and not exists (select 1 from hark.partitions p where p.queue = q.id and p.name = u.name)
             group by q.id, u.name
             order by min(u.n)
@@ -42,9 +42,9 @@ begin
     order by w.queue, w.name
     on conflict do nothing;
 
-    select array_agg(coalesce(w.place, p.id) order by w.n) into v_places
-    from unnest(p_places, p_queues, p_names) with ordinality as w(place, queue, name, n)
-    left join hark.queues q on w.place is null and q.name = w.queue
+    select array_agg(coalesce(w.partition, p.id) order by w.n) into v_partition_ids
+    from unnest(p_partitions, p_queues, p_names) with ordinality as w(partition, queue, name, n)
+    left join hark.queues q on w.partition is null and q.name = w.queue
     left join hark.partitions p on p.queue = q.id and p.name = w.name;
-    return v_places;
+    return v_partition_ids;
 end $$;

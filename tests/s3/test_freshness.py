@@ -12,8 +12,8 @@ import pytest
 
 from hark.clock import SECOND, FakeClock
 from hark.engine.s3 import housekeeping, objects
-from hark.engine.s3.flush import OTHERS_SECONDS, TURNS, Pace
-from hark.engine.s3.log import Appender, Sight, boot_seconds
+from hark.engine.s3.flush import OTHERS_SECONDS, TURNS, WritePacing
+from hark.engine.s3.log import Appender, LogFreshness, boot_seconds
 from hark.engine.s3.objects import Record, encode, load_newest, nonce_of, publish, read_pointer
 from hark.errors import EngineFailure
 from tests.s3.rests import Rests
@@ -31,86 +31,86 @@ def clock(request: pytest.FixtureRequest) -> SimpleNamespace:
 
 
 @pytest.fixture
-def sight(clock: SimpleNamespace) -> Sight:
+def freshness(clock: SimpleNamespace) -> LogFreshness:
     """The sight of a process that has just seen the end of the log."""
     clocks = {"boot": lambda: 7.0, "store": lambda: 7.0} | {clock.which: lambda: clock.now}
-    sight = Sight(GRACE, clocks["store"], clocks["boot"])
-    assert (sight.is_stale, sight.is_void(sight.at)) == (True, True), "before the first sight"
-    sight.seen(sight.now())
-    return sight
+    freshness = LogFreshness(GRACE, clocks["store"], clocks["boot"])
+    assert (freshness.is_stale, freshness.is_void(freshness.at)) == (True, True), "before the first sight"
+    freshness.seen(freshness.now())
+    return freshness
 
 
-def test_a_sight_is_stale_after_half_the_grace(sight: Sight, clock: SimpleNamespace) -> None:
+def test_a_look_is_stale_after_half_the_grace(freshness: LogFreshness, clock: SimpleNamespace) -> None:
     clock.now += GRACE / 2
-    assert not sight.is_stale
+    assert not freshness.is_stale
     clock.now += 1
-    assert sight.is_stale
-    sight.seen(sight.now())
-    assert not sight.is_stale
-    sight.lose()
-    assert sight.is_stale, "a state that begins anew has seen nothing"
+    assert freshness.is_stale
+    freshness.seen(freshness.now())
+    assert not freshness.is_stale
+    freshness.lose()
+    assert freshness.is_stale, "a state that begins anew has seen nothing"
 
 
-def test_an_answer_is_void_before_the_grace_is_over(sight: Sight, clock: SimpleNamespace) -> None:
-    since = sight.at
+def test_an_answer_is_void_before_the_grace_is_over(freshness: LogFreshness, clock: SimpleNamespace) -> None:
+    since = freshness.at
     clock.now += GRACE * 0.9
-    assert not sight.is_void(since)
+    assert not freshness.is_void(since)
     clock.now += 1
-    assert sight.is_void(since)
+    assert freshness.is_void(since)
 
 
 def test_a_process_that_was_stopped_between_request_and_answer_finds_the_answer_void(
-    sight: Sight, clock: SimpleNamespace
+    freshness: LogFreshness, clock: SimpleNamespace
 ) -> None:
-    since = sight.at
-    sent = sight.now()
+    since = freshness.at
+    sent = freshness.now()
     clock.now += 2 * GRACE
-    assert sight.is_void(since)
+    assert freshness.is_void(since)
     # Even a sight that somebody notes meanwhile does not heal the answer.
-    sight.seen(sight.now())
-    assert sight.is_void(since)
-    assert not sight.is_void(sight.at)
+    freshness.seen(freshness.now())
+    assert freshness.is_void(since)
+    assert not freshness.is_void(freshness.at)
     assert sent == since
 
 
-def test_a_sight_counts_from_when_its_request_was_sent_and_an_older_one_does_not_turn_it_back(
-    sight: Sight, clock: SimpleNamespace
+def test_a_look_counts_from_when_its_request_was_sent_and_an_older_one_does_not_turn_it_back(
+    freshness: LogFreshness, clock: SimpleNamespace
 ) -> None:
-    before = sight.now()
+    before = freshness.now()
     clock.now += 1
-    sent = sight.now()
+    sent = freshness.now()
     clock.now += GRACE * 0.6
-    sight.seen(sent)
-    assert sight.at == sent
-    assert sight.is_stale
-    assert not sight.is_void(sight.at)
-    sight.seen(before)
-    assert sight.at == sent
+    freshness.seen(sent)
+    assert freshness.at == sent
+    assert freshness.is_stale
+    assert not freshness.is_void(freshness.at)
+    freshness.seen(before)
+    assert freshness.at == sent
 
 
-def test_a_clock_that_was_set_back_does_not_make_a_sight_younger() -> None:
+def test_a_clock_that_was_set_back_does_not_make_a_look_younger() -> None:
     now = SimpleNamespace(boot=50_000.0, store=80_000.0)
-    sight = Sight(GRACE, lambda: now.store, lambda: now.boot)
-    since = sight.now()
-    sight.seen(since)
+    freshness = LogFreshness(GRACE, lambda: now.store, lambda: now.boot)
+    since = freshness.now()
+    freshness.seen(since)
     now.boot += GRACE
     now.store -= 10 * GRACE
-    assert sight.is_stale
-    assert sight.is_void(since)
-    sight.seen(sight.now())
-    assert not sight.is_stale
+    assert freshness.is_stale
+    assert freshness.is_void(since)
+    freshness.seen(freshness.now())
+    assert not freshness.is_stale
 
 
 def test_the_boot_clock_counts_suspended_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
+    clocks: list[int] = []
 
     def clock_gettime(clock: int) -> float:
-        asked.append(clock)
+        clocks.append(clock)
         return 1.5
 
     monkeypatch.setattr(time, "clock_gettime", clock_gettime)
     assert boot_seconds() == 1.5
-    assert asked == [getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)]
+    assert clocks == [getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)]
 
 
 # Pace ------------------------------------------------------------------------------------------------------
@@ -119,91 +119,95 @@ def test_the_boot_clock_counts_suspended_time(monkeypatch: pytest.MonkeyPatch) -
 TRIP = 0.03
 
 
-def write(pace: Pace, now: float, calls: int = 1) -> float:
+def write(pacing: WritePacing, now: float, calls: int = 1) -> float:
     """A record is written, in one round trip; when it is in the log."""
-    pace.begin(now)
-    pace.wrote(now + TRIP, calls)
+    pacing.begin(now)
+    pacing.wrote(now + TRIP, calls)
     return now + TRIP
 
 
 @pytest.fixture
-def pace() -> Pace:
+def pacing() -> WritePacing:
     """A pace without chance."""
-    return Pace(0.05, random=lambda: 0.5)
+    return WritePacing(0.05, random=lambda: 0.5)
 
 
-def test_under_load_records_are_further_and_further_apart_up_to_the_longest_until_it_is_over(pace: Pace) -> None:
-    assert pace.pause(0.0) == 0
-    now, apart = write(pace, 0.0), []
-    assert pace.pause(now) == 0, "who is alone does not wait"
+def test_under_load_records_are_further_and_further_apart_up_to_the_longest_until_it_is_over(
+    pacing: WritePacing,
+) -> None:
+    assert pacing.pause(0.0) == 0
+    now, apart = write(pacing, 0.0), []
+    assert pacing.pause(now) == 0, "who is alone does not wait"
     for _ in range(6):
-        now = write(pace, now, calls=10)
-        apart.append(pace.apart)
+        now = write(pacing, now, calls=10)
+        apart.append(pacing.apart)
     assert apart == pytest.approx([0.004, 0.008, 0.016, 0.032, 0.05, 0.05])
     # From begin to begin: the round trip counts.
-    assert pace.pause(now) == pytest.approx(0.05 - TRIP)
+    assert pacing.pause(now) == pytest.approx(0.05 - TRIP)
     for _ in range(5):
-        now = write(pace, now + 1)
-    assert (pace.apart, pace.pause(now)) == (0, 0)
+        now = write(pacing, now + 1)
+    assert (pacing.apart, pacing.pause(now)) == (0, 0)
 
 
 def test_who_wants_no_linger_has_none() -> None:
-    pace = Pace(0.0)
+    pacing = WritePacing(0.0)
     now = 0.0
     for _ in range(5):
-        now = write(pace, now, calls=10)
-    assert pace.pause(now) == 0
+        now = write(pacing, now, calls=10)
+    assert pacing.pause(now) == 0
 
 
-def test_who_has_written_makes_room_for_others_until_it_is_overtaken_or_they_are_gone(pace: Pace) -> None:
-    pace.saw_other(0.0)
-    now = write(pace, 0.1)
-    assert pace.pause(now) == pytest.approx(3 * TRIP)
-    pace.saw_other(now)
-    assert pace.pause(now) == 0
-    now = write(pace, now + OTHERS_SECONDS)
-    assert not pace.has_company(now)
-    assert pace.pause(now) == 0
+def test_who_has_written_makes_room_for_others_until_it_is_overtaken_or_they_are_gone(pacing: WritePacing) -> None:
+    pacing.saw_other(0.0)
+    now = write(pacing, 0.1)
+    assert pacing.pause(now) == pytest.approx(3 * TRIP)
+    pacing.saw_other(now)
+    assert pacing.pause(now) == 0
+    now = write(pacing, now + OTHERS_SECONDS)
+    assert not pacing.has_company(now)
+    assert pacing.pause(now) == 0
 
 
 def test_those_who_lose_together_do_not_try_together() -> None:
     draws = iter([0.0, 1.0])
-    pace = Pace(0.05, random=lambda: next(draws))
-    pace.saw_other(0.0)
-    now = write(pace, 0.1)
-    first, second = pace.pause(now), pace.pause(now)
+    pacing = WritePacing(0.05, random=lambda: next(draws))
+    pacing.saw_other(0.0)
+    now = write(pacing, 0.1)
+    first, second = pacing.pause(now), pacing.pause(now)
     assert second > first > 0
 
 
-def test_who_writes_record_after_record_rests_now_and_then_for_those_who_are_not_known(pace: Pace) -> None:
+def test_who_writes_record_after_record_rests_now_and_then_for_those_who_are_not_known(pacing: WritePacing) -> None:
     now, pauses = 0.0, []
     for _ in range(2 * TURNS):
-        now = write(pace, now)
-        pauses.append(pace.pause(now))
+        now = write(pacing, now)
+        pauses.append(pacing.pause(now))
         now += pauses[-1]
     rests = [index for index, pause in enumerate(pauses) if pause > 0]
     assert rests == [TURNS - 1, 2 * TURNS - 1]
     for _ in range(2 * TURNS):
-        now = write(pace, now + 1)
-        assert pace.pause(now) == 0, "who writes now and then never rests"
+        now = write(pacing, now + 1)
+        assert pacing.pause(now) == 0, "who writes now and then never rests"
 
 
 @pytest.mark.parametrize(("every", "fresh", "old"), [(0.05, TRIP, 2 * TRIP), (2.0, 0.5, 1.5)], ids=["often", "seldom"])
-def test_where_others_write_an_old_sight_is_likely_wrong(pace: Pace, every: float, fresh: float, old: float) -> None:
-    now = write(pace, 0.0)
-    assert not pace.is_likely_behind(100.0, sight_age=100.0), "who is alone need not look before it writes"
+def test_where_others_write_an_old_look_is_likely_wrong(
+    pacing: WritePacing, every: float, fresh: float, old: float
+) -> None:
+    now = write(pacing, 0.0)
+    assert not pacing.is_likely_behind(100.0, seconds_since_seen=100.0), "who is alone need not look before it writes"
     for _ in range(30):
         now += every
-        pace.saw_other(now)
-    assert pace.is_likely_behind(now, sight_age=old)
-    assert not pace.is_likely_behind(now, sight_age=fresh)
+        pacing.saw_other(now)
+    assert pacing.is_likely_behind(now, seconds_since_seen=old)
+    assert not pacing.is_likely_behind(now, seconds_since_seen=fresh)
 
 
-def test_who_slept_over_an_append_does_not_rest_for_as_long(pace: Pace) -> None:
-    pace.saw_other(3599.0)
-    pace.begin(0.0)
-    pace.wrote(3600.0, calls=1)
-    assert pace.pause(3600.0) <= 3 * 0.5
+def test_who_slept_over_an_append_does_not_rest_for_as_long(pacing: WritePacing) -> None:
+    pacing.saw_other(3599.0)
+    pacing.begin(0.0)
+    pacing.wrote(3600.0, calls=1)
+    assert pacing.pause(3600.0) <= 3 * 0.5
 
 
 # Processes that fall asleep at any request, while others remove the log behind them -------------------------
@@ -232,7 +236,7 @@ class World:
         """Who first had each number."""
         self.sleeping: set[Process] = set()
         self.processes = [Process(self, f"p{number}") for number in range(4)]
-        self.buried = 0
+        self.dead_lettered = 0
         """How often somebody won a number that had been removed."""
         self.acknowledged = 0
 
@@ -260,11 +264,11 @@ class World:
         seq = int(request.key.removeprefix("log/"))
         body = self.store.read(request.key)
         if body is not None and self.truth.setdefault(seq, nonce_of(body, seq)) != nonce_of(body, seq):
-            self.buried += 1
+            self.dead_lettered += 1
 
 
 class Process:
-    """As small as one can be that keeps the rules of `sight`; its state is the list of the nonces that it applied."""
+    """As small as one can be that keeps the rules of `freshness`; its state is the list of the nonces that it applied."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
@@ -277,7 +281,9 @@ class Process:
         faults.hook("before", lambda _: world.may_sleep(self))
         faults.hook("after", lambda _: world.may_sleep(self))
         self.bucket = StubBucket(world.store, self.clock, faults=faults)
-        self.sight = Sight(GRACE_SECONDS, lambda: self.bucket.time.now() / SECOND, lambda: self.clock.now() / SECOND)
+        self.freshness = LogFreshness(
+            GRACE_SECONDS, lambda: self.bucket.time.now() / SECOND, lambda: self.clock.now() / SECOND
+        )
         rests = Rests()
         self.appender = Appender(self.bucket, 1.0, pause=rests.pause, monotonic=rests.monotonic)
 
@@ -294,25 +300,25 @@ class Process:
 
     async def look_again(self) -> None:
         """Whatever is needed before a record is trusted or appended."""
-        while self.sight.is_stale:
-            sent = self.sight.now()
+        while self.freshness.is_stale:
+            sent = self.freshness.now()
             read = await read_pointer(self.bucket)
             if read is not None and read[0].seq > self.applied:
                 found = await load_newest(self.bucket)
                 assert found is not None
                 self.nonces = msgspec.json.decode(found[1], type=list[str])
-            self.sight.seen(sent)
+            self.freshness.seen(sent)
 
     async def read(self) -> None:
         """Apply what is new."""
         while True:
             await self.look_again()
-            since, sent = self.sight.at, self.sight.now()
+            since, sent = self.freshness.at, self.freshness.now()
             found = await self.bucket.get(objects.record(self.applied + 1))
-            if self.sight.is_void(since):
-                self.sight.lose()
+            if self.freshness.is_void(since):
+                self.freshness.lose()
             elif found is None:
-                self.sight.seen(sent)
+                self.freshness.seen(sent)
                 return
             else:
                 self.apply(nonce_of(found.body, self.applied + 1))
@@ -321,21 +327,21 @@ class Process:
         """Commit something, at the first number that is free."""
         while True:
             await self.look_again()
-            seq, since, sent = self.applied + 1, self.sight.at, self.sight.now()
+            seq, since, sent = self.applied + 1, self.freshness.at, self.freshness.now()
             nonce = f"{self.name}-{self.world.random.random()}"
             body = encode(Record(seq, EPOCH, 0, self.name, nonce, "", 1, b"", b""))
             try:
                 found = await self.appender.append(seq, body, nonce)
             except EngineFailure:
                 # The number was taken, and removed before it could be read.
-                self.sight.lose()
+                self.freshness.lose()
                 return
-            if self.sight.is_void(since):
-                self.sight.lose()
+            if self.freshness.is_void(since):
+                self.freshness.lose()
                 return
             self.apply(nonce if found is None else nonce_of(found.body, seq))
             if found is None:
-                self.sight.seen(sent)
+                self.freshness.seen(sent)
                 self.world.acknowledged += 1
                 return
 
@@ -363,18 +369,18 @@ async def live(world: World) -> None:
 
 
 @pytest.mark.parametrize("stands_still", [False, True], ids=["clocks go on", "clocks stand still"])
-async def test_nobody_believes_to_have_won_a_number_that_was_removed_nor_reads_one(stands_still: bool) -> None:
+async def test_no_one_expects_to_have_won_a_number_that_was_removed_nor_reads_one(stands_still: bool) -> None:
     worlds = [World(seed, stands_still=stands_still) for seed in range(10)]
     for world in worlds:
         await live(world)
     # It was put to the test: numbers that had been removed were won, and the log was not just kept.
-    assert sum(world.buried for world in worlds) > 5
+    assert sum(world.dead_lettered for world in worlds) > 5
     assert sum(len(world.truth) - len(world.store.keys("log/")) for world in worlds) > 500
     assert sum(world.acknowledged for world in worlds) > 500
 
 
 def no_answer_is_void(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Sight, "is_void", lambda *_: False)
+    patch.setattr(LogFreshness, "is_void", lambda *_: False)
 
 
 def there_is_no_grace(patch: pytest.MonkeyPatch) -> None:
@@ -383,7 +389,7 @@ def there_is_no_grace(patch: pytest.MonkeyPatch) -> None:
 
 
 def only_the_clock_of_the_machine_counts(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Sight, "seconds_since", lambda self, moment: self.now().boot - moment.boot)
+    patch.setattr(LogFreshness, "seconds_since", lambda self, moment: self.now().boot - moment.boot)
 
 
 @pytest.mark.parametrize(

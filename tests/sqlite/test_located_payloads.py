@@ -11,7 +11,7 @@ import pytest
 
 from hark.engine.core import schema
 from hark.engine.core.push import push as push_verb
-from hark.engine.core.store import Elsewhere, Extra, Value, extra_of, place_payloads
+from hark.engine.core.store import Elsewhere, Extra, Value, extra_of, set_locations
 from hark.engine.core.transaction import WriteTransaction
 from hark.engine.hints import MAX_REPLY_BYTES
 from hark.engine.sqlite import SqliteEngine
@@ -43,16 +43,16 @@ class Record:
         self.body = b"header"
         self._length = length
 
-    def place(self, payload: bytes) -> Elsewhere:
+    def locate(self, payload: bytes) -> Elsewhere:
         offset = len(self.body)
         self.body += payload
         return Elsewhere(RECORD, offset, len(payload) if self._length is None else self._length)
 
-    def payload(self, place: object) -> bytes:
+    def payload(self, location: object) -> bytes:
         """What is at a place, which some verb answered instead of a payload."""
-        assert isinstance(place, Elsewhere)
-        assert place.record == RECORD
-        return self.body[place.offset : place.offset + place.length]
+        assert isinstance(location, Elsewhere)
+        assert location.record == RECORD
+        return self.body[location.offset : location.offset + location.length]
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ async def push(engine: SqliteEngine, record: Record, *messages: NewMessage) -> l
     def body(transaction: WriteTransaction) -> list[PushOutcome]:
         (outcomes,) = push_verb(transaction, [messages])
         assert isinstance(outcomes, list)
-        place_payloads(transaction.messages, record.place)
+        set_locations(transaction.messages, record.locate)
         return outcomes
 
     outcomes = await engine._write(body)
@@ -194,9 +194,9 @@ async def test_a_payload_elsewhere_never_becomes_a_null_under_a_key(engine: Sqli
     await push(engine, record, NewMessage("jobs", payload=b'"one"', undelivered_keys=(KEY,)))
     move = "update messages set payload = x'6e756c6c', extra = json_set(extra, '$.r', json('[7,0,5]'))"
     await engine._write(lambda transaction: transaction.connection.execute(move).fetchall())
-    (held,) = (got := await pop(engine)).messages
+    (leased,) = (got := await pop(engine)).messages
     with pytest.raises(EngineFailure, match="internal error"):
-        await engine.settle([[Settlement(held.id, held.partition_id, "dlq", got.lease_id, group="workers")]])
+        await engine.settle([[Settlement(leased.id, leased.partition_id, "dlq", got.lease_id, group="workers")]])
     assert await engine.read_keys([KEY]) == [None]
 
 
@@ -218,16 +218,16 @@ def only(flat: Sequence[Value]) -> tuple[Extra, Value]:
 @pytest.mark.parametrize("extra", [None, Extra(t="trace", s=True, b=(1, 2), x=9)], ids=["plain", "with extra"])
 def test_a_row_that_is_moved_says_where_to_and_keeps_the_rest(extra: Extra | None) -> None:
     flat = row(b'"here"', extra)
-    place_payloads(flat, lambda payload: (3, 40, len(payload)))
+    set_locations(flat, lambda payload: (3, 40, len(payload)))
     assert flat[:6] == row(b"")[:6]
     expected = msgspec.structs.replace(extra or Extra(), r=Elsewhere(3, 40, 6))
     assert only(flat) == (expected, b"null")
 
 
 @pytest.mark.parametrize("extra", [None, Extra(t="trace")], ids=["plain", "with extra"])
-def test_a_row_that_nobody_wants_is_left_as_it_is(extra: Extra | None) -> None:
+def test_a_row_that_no_one_wants_is_left_as_it_is(extra: Extra | None) -> None:
     flat = row(b"1", extra)
-    place_payloads(flat, lambda _: None)
+    set_locations(flat, lambda _: None)
     assert flat == row(b"1", extra)
 
 
@@ -235,14 +235,14 @@ def test_a_row_that_nobody_wants_is_left_as_it_is(extra: Extra | None) -> None:
 def test_a_row_that_must_stay_is_not_even_offered(extra: Extra) -> None:
     offered: list[bytes] = []
     flat = row(b"1", extra)
-    place_payloads(flat, offered.append)
+    set_locations(flat, offered.append)
     assert (flat, offered) == (row(b"1", extra), [])
 
 
 def test_each_row_is_decided_by_itself_and_in_order() -> None:
     flat = row(b'"large"') + row(b"1") + row(b'"again large"', Extra(u="me"))
     record = Record()
-    place_payloads(flat, lambda payload: record.place(payload) if len(payload) > 1 else None)
+    set_locations(flat, lambda payload: record.locate(payload) if len(payload) > 1 else None)
     assert record.body == b'header"large""again large"'
     assert [only(flat[start : start + 8]) for start in (0, 8, 16)] == [
         (Extra(r=Elsewhere(RECORD, 6, 7)), b"null"),

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import unquote, urlencode
 
 from hark.access.authenticator import Authenticates
-from hark.access.identity import ANYBODY, Identity
+from hark.access.identity import UNRESTRICTED, Identity
 from hark.api.operations import Role
 from hark.broker import Broker
 from hark.clock import SystemClock
@@ -54,7 +54,7 @@ class Off:
     def identify(self, credential: str | None) -> Identity:
         """Anybody."""
         del credential
-        return ANYBODY
+        return UNRESTRICTED
 
 
 class Answer:
@@ -76,7 +76,7 @@ class Answer:
         return str(self.json["code"]) if self.status >= 400 else ""
 
 
-class Asking:
+class AppClient:
     """Asks an application."""
 
     def __init__(self, app: App, broker: Broker) -> None:
@@ -158,13 +158,13 @@ class _Exchange:
 @asynccontextmanager
 async def serving(
     settings: Settings | None = None, authenticator: Authenticates | None = None
-) -> AsyncIterator[Asking]:
+) -> AsyncIterator[AppClient]:
     """A server on a store in memory, with the tokens of `WHO` unless it is told otherwise."""
     chosen = settings or Settings()
     clock = SystemClock()
     broker = Broker(SqliteEngine(":memory:", clock=clock), chosen, clock)
     await broker.start()
     try:
-        yield Asking(App(broker, chosen, authenticator=authenticator or Tokens()), broker)
+        yield AppClient(App(broker, chosen, authenticator=authenticator or Tokens()), broker)
     finally:
         await broker.close()

@@ -14,10 +14,10 @@ from hark.errors import Unavailable
 from hark.http.metrics import Metrics
 from hark.prometheus import counter, one
 from hark.serving import merging as lines
-from hark.serving.merging import LONGEST, Answer, Family, Line, packed, share
+from hark.serving.merging import LONGEST, Answer, Family, ProcessLink, packed, share
 
 
-def said(number: int) -> list[Family]:
+def families(number: int) -> list[Family]:
     """Metrics of one number."""
     return packed([counter("hark_pushed_messages_total", "Pushed.", one(number))])
 
@@ -27,54 +27,56 @@ def answering(*numbers: int) -> Answer:
     rest = iter(numbers)
 
     async def answer() -> list[Family]:
-        return said(next(rest))
+        return families(next(rest))
 
     return answer
 
 
 @asynccontextmanager
-async def connected(parent: Answer | None = None, worker: Answer | None = None) -> AsyncIterator[tuple[Line, Line]]:
+async def connected(
+    parent: Answer | None = None, worker: Answer | None = None
+) -> AsyncIterator[tuple[ProcessLink, ProcessLink]]:
     """Both ends, hearing."""
-    ends, hearing, writers = [], [], []
+    ends, listening, writers = [], [], []
     for one_socket, answer in zip(socket.socketpair(), (parent, worker), strict=True):
         reader, writer = await asyncio.open_unix_connection(sock=one_socket, limit=LONGEST)
-        ends.append(Line(reader, writer, answer))
-        hearing.append(asyncio.create_task(ends[-1].hear()))
+        ends.append(ProcessLink(reader, writer, answer))
+        listening.append(asyncio.create_task(ends[-1].listen()))
         writers.append(writer)
     try:
         yield ends[0], ends[1]
     finally:
         for writer in writers:
             writer.close()
-        await asyncio.gather(*hearing)
+        await asyncio.gather(*listening)
 
 
 async def test_both_sides_may_ask_at_the_same_time() -> None:
     async with connected(answering(1), answering(2)) as (parent, worker):
         of_worker, of_parent = await asyncio.gather(parent.ask(), worker.ask())
-    assert (of_worker, of_parent) == (said(2), said(1))
+    assert (of_worker, of_parent) == (families(2), families(1))
 
 
 async def test_those_who_ask_together_share_an_answer_and_later_ones_get_another() -> None:
     async with connected(answering(1, 2)) as (_, worker):
         first, second = await asyncio.gather(worker.ask(), worker.ask())
-        assert first == second == said(1)
-        assert await worker.ask() == said(2)
+        assert first == second == families(1)
+        assert await worker.ask() == families(2)
 
 
-async def test_whoever_gives_up_waiting_leaves_the_others_their_answer() -> None:
+async def test_the_one_that_gives_up_waiting_leaves_the_others_their_answer() -> None:
     begin = asyncio.Event()
 
     async def late() -> list[Family]:
         await begin.wait()
-        return said(3)
+        return families(3)
 
     async with connected(late) as (_, worker):
         impatient, patient = asyncio.ensure_future(worker.ask()), asyncio.ensure_future(worker.ask())
         await asyncio.sleep(0)
         impatient.cancel()
         begin.set()
-        assert await patient == said(3)
+        assert await patient == families(3)
 
 
 async def test_an_answer_of_many_series_comes_through() -> None:
@@ -92,15 +94,15 @@ async def test_an_answer_of_many_series_comes_through() -> None:
 class _Metrics:
     """Of a server that shares them."""
 
-    everybody: lines.Answer | None = None
+    all_processes: lines.Answer | None = None
 
 
 async def test_a_scrape_is_refused_when_the_parent_is_gone() -> None:
     metrics = _Metrics()
     async with connected() as (parent, worker):
         share(cast(Metrics, metrics), worker)
-        assert metrics.everybody is not None
-        waiting = asyncio.ensure_future(metrics.everybody())
+        assert metrics.all_processes is not None
+        waiting = asyncio.ensure_future(metrics.all_processes())
         await asyncio.sleep(0)
         parent._writer.close()
         with pytest.raises(Unavailable) as refused:
@@ -113,6 +115,6 @@ async def test_a_scrape_is_refused_when_the_parent_is_silent(monkeypatch: pytest
     metrics = _Metrics()
     async with connected() as (_, worker):
         share(cast(Metrics, metrics), worker)
-        assert metrics.everybody is not None
+        assert metrics.all_processes is not None
         with pytest.raises(Unavailable):
-            await metrics.everybody()
+            await metrics.all_processes()

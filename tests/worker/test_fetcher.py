@@ -8,15 +8,15 @@ from collections.abc import Sequence
 import pytest
 
 from hark.client.calling import Caller, CallPolicy
-from hark.client.delivery.settling import Verdict
-from hark.client.delivery.sources import Wish
+from hark.client.delivery.settling import SettleDecision
+from hark.client.delivery.sources import PopParams
 from hark.client.transport.api import ConnectionFailed
 from hark.errors import HarkError
 from hark.model import Status
 from hark.polling import PollingStrategy
 from hark.polling.poller import Poller, pause
-from hark.worker.fetcher import Answered, Feed
-from hark.worker.retrying import Ended, Held
+from hark.worker.fetcher import Answered, Fetcher
+from hark.worker.retrying import Ended, InFlight
 from tests.worker.workers import SECONDS, ScriptedServer
 
 
@@ -25,24 +25,24 @@ class Bench:
 
     def __init__(self, slots: int = 5, *, burst: bool = False, interval_ms: float = 1) -> None:
         self.server = ScriptedServer()
-        self.received: asyncio.Queue[Held] = asyncio.Queue()
+        self.received: asyncio.Queue[InFlight] = asyncio.Queue()
         self.answered: asyncio.Queue[Sequence[Answered]] = asyncio.Queue()
         self.slept: list[float] = []
         self.rests: asyncio.Queue[float] = asyncio.Queue()
-        self.feed = Feed(
+        self.fetcher = Fetcher(
             Caller(self.server, CallPolicy(attempts=1)),
-            Wish(queue="q", group="g", batch=100, wait=False),
+            PopParams(queue="q", group="g", batch=100, wait=False),
             Poller(PollingStrategy.fixed(interval_ms=interval_ms), pause=self._pause),
             slots=slots,
             lease_seconds=30,
             receive=self.received.put_nowait,
-            lose=lambda _held: None,
+            lose=lambda _leased: None,
             answered=self.answered.put_nowait,
             burst=burst,
             sleep=self._sleep,
         )
-        self.feed.open()
-        self.pulling = asyncio.create_task(self.feed.pull())
+        self.fetcher.open()
+        self.pulling = asyncio.create_task(self.fetcher.pull())
 
     async def _sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
@@ -57,39 +57,39 @@ class Bench:
         async with asyncio.timeout(SECONDS):
             return await self.rests.get()
 
-    async def held(self) -> Held:
+    async def in_flight(self) -> InFlight:
         """The next that came."""
         async with asyncio.timeout(SECONDS):
             return await self.received.get()
 
     async def end(self) -> None:
         """Stop and close."""
-        self.feed.stop()
+        self.fetcher.stop()
         async with asyncio.timeout(SECONDS):
             await self.pulling
-            await self.feed.close(5)
+            await self.fetcher.close(5)
 
 
-def done(held: Held) -> list[Ended]:
+def done(in_flight: InFlight) -> list[Ended]:
     """All of it went well."""
-    return [Ended(held, message, Verdict(message), "done", "t") for message in held.messages]
+    return [Ended(in_flight, message, SettleDecision(message), "done", "t") for message in in_flight.messages]
 
 
 async def test_each_poll_asks_for_the_free_slots_and_none_is_made_without_any() -> None:
     bench = Bench(slots=3)
     bench.server.answer_pop("a", "b")
-    first = await bench.held()
+    first = await bench.in_flight()
     bench.server.answer_pop("c")
-    second = await bench.held()
+    second = await bench.in_flight()
     await asyncio.sleep(0)
     assert bench.server.batches == [3, 1]  # Full: nobody asks.
-    assert bench.feed.is_full
-    bench.feed.finished(done(first), 2)
+    assert bench.fetcher.is_full
+    bench.fetcher.finished(done(first), 2)
     async with asyncio.timeout(SECONDS):
         for _ in range(3):
             await bench.server.polled.acquire()
     assert bench.server.batches == [3, 1, 2]
-    bench.feed.finished(done(second), 1)
+    bench.fetcher.finished(done(second), 1)
     await bench.end()
     assert [[item["transactionId"] for item in batch] for batch in bench.server.acks] == [["a", "b"], ["c"]]
 
@@ -97,7 +97,7 @@ async def test_each_poll_asks_for_the_free_slots_and_none_is_made_without_any() 
 async def test_what_the_last_poll_brings_goes_back_at_once() -> None:
     bench = Bench()
     await bench.server.polled.acquire()
-    bench.feed.stop()
+    bench.fetcher.stop()
     bench.server.answer_pop("a")
     await bench.end()
     assert bench.received.empty()
@@ -116,9 +116,9 @@ async def test_a_poll_that_gets_no_answer_is_given_up_when_the_worker_stops() ->
 async def test_settlements_are_sent_until_the_server_answers() -> None:
     bench = Bench()
     bench.server.answer_pop("a", "b")
-    held = await bench.held()
+    in_flight = await bench.in_flight()
     bench.server.failures = [ConnectionFailed("no server", sent=False), ConnectionFailed("no server", sent=False)]
-    bench.feed.finished(done(held), 2)
+    bench.fetcher.finished(done(in_flight), 2)
     async with asyncio.timeout(SECONDS):
         answered = await bench.answered.get()
     assert [settled is not None and settled.success for _, settled in answered] == [True, True]
@@ -126,12 +126,12 @@ async def test_settlements_are_sent_until_the_server_answers() -> None:
     await bench.end()
 
 
-async def test_nothing_is_said_of_what_was_lost() -> None:
+async def test_nothing_is_stated_of_what_was_lost() -> None:
     bench = Bench()
     bench.server.answer_pop("a")
-    held = await bench.held()
-    bench.feed.lost(held)
-    bench.feed.finished(done(held), 1)
+    in_flight = await bench.in_flight()
+    bench.fetcher.lost(in_flight)
+    bench.fetcher.finished(done(in_flight), 1)
     async with asyncio.timeout(SECONDS):
         ((_, settled),) = await bench.answered.get()
     assert settled is None
@@ -147,18 +147,18 @@ async def test_a_poll_that_fails_on_the_servers_side_is_made_again(status: int) 
     bench.server.fail_pop(error)
     await bench.server.polled.acquire()
     bench.server.answer_pop("a")
-    held = await bench.held()
-    assert bench.feed.problem is None
-    bench.feed.finished(done(held), 1)
+    in_flight = await bench.in_flight()
+    assert bench.fetcher.problem is None
+    bench.fetcher.finished(done(in_flight), 1)
     await bench.end()
 
 
 async def test_a_burst_ends_when_a_quiet_worker_finds_nothing() -> None:
     bench = Bench(burst=True)
     bench.server.answer_pop("a")
-    held = await bench.held()
+    in_flight = await bench.in_flight()
     bench.server.answer_pop()  # Something runs: it may bring more.
-    bench.feed.finished(done(held), 1)
+    bench.fetcher.finished(done(in_flight), 1)
     bench.server.answer_pop()
     bench.server.answer_pop()
     async with asyncio.timeout(SECONDS):
@@ -168,26 +168,26 @@ async def test_a_burst_ends_when_a_quiet_worker_finds_nothing() -> None:
 
 async def test_a_source_that_does_not_close_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
-    monkeypatch.setattr(bench.feed._source, "close", asyncio.Event().wait)
-    bench.feed.stop()
+    monkeypatch.setattr(bench.fetcher._source, "close", asyncio.Event().wait)
+    bench.fetcher.stop()
     async with asyncio.timeout(SECONDS):
         await bench.pulling
-        await bench.feed.close(0.1)
+        await bench.fetcher.close(0.1)
 
 
 AN_HOUR = 3_600_000
 
 
 @pytest.mark.parametrize("status", ["failed", "retry"])
-async def test_a_retry_that_the_worker_asked_for_is_not_slept_past(status: Status) -> None:
+async def test_a_retry_that_the_worker_requested_is_not_slept_past(status: Status) -> None:
     bench = Bench(interval_ms=AN_HOUR)
     bench.server.answer_pop("a", "b")
-    held = await bench.held()
+    in_flight = await bench.in_flight()
     late, soon = (
-        Ended(held, message, Verdict(message, status, None, delay), "retried", "t")
-        for message, delay in zip(held.messages, (60_000, 2_000), strict=True)
+        Ended(in_flight, message, SettleDecision(message, status, None, delay), "retried", "t")
+        for message, delay in zip(in_flight.messages, (60_000, 2_000), strict=True)
     )
-    bench.feed.finished([late, soon], 2)
+    bench.fetcher.finished([late, soon], 2)
     async with asyncio.timeout(SECONDS):
         await bench.answered.get()
     bench.server.answer_pop()
@@ -198,23 +198,25 @@ async def test_a_retry_that_the_worker_asked_for_is_not_slept_past(status: Statu
 async def test_what_was_handed_back_without_a_delay_is_polled_for_soon() -> None:
     bench = Bench(interval_ms=AN_HOUR)
     bench.server.answer_pop("a")
-    held = await bench.held()
+    in_flight = await bench.in_flight()
     bench.server.answer_pop()
     assert await bench.rest() > 3000
-    bench.feed.finished([Ended(held, held.messages[0], Verdict(held.messages[0], "retry"), "retried", "t")], 1)
+    bench.fetcher.finished(
+        [Ended(in_flight, in_flight.messages[0], SettleDecision(in_flight.messages[0], "retry"), "retried", "t")], 1
+    )
     bench.server.answer_pop("a")
-    await bench.held()
+    await bench.in_flight()
     await bench.end()
 
 
-async def test_a_push_that_the_worker_is_told_of_shortens_or_ends_its_rest() -> None:
+async def test_a_push_that_the_worker_is_notified_of_shortens_or_ends_its_rest() -> None:
     bench = Bench(interval_ms=AN_HOUR)
     bench.server.answer_pop()
     assert await bench.rest() > 3000
-    bench.feed.expect(30.0)
+    bench.fetcher.expect(30.0)
     bench.server.answer_pop()
     assert 20 < await bench.rest() <= 30
-    bench.feed.expect(0.0)
+    bench.fetcher.expect(0.0)
     bench.server.answer_pop("a")
-    await bench.held()
+    await bench.in_flight()
     await bench.end()

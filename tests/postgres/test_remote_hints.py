@@ -42,10 +42,10 @@ async def knows_partitions(driver: Driver, *partitions: str) -> None:
     assert await driver.drain("orders") == ["old"] * len(partitions)
 
 
-def hear(hearer: Driver, teller: Driver) -> list[Hint]:
+def deliver(receiver: Driver, sender: Driver) -> list[Hint]:
     """One server hears what the other has told its own consumers, but for arrivals told to one group, as peers do."""
-    hints, teller.hints = teller.hints, []
-    return hearer.engine.hear([hint for hint in hints if hint.news == "free" or hint.group is None])
+    hints, sender.hints = sender.hints, []
+    return receiver.engine.on_hints([hint for hint in hints if hint.kind == "free" or hint.group is None])
 
 
 # Beliefs ---------------------------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ async def test_what_another_server_pushed_is_popped_without_a_search(
     await knows_partitions(there, "p1", "p2")
     searches.number = 0
     await here.push("orders", "p2", 1)
-    hear(there, here)
+    deliver(there, here)
     assert payloads(await there.pop("orders")) == [1]
     assert searches.number == 0
 
@@ -67,38 +67,40 @@ async def test_what_another_server_gave_back_is_popped_without_a_search(
 ) -> None:
     await knows_partitions(there, "p1")
     await here.push("orders", "p1", 1, 2)
-    [held] = await here.pop("orders")
+    [leased] = await here.pop("orders")
     assert await there.pop("orders") == []
     searches.number = 0
     here.hints.clear()
-    await here.ack(held)
-    hear(there, here)
+    await here.ack(leased)
+    deliver(there, here)
     assert payloads(await there.pop("orders")) == [2]
     assert searches.number == 0
 
 
-@pytest.mark.parametrize("news", ["message", "free"])
-async def test_news_from_anywhere_in_a_queue_makes_the_next_pop_search(
-    here: Driver, there: Driver, searches: Searches, news: str
+@pytest.mark.parametrize("kind", ["message", "free"])
+async def test_changes_from_anywhere_in_a_queue_makes_the_next_pop_search(
+    here: Driver, there: Driver, searches: Searches, kind: str
 ) -> None:
     await knows_partitions(there, "p1", "p2")
     await there.push("orders", "p1", "ready")
     await here.push("orders", "p2", "unheard of")
     searches.number = 0
-    [held] = await there.pop("orders")
-    assert (held.payload, searches.number) == ("ready", 0)
-    await there.ack(held)
+    [leased] = await there.pop("orders")
+    assert (leased.payload, searches.number) == ("ready", 0)
+    await there.ack(leased)
     await there.push("orders", "p1", "ready too")
-    there.engine.hear([Hint("orders", news="message" if news == "message" else "free")])
+    there.engine.on_hints([Hint("orders", kind="message" if kind == "message" else "free")])
     assert payloads(await there.pop("orders")) == ["unheard of"]
     assert searches.number == 1
 
 
-async def test_news_for_one_group_are_not_believed_of_another(here: Driver, there: Driver, searches: Searches) -> None:
+async def test_changes_for_one_group_are_not_expected_of_another(
+    here: Driver, there: Driver, searches: Searches
+) -> None:
     await knows_partitions(there, "p1")
     assert await there.drain("orders", group="g") == ["old"]
     await here.push("orders", "p1", 1)
-    there.engine.hear([Hint("orders", "g", ("p1",))])
+    there.engine.on_hints([Hint("orders", "g", ("p1",))])
     searches.number = 0
     assert payloads(await there.pop("orders", group="g")) == [1]
     assert searches.number == 0
@@ -109,11 +111,11 @@ async def test_news_for_one_group_are_not_believed_of_another(here: Driver, ther
 async def test_a_lease_that_ended_elsewhere_is_forgotten(there: Driver) -> None:
     assert isinstance(there.engine, PostgresEngine)
     await there.push("orders", "p1", 1, transaction_id="t")
-    [held] = await there.pop("orders")
-    assert there.engine._deliveries.knows(held.lease)
-    ended = Hint("orders", held.group, (), ended=(held.lease,))
-    assert there.engine.hear([ended]) == [ended]
-    assert not there.engine._deliveries.knows(held.lease)
+    [leased] = await there.pop("orders")
+    assert there.engine._deliveries.knows(leased.lease)
+    ended = Hint("orders", leased.group, (), ended=(leased.lease,))
+    assert there.engine.on_hints([ended]) == [ended]
+    assert not there.engine._deliveries.knows(leased.lease)
 
 
 @pytest.mark.parametrize("leased_by", ["the one that hears", "the one that tells"])
@@ -121,41 +123,41 @@ async def test_a_push_after_a_lease_that_was_settled_elsewhere_is_offered(
     here: Driver, there: Driver, leased_by: str
 ) -> None:
     await there.push("orders", "p1", 1)
-    [held] = await (there if leased_by == "the one that hears" else here).pop("orders")
+    [leased] = await (there if leased_by == "the one that hears" else here).pop("orders")
     assert (await there.pop("orders")).reason == "lease_held"
-    await here.ack(held)
-    hear(there, here)
+    await here.ack(leased)
+    deliver(there, here)
     await here.push("orders", "p1", 2)
-    assert Hint("orders", held.group, ("p1",), "message") in hear(there, here)
+    assert Hint("orders", leased.group, ("p1",), "message") in deliver(there, here)
 
 
-async def test_what_came_before_the_news_of_a_lease_s_end_is_offered_with_it(here: Driver, there: Driver) -> None:
+async def test_what_came_before_the_changes_of_a_lease_s_end_is_offered_with_it(here: Driver, there: Driver) -> None:
     await there.push("orders", "p1", 1)
-    [held] = await there.pop("orders")
-    await here.ack(held)
+    [leased] = await there.pop("orders")
+    await here.ack(leased)
     ends, here.hints = here.hints, []
     await here.push("orders", "p1", 2)
-    assert Hint("orders", held.group, ("p1",), "message") not in hear(there, here)
-    assert any(hint.group == held.group and hint.partitions == ("p1",) for hint in there.engine.hear(ends))
+    assert Hint("orders", leased.group, ("p1",), "message") not in deliver(there, here)
+    assert any(hint.group == leased.group and hint.partitions == ("p1",) for hint in there.engine.on_hints(ends))
     assert payloads(await there.pop("orders")) == [2]
 
 
-async def test_wrong_news_cost_a_look_and_nothing_else(here: Driver, there: Driver) -> None:
+async def test_wrong_changes_cost_a_look_and_nothing_else(here: Driver, there: Driver) -> None:
     await knows_partitions(there, "p1")
     await here.push("orders", "p1", 1)
-    [held] = await here.pop("orders")
-    there.engine.hear([Hint("orders", None, ("p1",), "message"), Hint("orders", held.group, ("p1",))])
+    [leased] = await here.pop("orders")
+    there.engine.on_hints([Hint("orders", None, ("p1",), "message"), Hint("orders", leased.group, ("p1",))])
     assert (await there.pop("orders")).reason == "lease_held"
-    assert (await here.ack(held)).success
+    assert (await here.ack(leased)).success
     await here.engine.delete_queues(["orders"])
-    there.engine.hear([Hint("orders", None, ("p1",), "message"), Hint("orders", held.group, ("p1",))])
+    there.engine.on_hints([Hint("orders", None, ("p1",), "message"), Hint("orders", leased.group, ("p1",))])
     assert await there.pop("orders") == []
 
 
 # Whom to tell ----------------------------------------------------------------------------------------------
 
 
-async def test_an_arrival_is_for_the_groups_of_the_server_that_hears_of_it(here: Driver, there: Driver) -> None:
+async def test_an_arrival_is_for_the_groups_of_the_server_that_notices_it(here: Driver, there: Driver) -> None:
     await knows_partitions(there, "p1")
     assert await there.drain("orders", group="busy") == ["old"]
     assert await here.pop("orders", group="elsewhere", auto_ack=True)
@@ -163,24 +165,24 @@ async def test_an_arrival_is_for_the_groups_of_the_server_that_hears_of_it(here:
     assert await there.pop("orders", group="busy")
     here.hints.clear()
     await here.push("orders", "p1", 2)
-    assert hear(there, here) == [
-        Hint("orders", None, ("p1",), "message", told=(QUEUE_MODE, "busy")),
+    assert deliver(there, here) == [
+        Hint("orders", None, ("p1",), "message", excluded=(QUEUE_MODE, "busy")),
         Hint("orders", QUEUE_MODE, ("p1",), "message"),
     ]
 
 
-async def test_arrivals_in_a_partition_that_this_server_does_not_know_or_anywhere_are_news_for_all_groups(
+async def test_arrivals_in_a_partition_that_this_server_does_not_know_or_anywhere_are_changes_for_all_groups(
     here: Driver, there: Driver
 ) -> None:
     await knows_partitions(there, "p1")
-    heard = there.engine.hear([Hint("orders", None, ("p1",), "message"), Hint("orders", None, None, "message")])
-    assert heard == [
-        Hint("orders", None, None, "message", told=(QUEUE_MODE,)),
+    received = there.engine.on_hints([Hint("orders", None, ("p1",), "message"), Hint("orders", None, None, "message")])
+    assert received == [
+        Hint("orders", None, None, "message", excluded=(QUEUE_MODE,)),
         Hint("orders", QUEUE_MODE, None, "message"),
     ]
     assert await there.pop("orders", group="busy")
-    assert there.engine.hear([Hint("orders", None, ("p1", "new"), "message")]) == [
-        Hint("orders", None, ("p1", "new"), "message", told=(QUEUE_MODE, "busy")),
+    assert there.engine.on_hints([Hint("orders", None, ("p1", "new"), "message")]) == [
+        Hint("orders", None, ("p1", "new"), "message", excluded=(QUEUE_MODE, "busy")),
         Hint("orders", QUEUE_MODE, ("p1", "new"), "message"),
         Hint("orders", "busy", ("new",), "message"),
     ]
@@ -188,7 +190,7 @@ async def test_arrivals_in_a_partition_that_this_server_does_not_know_or_anywher
     assert payloads(await there.pop("orders")) == [1]
 
 
-async def test_other_news_are_passed_on_as_they_are(there: Driver) -> None:
+async def test_other_changes_are_passed_on_as_they_are(there: Driver) -> None:
     await knows_partitions(there, "p1")
     hints = [
         Hint("orders", QUEUE_MODE, ("p1", "unknown"), ended=("no lease",)),
@@ -198,11 +200,11 @@ async def test_other_news_are_passed_on_as_they_are(there: Driver) -> None:
         Hint("unknown queue", None, ("p1",), "message"),
         Hint("\0", "\0", ("\0",)),
     ]
-    assert there.engine.hear(hints) == hints
-    assert there.engine.hear([]) == []
+    assert there.engine.on_hints(hints) == hints
+    assert there.engine.on_hints([]) == []
     there.hints.clear()
     await there.engine.close()
-    assert there.engine.hear(hints) == []
+    assert there.engine.on_hints(hints) == []
     assert there.hints == []
 
 

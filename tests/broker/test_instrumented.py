@@ -10,7 +10,7 @@ from typing import cast
 import msgspec
 import pytest
 
-from hark.broker.engine_calls import VERBS, EngineCalls, measured
+from hark.broker.engine_calls import VERBS, EngineCalls, instrumented
 from hark.broker.tallies import Tallies
 from hark.broker.upkeep import LATELY_SECONDS, Readiness
 from hark.clock import SECOND, FakeClock, SystemClock
@@ -64,7 +64,7 @@ def broken() -> tuple[Broken, Engine, EngineCalls]:
     now = [0.0]
     engine = Broken(now)
     calls = EngineCalls(timer=lambda: now[0])
-    return engine, measured(cast(Engine, engine), calls, Tallies(FakeClock())), calls
+    return engine, instrumented(cast(Engine, engine), calls, Tallies(FakeClock())), calls
 
 
 def is_asynchronous(verb: Callable[..., object]) -> bool:
@@ -75,7 +75,7 @@ def is_asynchronous(verb: Callable[..., object]) -> bool:
 
 def test_all_verbs_of_the_protocol_are_wrapped() -> None:
     engine = SqliteEngine(":memory:", clock=SystemClock())
-    face = measured(engine, EngineCalls(), Tallies(FakeClock()))
+    face = instrumented(engine, EngineCalls(), Tallies(FakeClock()))
     asynchronous = [name for name, verb in inspect.getmembers(Engine, inspect.isfunction) if is_asynchronous(verb)]
     assert sorted(VERBS) == asynchronous
     assert set(VERBS) >= {"push", "ping", "write_keys"}
@@ -109,8 +109,8 @@ async def test_codes_without_end_are_summed_up() -> None:
 async def test_what_is_no_verb_is_the_engines_own() -> None:
     engine = SqliteEngine(":memory:", clock=SystemClock())
     tallies = Tallies(FakeClock())
-    face = measured(engine, EngineCalls(), tallies)
-    assert (face.shared, face.follows, face.hear([])) == (engine.shared, engine.follows, [])
+    face = instrumented(engine, EngineCalls(), tallies)
+    assert (face.shared, face.follows, face.on_hints([])) == (engine.shared, engine.follows, [])
     await face.start(lambda _hints: None)
     await face.push([[NewMessage("a"), NewMessage("a")]])
     await face.close()
@@ -139,16 +139,16 @@ def test_queues_that_were_busy_longest_ago_are_forgotten_but_in_the_total_and_na
     assert list(tallies.queues) == ["a", "d", "e"], "a was busy after b and c"
     assert [tally.pushed for tally in tallies.queues.values()] == [2, 1, 1]
     assert tallies.total.pushed == 6
-    assert tallies.touched == {"a", "b", "c", "d", "e"}
-    tallies.touched = set()  # As the sampler does.
+    assert tallies.changed_queues == {"a", "b", "c", "d", "e"}
+    tallies.changed_queues = set()  # As the sampler does.
     push(tallies, "b")
-    assert tallies.touched == {"b"}
+    assert tallies.changed_queues == {"b"}
 
 
 def test_a_million_names_keep_no_more_than_the_bound(tallies: Tallies) -> None:
     for start in range(0, 30_000, 1000):
         push(tallies, *(f"queue-{number}" for number in range(start, start + 1000)))
-        tallies.touched = set()
+        tallies.changed_queues = set()
     assert len(tallies.queues) == 10_000
     assert tallies.total.pushed == 30_000
 
@@ -235,7 +235,7 @@ class _World:
         self.now = 100.0
         self.store = _Store()
         calls = EngineCalls(lambda: self.now)
-        self.engine = measured(cast(Engine, self.store), calls, Tallies(FakeClock()))
+        self.engine = instrumented(cast(Engine, self.store), calls, Tallies(FakeClock()))
         self.readiness = Readiness(self.engine, calls)
 
 
@@ -245,7 +245,7 @@ async def world() -> _World:
     return _World()
 
 
-async def test_the_store_is_asked_at_first_and_when_it_has_not_answered_for_a_while(world: _World) -> None:
+async def test_the_store_is_requested_at_first_and_when_it_has_not_answered_for_a_while(world: _World) -> None:
     assert await world.readiness.problem() is None
     assert world.store.pings == 1
     world.now += LATELY_SECONDS
@@ -281,12 +281,12 @@ async def test_a_failure_makes_the_last_answer_worthless_a_refusal_is_an_answer_
 
 async def test_many_who_ask_share_one_question(world: _World) -> None:
     world.store.hold.clear()
-    asking = [asyncio.ensure_future(world.readiness.reach())]
-    asking += [asyncio.ensure_future(world.readiness.problem()) for _ in range(3)]
-    asking += [asyncio.ensure_future(world.readiness.reach())]
+    checks = [asyncio.ensure_future(world.readiness.reach())]
+    checks += [asyncio.ensure_future(world.readiness.problem()) for _ in range(3)]
+    checks += [asyncio.ensure_future(world.readiness.reach())]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    asking.pop().cancel()
+    checks.pop().cancel()
     world.store.hold.set()
-    assert await asyncio.gather(*asking) == [None] * 4
+    assert await asyncio.gather(*checks) == [None] * 4
     assert world.store.pings == 1
