@@ -24,12 +24,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hark.broker.tallies import VERBS
 from hark.clock import FakeClock
 from hark.engine.api import Engine, KeyListener, Listener, ignore_keys
+from hark.engine.core.handout import Picker
 from hark.engine.core.loader import Loader
 from hark.engine.core.ordered import OrderedPosition
 from hark.engine.core.position import NOTHING, Position
 from hark.engine.core.push import room_left
 from hark.engine.core.shared import SharedPosition
-from hark.engine.core.shared_rows import Picker
 from hark.engine.core.state import Group, State
 from hark.engine.core.transaction import WriteTransaction
 from hark.engine.s3.bucket import Stored

@@ -11,7 +11,7 @@ from typing import cast
 import msgspec
 import pytest
 
-from hark.engine.core.rows import Elsewhere
+from hark.engine.core.store import Elsewhere
 from hark.engine.s3.bucket import Bucket, BucketError, Conflicting, Refused, Unclear
 from hark.engine.s3.payloads import Filler, PayloadCache, PayloadLocation, Payloads
 from hark.errors import EngineFailure

@@ -15,7 +15,7 @@ from typing import Any
 import apsw
 import pytest
 
-from hark.engine.core import browse, keyvalue, loader, ordered, push, rows, shared, shared_rows, transaction
+from hark.engine.core import browse, keyvalue, loader, ordered, position, push, shared, store, transaction
 from hark.engine.core.groups import conditions
 from hark.engine.core.ordered import OrderedPosition
 from hark.engine.core.state import State
@@ -213,7 +213,7 @@ async def test_the_cost_of_finding_a_time_grows_with_the_partitions_that_are_nam
 
 HOT = {
     "reading for browsers": (browse.READ, ('[["orders","p1",1,10]]', 1000)),
-    "reading messages": (rows.SELECT_MESSAGES, ("[[1,1,5]]",)),
+    "reading messages": (store.SELECT_MESSAGES, ("[[1,1,5]]",)),
     "finding transaction ids": (push._FIND_TRANSACTION_IDS, ('[[1,"t"]]',)),
     "loading partitions by name": (loader._PARTITIONS_BY_NAME, ('[[1,"p"]]',)),
     "loading partitions by number": (loader._PARTITIONS_BY_ID, ("[1]",)),
@@ -221,12 +221,12 @@ HOT = {
     "saving positions": (ordered._SAVE_POSITIONS, ("[]",)),
     "deleting ranges": (ordered._DELETE_RANGES, ("[]",)),
     "deleting retries": (ordered._DELETE_RETRIES, ("[]",)),
-    "loading places of shared groups": (shared_rows._SHARED_POSITIONS, (1, "[1]")),
-    "reading the first lane": (shared.READ_FIRST, (1, 0, 10, 10)),
-    "reading a lane with a priority": (shared.READ_PRIORITY, (1, 5, 0, 10, 10)),
-    "reading delayed messages": (shared.READ_DELAYED, (1, 0, 0, 0, 10)),
-    "saving places of shared groups": (shared_rows._SAVE_SHARED_POSITIONS, ("[]",)),
-    "deleting outstanding": (shared_rows._DELETE_OUTSTANDING, ("[]",)),
+    "loading places of shared groups": (loader._SHARED_POSITIONS, (1, "[1]")),
+    "reading the first lane": (position.READ_FIRST, (1, 0, 10, 10)),
+    "reading a lane with a priority": (position.READ_PRIORITY, (1, 5, 0, 10, 10)),
+    "reading delayed messages": (position.READ_DELAYED, (1, 0, 0, 0, 10)),
+    "saving places of shared groups": (shared._SAVE_SHARED_POSITIONS, ("[]",)),
+    "deleting outstanding": (shared._DELETE_OUTSTANDING, ("[]",)),
     "finding what all groups are done with": (transaction._FIND, (1, "[]")),
     "saving dead letters": (transaction._SAVE_DEAD_LETTERS, ("[]",)),
 }

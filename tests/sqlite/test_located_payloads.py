@@ -11,9 +11,8 @@ import pytest
 
 from hark.engine.core import schema
 from hark.engine.core.push import push as push_verb
-from hark.engine.core.rows import Elsewhere, Extra, extra_of
-from hark.engine.core.store import Value
-from hark.engine.core.transaction import WriteTransaction, set_locations
+from hark.engine.core.store import Elsewhere, Extra, Value, extra_of, set_locations
+from hark.engine.core.transaction import WriteTransaction
 from hark.engine.hints import MAX_REPLY_BYTES
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import EngineFailure

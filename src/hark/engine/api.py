@@ -21,67 +21,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
+from hark import model
 from hark.errors import HarkError
-from hark.model import (
-    BrowseFrom,
-    CancelOutcome,
-    Collected,
-    DeadLetterFilter,
-    DeadLetters,
-    Expired,
-    Explain,
-    Facts,
-    GroupDeletion,
-    GroupStats,
-    Hint,
-    Key,
-    KeyEntry,
-    KeyNotification,
-    KeyRange,
-    KeyStats,
-    KeyWrite,
-    KeyWritten,
-    LeaseFilter,
-    Leases,
-    Limits,
-    MessageFilter,
-    MessageView,
-    NewDeadLetter,
-    NewMessage,
-    NewTrace,
-    PartitionOffset,
-    PartitionStats,
-    PopRequest,
-    PopResult,
-    PositionStats,
-    PushOutcome,
-    QueueFilter,
-    QueueInfo,
-    QueuePage,
-    QueueSpec,
-    Read,
-    ReadResult,
-    Renewal,
-    RenewOutcome,
-    Seek,
-    SeekOutcome,
-    Settlement,
-    SettleOutcome,
-    Survey,
-    Totals,
-    Trace,
-    TraceName,
-    Transaction,
-    TransactionOutcome,
-)
 
 T = TypeVar("T")
 Answers = Sequence[T | HarkError]
-Listener = Callable[[Sequence[Hint]], None]
-KeyListener = Callable[[KeyNotification], None]
+Listener = Callable[[Sequence[model.Hint]], None]
+KeyListener = Callable[[model.KeyNotification], None]
 
 
-def ignore_keys(notification: KeyNotification) -> None:
+def ignore_keys(notification: model.KeyNotification) -> None:
     """The key listener if no client watches keys."""
 
 
@@ -93,16 +42,16 @@ class KeyValueEngine(Protocol):
     even before it is removed. After every commit that changes keys, the key listener receives the changed keys.
     """
 
-    async def read_keys(self, keys: Sequence[Key]) -> list[KeyEntry | None]:
+    async def read_keys(self, keys: Sequence[model.Key]) -> list[model.KeyEntry | None]:
         """The entries of these keys; None for a key without an entry or with an expired one."""
 
-    async def list_keys(self, ranges: Sequence[KeyRange]) -> list[list[KeyEntry]]:
+    async def list_keys(self, ranges: Sequence[model.KeyRange]) -> list[list[model.KeyEntry]]:
         """Entries below prefixes, in key order. The cost depends on the number of returned entries."""
 
-    async def count_keys(self, prefix: Key) -> int:
+    async def count_keys(self, prefix: model.Key) -> int:
         """The number of entries below a prefix."""
 
-    async def write_keys(self, requests: Sequence[KeyWrite]) -> Answers[KeyWritten]:
+    async def write_keys(self, requests: Sequence[model.KeyWrite]) -> Answers[model.KeyWritten]:
         """Apply each request completely if all its checks hold, otherwise not at all. Mutations apply in order.
 
         All entries that a request writes get one new version; versions never repeat. A mutation that does not match
@@ -114,7 +63,7 @@ class KeyValueEngine(Protocol):
     async def sweep_keys(self, limit: int = 1000) -> int:
         """Remove at most `limit` expired entries. Returns their number. Expired entries are invisible in any case."""
 
-    async def key_stats(self) -> KeyStats:
+    async def key_stats(self) -> model.KeyStats:
         """The number of entries, and the bytes of keys and values. The result can be up to a minute old."""
 
 
@@ -158,7 +107,7 @@ class Engine(KeyValueEngine, Protocol):
 
     # Messages ----------------------------------------------------------------------------------------------
 
-    def push(self, requests: Sequence[Sequence[NewMessage]]) -> Awaitable[Answers[list[PushOutcome]]]:
+    def push(self, requests: Sequence[Sequence[model.NewMessage]]) -> Awaitable[Answers[list[model.PushOutcome]]]:
         """Append messages (rules 1-7).
 
         Creates missing queues and partitions. Offsets have no gaps and become visible in order. A push with a
@@ -167,7 +116,7 @@ class Engine(KeyValueEngine, Protocol):
         returns `failed` with code `sealing_mismatch`: read the options again and retry the push.
         """
 
-    def pop(self, requests: Sequence[PopRequest]) -> Awaitable[Answers[PopResult]]:
+    def pop(self, requests: Sequence[model.PopRequest]) -> Awaitable[Answers[model.PopResult]]:
         """Lease messages to a consumer (rules 8-11, 20), one lease per request.
 
         In a shared group each message has its own lease: any number of consumers can receive messages from one
@@ -181,7 +130,7 @@ class Engine(KeyValueEngine, Protocol):
         pop of a group from a queue durably creates the group before the verb returns, even without messages.
         """
 
-    def settle(self, requests: Sequence[Sequence[Settlement]]) -> Awaitable[Answers[list[SettleOutcome]]]:
+    def settle(self, requests: Sequence[Sequence[model.Settlement]]) -> Awaitable[Answers[list[model.SettleOutcome]]]:
         """Settle messages: complete, fail, retry or dead-letter them (rules 12-15).
 
         All items of one request are checked against the leases before the request. Rejection codes: `not_found`,
@@ -189,10 +138,10 @@ class Engine(KeyValueEngine, Protocol):
         if the message has been removed.
         """
 
-    def transact(self, requests: Sequence[Transaction]) -> Awaitable[Answers[TransactionOutcome]]:
+    def transact(self, requests: Sequence[model.Transaction]) -> Awaitable[Answers[model.TransactionOutcome]]:
         """Apply each transaction completely or not at all (rule 22). A duplicate push counts as a success."""
 
-    def renew(self, requests: Sequence[Renewal]) -> Awaitable[Answers[RenewOutcome]]:
+    def renew(self, requests: Sequence[model.Renewal]) -> Awaitable[Answers[model.RenewOutcome]]:
         """Renew leases, each for all its partitions (rule 17). A renewal may be lost in a crash, like the lease."""
 
     async def lease_ends(self, lease_ids: Sequence[str]) -> list[int | None]:
@@ -207,13 +156,13 @@ class Engine(KeyValueEngine, Protocol):
     async def release(self, lease_ids: Sequence[str]) -> None:
         """Release messages that a consumer never received; uses no attempt (rule 17). Ignores unknown leases."""
 
-    async def expire(self, limit: int = 1000) -> Expired:
+    async def expire(self, limit: int = 1000) -> model.Expired:
         """Expire due leases, with their expiry as the time of the change. Idempotent (rule 16)."""
 
-    async def collect(self, limit: int = 1000) -> Collected:
+    async def collect(self, limit: int = 1000) -> model.Collected:
         """Run one limited step of retention (rule 23)."""
 
-    async def read(self, requests: Sequence[Read]) -> Answers[ReadResult]:
+    async def read(self, requests: Sequence[model.Read]) -> Answers[model.ReadResult]:
         """Read messages of partitions in offset order, without receiving them (queue browsers).
 
         Returns every stored message: settled, leased, delayed or expired, until it is removed. It leaves out messages
@@ -225,15 +174,15 @@ class Engine(KeyValueEngine, Protocol):
         """
 
     async def offsets(
-        self, queue: str, start: BrowseFrom, partition: str | None = None, changed_since: int | None = None
-    ) -> list[PartitionOffset]:
+        self, queue: str, start: model.BrowseFrom, partition: str | None = None, changed_since: int | None = None
+    ) -> list[model.PartitionOffset]:
         """The start offsets of a queue browser, for each partition of a queue or for the named one; [] if none exists.
 
         If `start` is a time, the offset is that of the first message created after it. `changed_since` limits the
         result to partitions that may have received messages since that time; it can include some others.
         """
 
-    async def cancel(self, message_ids: Sequence[str]) -> list[CancelOutcome]:
+    async def cancel(self, message_ids: Sequence[str]) -> list[model.CancelOutcome]:
         """Remove messages that no consumer has received, delayed or not.
 
         Other outcomes: `leased` if a group holds the message or has used an attempt; `settled` if a group settled it.
@@ -244,10 +193,10 @@ class Engine(KeyValueEngine, Protocol):
 
     # Queues ------------------------------------------------------------------------------------------------
 
-    async def configure(self, specs: Sequence[QueueSpec]) -> Answers[QueueInfo]:
+    async def configure(self, specs: Sequence[model.QueueSpec]) -> Answers[model.QueueInfo]:
         """Create queues with the partition `Default`, or replace all options of existing queues."""
 
-    async def make_queues(self, specs: Sequence[QueueSpec]) -> None:
+    async def make_queues(self, specs: Sequence[model.QueueSpec]) -> None:
         """Create the queues that do not exist. Existing queues do not change."""
 
     async def delete_queues(self, names: Sequence[str]) -> list[bool]:
@@ -259,35 +208,35 @@ class Engine(KeyValueEngine, Protocol):
     async def pause(self, queue: str, group: str | None, paused: bool) -> bool:
         """Pause or resume deliveries of a queue, or of one group. False if it does not exist."""
 
-    async def queue_infos(self, names: Sequence[str] | None = None) -> list[QueueInfo]:
+    async def queue_infos(self, names: Sequence[str] | None = None) -> list[model.QueueInfo]:
         """The named queues that exist, or all of them."""
 
-    async def queue_stats(self, where: QueueFilter) -> QueuePage:
+    async def queue_stats(self, where: model.QueueFilter) -> model.QueuePage:
         """A page of queues with counts. The cost depends on the number of queues on the page."""
 
-    async def survey(self, after: tuple[int, str] = (0, ""), limit: int = 1000) -> Survey:
+    async def survey(self, after: tuple[int, str] = (0, ""), limit: int = 1000) -> model.Survey:
         """One step of a survey of all partitions, at most `limit` of them: stored and unsettled messages.
 
         It uses the local view of this server: it applies no due changes first, and sends no billed requests.
         """
 
-    async def totals(self) -> Totals:
+    async def totals(self) -> model.Totals:
         """The numbers of queues, dead letters and leased messages, from the local view of this server."""
 
     async def partition_stats(
         self, queue: str, search: str | None = None, limit: int = 1000, offset: int = 0
-    ) -> list[PartitionStats]:
+    ) -> list[model.PartitionStats]:
         """A page of the partitions of a queue, by name."""
 
     # Groups ------------------------------------------------------------------------------------------------
 
-    async def seek(self, requests: Sequence[Seek]) -> Answers[SeekOutcome]:
+    async def seek(self, requests: Sequence[model.Seek]) -> Answers[model.SeekOutcome]:
         """Move the cursors of groups (rule 21). The leases of the group on these partitions become invalid."""
 
-    async def delete_group(self, group: str, queue: str | None, forget_subscription: bool) -> GroupDeletion:
+    async def delete_group(self, group: str, queue: str | None, forget_subscription: bool) -> model.GroupDeletion:
         """Delete a group's cursors in one queue or in all, and optionally its subscription."""
 
-    async def limit_group(self, queue: str, group: str, limits: Limits) -> bool:
+    async def limit_group(self, queue: str, group: str, limits: model.Limits) -> bool:
         """Set the limits of one group of a queue. False if the group does not exist."""
 
     async def resubscribe(self, group: str, since: int) -> int:
@@ -302,7 +251,7 @@ class Engine(KeyValueEngine, Protocol):
         queue: str | None = None,
         queues: Sequence[str] | None = None,
         uncounted: Sequence[str] = (),
-    ) -> list[GroupStats]:
+    ) -> list[model.GroupStats]:
         """Statistics of groups, one entry per group and queue; of one queue, or of several.
 
         The partitions of the queues `uncounted` are not looked at: lag and scheduled messages of their groups are 0.
@@ -316,7 +265,7 @@ class Engine(KeyValueEngine, Protocol):
         limit: int = 1000,
         partitions: Sequence[str] | None = None,
         queues: Sequence[str] | None = None,
-    ) -> list[PositionStats]:
+    ) -> list[model.PositionStats]:
         """Positions of groups in all partitions, or in the named ones; of one queue, or of several.
 
         `min_lag_seconds` limits the result to positions where a message has waited that long; 0: where one waits.
@@ -324,13 +273,13 @@ class Engine(KeyValueEngine, Protocol):
 
     # Dead letters ------------------------------------------------------------------------------------------
 
-    async def dead_letters(self, where: DeadLetterFilter) -> DeadLetters:
+    async def dead_letters(self, where: model.DeadLetterFilter) -> model.DeadLetters:
         """A page of dead letters."""
 
     async def requeue(self, ids: Sequence[str]) -> Answers[str]:
         """Requeue dead letters at the front of their partition, for their group only. Returns the new ids (rule 19)."""
 
-    async def import_dead_letters(self, letters: Sequence[NewDeadLetter]) -> Answers[bool]:
+    async def import_dead_letters(self, letters: Sequence[model.NewDeadLetter]) -> Answers[bool]:
         """Store dead letters of another store. False for one that exists: its id, or its message in its group.
 
         A dead letter belongs to the stored message with its transaction id. Without one it takes an offset that no
@@ -338,18 +287,18 @@ class Engine(KeyValueEngine, Protocol):
         contradicts the queue's encryption returns `Conflict`, code `sealing_mismatch`.
         """
 
-    async def delete_dead_letters(self, where: DeadLetterFilter, limit: int | None = None) -> int:
+    async def delete_dead_letters(self, where: model.DeadLetterFilter, limit: int | None = None) -> int:
         """Delete dead letters, at most `limit` (limit and offset of the filter do not apply). Returns their number."""
 
     # Looking -----------------------------------------------------------------------------------------------
 
-    async def messages(self, where: MessageFilter) -> list[MessageView]:
+    async def messages(self, where: model.MessageFilter) -> list[model.MessageView]:
         """Messages, newest first, without payloads."""
 
-    async def message(self, partition_id: str, transaction_id: str) -> MessageView | None:
+    async def message(self, partition_id: str, transaction_id: str) -> model.MessageView | None:
         """One message, by transaction id or message id, with its payload."""
 
-    async def trace(self, traces: Sequence[NewTrace]) -> Answers[str]:
+    async def trace(self, traces: Sequence[model.NewTrace]) -> Answers[str]:
         """Record trace events of messages. Returns their ids, or `NotFound` for a message that does not exist."""
 
     async def traces(
@@ -359,13 +308,13 @@ class Engine(KeyValueEngine, Protocol):
         name: str | None = None,
         limit: int = 100,
         offset: int = 0,
-    ) -> tuple[list[Trace], int]:
+    ) -> tuple[list[model.Trace], int]:
         """Trace events of one message, oldest first, or of one name, newest first; and their total number."""
 
-    async def trace_names(self, limit: int = 50, offset: int = 0) -> tuple[list[TraceName], int]:
+    async def trace_names(self, limit: int = 50, offset: int = 0) -> tuple[list[model.TraceName], int]:
         """Names of trace events, and the total number of names."""
 
-    async def explain(self, requests: Sequence[Explain]) -> Answers[Facts]:
+    async def explain(self, requests: Sequence[model.Explain]) -> Answers[model.Facts]:
         """The facts that explain why messages were not delivered. The call changes no message.
 
         Due changes are applied first (rule 16). For a removed message the result has the facts that are still known. An
@@ -373,7 +322,7 @@ class Engine(KeyValueEngine, Protocol):
         The cost does not depend on the number of messages.
         """
 
-    async def leases(self, where: LeaseFilter) -> Leases:
+    async def leases(self, where: model.LeaseFilter) -> model.Leases:
         """A page of the active leases, one entry for each partition of a lease.
 
         It leaves out leases that a failure or a retry released in their partition (rule 14): they block no delivery.
@@ -384,7 +333,7 @@ class Engine(KeyValueEngine, Protocol):
 
     # Other servers -----------------------------------------------------------------------------------------
 
-    def on_hints(self, hints: Sequence[Hint]) -> list[Hint]:
+    def on_hints(self, hints: Sequence[model.Hint]) -> list[model.Hint]:
         """Apply the hints of a peer on the same store, and return the hints for this server's consumers. Never raises.
 
         The result has the same form as hints of this server's verbs. [] if the store is not shared.

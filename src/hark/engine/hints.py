@@ -1,25 +1,27 @@
-"""The hints of one call on their way to the listener, and what reads have in common on all engines."""
+"""The hints of one call, and code that the reads of all engines share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
+
 from hark.model import GroupView, Hint, HintKind, MessageState, MessageView
 
 MAX_REPLY_BYTES = 16 << 20
-"""The bytes of payload at which a pop ends: they are encoded in one turn of the event loop."""
+"""Bytes of payload at which a pop ends, because one turn of the event loop encodes them."""
 _READ_BYTES = 1 << 20
 CALL_BYTES = 64 << 20
-"""The bytes of payload of all requests of one call, which are in memory together."""
+"""Bytes of payload of all requests of one call, which are in memory together."""
 
 
 def read_bound(requests: int) -> int:
-    """The bytes of payload at which a read ends that is one of so many in a call; it has one message at least."""
+    """Bytes of payload at which one of the reads of a call ends. It returns at least one message."""
     return min(_READ_BYTES, CALL_BYTES // max(1, requests))
 
 
 def reply_bound(requests: int) -> int:
-    """The bytes of payload at which a pop ends that is one of several in a call; it has one message at least."""
+    """Bytes of payload at which one of the pops of a call ends. It returns at least one message."""
     return min(MAX_REPLY_BYTES, max(1, CALL_BYTES // max(1, requests)))
 
 
@@ -27,7 +29,7 @@ _BY_URGENCY: tuple[MessageState, ...] = ("dead_letter", "processing", "pending",
 
 
 def set_state(view: MessageView, groups: Sequence[GroupView], now: int) -> None:
-    """Give a message the most urgent state of its groups; without groups it waits, or is delayed (rule 28)."""
+    """Give a message the most urgent state of its groups. Without groups it is pending or scheduled (rule 28)."""
     for group in groups:
         if group.state != "scheduled":
             group.reason = group.due_at = None
@@ -42,35 +44,35 @@ def set_state(view: MessageView, groups: Sequence[GroupView], now: int) -> None:
 
 
 MANY = 1000
-"""HintKind about more partitions than this does not name them."""
+"""Number of partitions above which a hint does not name them."""
 
 
-class HintBook:
-    """Collects what a call has to tell.
+class HintBook(msgspec.Struct, eq=False):
+    """Collects the hints of a call.
 
-    What emits what, on every engine:
+    Every engine emits these hints:
 
-    - a push (also one inside a transaction, and a requeue): one hint "message" for the queue, with all partitions that
-      got something; and one per known group, with those that it may take now. A partition that the group has leased,
-      or that waits for a time, is not among them: it is told when the lease ends, or found when somebody looks at the
-      time that `look_again_at` named.
-    - a settlement, a release, an expiry, a seek, a requeue, a removed message: "free" for the group, with the
-      partitions that it may take now; `ended` has leases that are over with it, also where nothing more can be taken.
-    - a pop: "free" with what it made ready and left to others: after auto-ack, and what fell due or was discovered.
-    - options, a resumed queue or group, a group deleted or restarted, memory or a connection lost: "free", anywhere.
-    - renewals, looks, purges and pauses make nothing ready: no hint, but for leases that a purge ended.
+    - A push (also inside a transaction, and a requeue): one hint "message" for the queue, with all partitions that
+      received messages; and one per known group, with its ready partitions. It omits a partition that the group has
+      leased, or that waits for a time: a hint follows when the lease ends, or a consumer polls at `look_again_at`.
+    - A settlement, a release, an expiry, a seek, a requeue, a removed message: "free" for the group, with its ready
+      partitions. `ended` has the leases that ended, also if nothing is ready.
+    - A pop: "free" with the partitions that it made ready and did not take: after auto-ack, and partitions that became
+      due or were discovered.
+    - Changed options, a resumed queue or group, a deleted or restarted group, a lost connection or lost memory: "free"
+      without partitions.
+    - Renewals, reads, purges and pauses make nothing ready, so they emit no hint, except for leases that a purge ended.
 
-    For a shared group partitions have counts: how many messages became ready there, about, so that as many consumers
-    are told. One that becomes ready only later counts as one, if it is the earliest that the group waits for there:
-    then somebody has to look and learn the time. An arrival for every group has the counts of what came, if it is more
-    than one message in a partition, where other servers have to tell groups of theirs.
+    For a shared group, partitions have the approximate number of messages that became ready, so that as many consumers
+    are notified. A message that becomes ready later counts as one if it is the earliest in its partition: a consumer
+    must poll to learn the time. A hint for every group has the numbers of new messages, if a partition received more
+    than one, because groups of other servers need them.
     """
 
-    def __init__(self) -> None:
-        self._partitions: dict[tuple[str, str | None, HintKind], dict[str, int] | None] = {}
-        # A count of 0 stands for none: one look, as in an ordered group.
-        self._excluded: dict[str, tuple[str, ...]] = {}
-        self._ended: dict[tuple[str, str], dict[str, None]] = {}
+    _partitions: dict[tuple[str, str | None, HintKind], dict[str, int] | None] = {}
+    """Counts by partition. 0 stands for one poll, as in an ordered group."""
+    _excluded: dict[str, tuple[str, ...]] = {}
+    _ended: dict[tuple[str, str], dict[str, None]] = {}
 
     def add(
         self,
@@ -80,7 +82,7 @@ class HintBook:
         kind: HintKind = "free",
         counts: Mapping[str, int] | None = None,
     ) -> None:
-        """There may be work for a group in these partitions; None: for any group, anywhere. Counts are summed up."""
+        """Add ready partitions of a group (None: of every group); None: any partition. Counts are added up."""
         key = (queue, group, kind)
         if partitions is None:
             self._partitions[key] = None
@@ -98,16 +100,16 @@ class HintBook:
     def arrived(
         self, queue: str, partitions: Iterable[str], excluded: Iterable[str], counts: Mapping[str, int] | None = None
     ) -> None:
-        """Messages came to a queue; groups that have hints of their own, or can't take them, are told."""
+        """Add new messages of a queue. `excluded`: groups with separate hints, or that cannot receive them."""
         self.add(queue, None, partitions, "message", counts)
         self._excluded[queue] = tuple(excluded)
 
     def ended(self, queue: str, group: str, lease: str) -> None:
-        """A lease is over."""
+        """Add a lease that ended."""
         self._ended.setdefault((queue, group), {})[lease] = None
 
     def hints(self) -> list[Hint]:
-        """What was collected."""
+        """The collected hints."""
         found = []
         for (queue, group, kind), noted in self._partitions.items():
             named = None if noted is None or len(noted) > MANY else noted
@@ -115,7 +117,7 @@ class HintBook:
             excluded = self._excluded.get(queue, ()) if group is None and kind == "message" else ()
             ended = () if group is None or kind != "free" else tuple(self._ended.pop((queue, group), ()))
             counts: tuple[int, ...] = ()
-            # For every group only if that says more than that there are some.
+            # A hint for every group has counts only if a partition has more than one message.
             if named and max(named.values()) > (group is None):
                 counts = tuple([max(1, count) for count in named.values()])
             found.append(Hint(queue, group, partitions, kind, excluded, ended, counts))

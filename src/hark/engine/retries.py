@@ -1,4 +1,4 @@
-"""When a message that failed comes again: the same on every engine."""
+"""The retry schedule of failed messages, the same on every engine."""
 
 from __future__ import annotations
 

@@ -4,183 +4,88 @@ Times are integer microseconds since the epoch; durations have their unit in the
 and groups are text that the HTTP layer has checked. Payloads are JSON bytes and are never decoded.
 """
 
-from hark.api.options import Limits, QueueOptions
-from hark.model.admin import (
-    Collected,
-    Counts,
-    DeadLetter,
-    DeadLetterFilter,
-    DeadLetters,
-    Depth,
-    Expired,
-    GroupDeletion,
-    GroupStats,
-    GroupView,
-    MessageFilter,
-    MessageView,
-    NewDeadLetter,
-    NewTrace,
-    PartitionStats,
-    PositionStats,
-    QueueFilter,
-    QueueInfo,
-    QueuePage,
-    QueueSort,
-    QueueSpec,
-    QueueStats,
-    Seek,
-    SeekOutcome,
-    Survey,
-    Totals,
-    Trace,
-    TraceName,
-)
-from hark.model.explain import (
-    Ahead,
-    CurrentLease,
-    DeadFacts,
-    Ending,
-    Explain,
-    Explained,
-    Explanation,
-    Facts,
-    GroupFacts,
-    LeaseFilter,
-    LeasePart,
-    Leases,
-    Limited,
-    MessageFacts,
-    Reason,
-    Retrying,
-)
-from hark.model.messages import (
-    DEFAULT_PARTITION,
-    NULL_PAYLOAD,
-    QUEUE_MODE,
-    BrowseFrom,
-    Delivery,
-    EmptyReason,
-    GroupMode,
-    Hint,
-    HintKind,
-    Key,
-    KeyPart,
-    MessageState,
-    NewMessage,
-    PartitionOffset,
-    PopRequest,
-    PopResult,
-    PushOutcome,
-    Read,
-    ReadResult,
-    ScheduledReason,
-    Status,
-    StoredMessage,
-    Subscription,
-    SubscriptionMode,
-)
-from hark.model.settlements import (
-    CancelOutcome,
-    KeyCheck,
-    KeyEntry,
-    KeyMutation,
-    KeyNotification,
-    KeyRange,
-    KeyStats,
-    KeyWrite,
-    KeyWritten,
-    Renewal,
-    RenewOutcome,
-    Settlement,
-    SettleOutcome,
-    Transaction,
-    TransactionOutcome,
-)
-
-__all__ = [
-    "DEFAULT_PARTITION",
-    "NULL_PAYLOAD",
-    "QUEUE_MODE",
-    "Ahead",
-    "BrowseFrom",
-    "CancelOutcome",
-    "Collected",
-    "Counts",
-    "CurrentLease",
-    "DeadFacts",
-    "DeadLetter",
-    "DeadLetterFilter",
-    "DeadLetters",
-    "Delivery",
-    "Depth",
-    "EmptyReason",
-    "Ending",
-    "Expired",
-    "Explain",
-    "Explained",
-    "Explanation",
-    "Facts",
-    "GroupDeletion",
-    "GroupFacts",
-    "GroupMode",
-    "GroupStats",
-    "GroupView",
-    "Hint",
-    "HintKind",
-    "Key",
-    "KeyCheck",
-    "KeyEntry",
-    "KeyMutation",
-    "KeyNotification",
-    "KeyPart",
-    "KeyRange",
-    "KeyStats",
-    "KeyWrite",
-    "KeyWritten",
-    "LeaseFilter",
-    "LeasePart",
-    "Leases",
-    "Limited",
-    "Limits",
-    "MessageFacts",
-    "MessageFilter",
-    "MessageState",
-    "MessageView",
-    "NewDeadLetter",
-    "NewMessage",
-    "NewTrace",
-    "PartitionOffset",
-    "PartitionStats",
-    "PopRequest",
-    "PopResult",
-    "PositionStats",
-    "PushOutcome",
-    "QueueFilter",
-    "QueueInfo",
-    "QueueOptions",
-    "QueuePage",
-    "QueueSort",
-    "QueueSpec",
-    "QueueStats",
-    "Read",
-    "ReadResult",
-    "Reason",
-    "RenewOutcome",
-    "Renewal",
-    "Retrying",
-    "ScheduledReason",
-    "Seek",
-    "SeekOutcome",
-    "SettleOutcome",
-    "Settlement",
-    "Status",
-    "StoredMessage",
-    "Subscription",
-    "SubscriptionMode",
-    "Survey",
-    "Totals",
-    "Trace",
-    "TraceName",
-    "Transaction",
-    "TransactionOutcome",
-]
+from hark.api.options import Limits as Limits
+from hark.api.options import QueueOptions as QueueOptions
+from hark.model.admin import Collected as Collected
+from hark.model.admin import Counts as Counts
+from hark.model.admin import DeadLetter as DeadLetter
+from hark.model.admin import DeadLetterFilter as DeadLetterFilter
+from hark.model.admin import DeadLetters as DeadLetters
+from hark.model.admin import Depth as Depth
+from hark.model.admin import Expired as Expired
+from hark.model.admin import GroupDeletion as GroupDeletion
+from hark.model.admin import GroupStats as GroupStats
+from hark.model.admin import GroupView as GroupView
+from hark.model.admin import MessageFilter as MessageFilter
+from hark.model.admin import MessageView as MessageView
+from hark.model.admin import NewDeadLetter as NewDeadLetter
+from hark.model.admin import NewTrace as NewTrace
+from hark.model.admin import PartitionStats as PartitionStats
+from hark.model.admin import PositionStats as PositionStats
+from hark.model.admin import QueueFilter as QueueFilter
+from hark.model.admin import QueueInfo as QueueInfo
+from hark.model.admin import QueuePage as QueuePage
+from hark.model.admin import QueueSort as QueueSort
+from hark.model.admin import QueueSpec as QueueSpec
+from hark.model.admin import QueueStats as QueueStats
+from hark.model.admin import Seek as Seek
+from hark.model.admin import SeekOutcome as SeekOutcome
+from hark.model.admin import Survey as Survey
+from hark.model.admin import Totals as Totals
+from hark.model.admin import Trace as Trace
+from hark.model.admin import TraceName as TraceName
+from hark.model.explain import Ahead as Ahead
+from hark.model.explain import CurrentLease as CurrentLease
+from hark.model.explain import DeadFacts as DeadFacts
+from hark.model.explain import Ending as Ending
+from hark.model.explain import Explain as Explain
+from hark.model.explain import Explained as Explained
+from hark.model.explain import Explanation as Explanation
+from hark.model.explain import Facts as Facts
+from hark.model.explain import GroupFacts as GroupFacts
+from hark.model.explain import LeaseFilter as LeaseFilter
+from hark.model.explain import LeasePart as LeasePart
+from hark.model.explain import Leases as Leases
+from hark.model.explain import Limited as Limited
+from hark.model.explain import MessageFacts as MessageFacts
+from hark.model.explain import Reason as Reason
+from hark.model.explain import Retrying as Retrying
+from hark.model.messages import DEFAULT_PARTITION as DEFAULT_PARTITION
+from hark.model.messages import NULL_PAYLOAD as NULL_PAYLOAD
+from hark.model.messages import QUEUE_MODE as QUEUE_MODE
+from hark.model.messages import BrowseFrom as BrowseFrom
+from hark.model.messages import CancelOutcome as CancelOutcome
+from hark.model.messages import Delivery as Delivery
+from hark.model.messages import EmptyReason as EmptyReason
+from hark.model.messages import GroupMode as GroupMode
+from hark.model.messages import Hint as Hint
+from hark.model.messages import HintKind as HintKind
+from hark.model.messages import Key as Key
+from hark.model.messages import KeyCheck as KeyCheck
+from hark.model.messages import KeyEntry as KeyEntry
+from hark.model.messages import KeyMutation as KeyMutation
+from hark.model.messages import KeyNotification as KeyNotification
+from hark.model.messages import KeyPart as KeyPart
+from hark.model.messages import KeyRange as KeyRange
+from hark.model.messages import KeyStats as KeyStats
+from hark.model.messages import KeyWrite as KeyWrite
+from hark.model.messages import KeyWritten as KeyWritten
+from hark.model.messages import MessageState as MessageState
+from hark.model.messages import NewMessage as NewMessage
+from hark.model.messages import PartitionOffset as PartitionOffset
+from hark.model.messages import PopRequest as PopRequest
+from hark.model.messages import PopResult as PopResult
+from hark.model.messages import PushOutcome as PushOutcome
+from hark.model.messages import Read as Read
+from hark.model.messages import ReadResult as ReadResult
+from hark.model.messages import Renewal as Renewal
+from hark.model.messages import RenewOutcome as RenewOutcome
+from hark.model.messages import ScheduledReason as ScheduledReason
+from hark.model.messages import Settlement as Settlement
+from hark.model.messages import SettleOutcome as SettleOutcome
+from hark.model.messages import Status as Status
+from hark.model.messages import StoredMessage as StoredMessage
+from hark.model.messages import Subscription as Subscription
+from hark.model.messages import SubscriptionMode as SubscriptionMode
+from hark.model.messages import Transaction as Transaction
+from hark.model.messages import TransactionOutcome as TransactionOutcome

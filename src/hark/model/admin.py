@@ -274,7 +274,6 @@ class PositionStats(msgspec.Struct, kw_only=True):
     cursor: int
     lag: int
     oldest_waiting: int | None
-    """See `GroupStats`."""
     scheduled: int
     oldest_unsettled: int | None
     """Creation time of the oldest unsettled message, scheduled or not."""
@@ -331,12 +330,10 @@ class MessageView(msgspec.Struct, kw_only=True):
     groups: Sequence[GroupView]
     reason: ScheduledReason | None = None
     due_at: int | None = None
-    """See `GroupView`."""
     payload: msgspec.Raw | None = None
     """Set only in the response for a single message."""
     sealed: bool = False
     unreadable: str | None = None
-    """See `DeadLetter`."""
 
 
 class NewTrace(msgspec.Struct, frozen=True, kw_only=True):
@@ -366,7 +363,6 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     payload: msgspec.Raw | None
     sealed: bool
     unreadable: str | None = None
-    """See `DeadLetter`."""
 
 
 class TraceName(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ import uvloop
 
 from hark.broker import Broker
 from hark.clock import SECOND, Clock, FakeClock
-from hark.engine.core.calls import Call
+from hark.engine.core.verbs import Call
 from hark.engine.sqlite import SqliteEngine
 from hark.http.app import App
 from hark.http.wire.server import Server

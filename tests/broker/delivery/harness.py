@@ -21,7 +21,7 @@ from hark.broker.delivery.delivery import Delivery, Gone
 from hark.broker.delivery.stream import Arrival, Stream
 from hark.clock import SECOND, FakeClock
 from hark.engine.api import Answers, KeyListener, Listener, ignore_keys
-from hark.engine.core.calls import Call, Write
+from hark.engine.core.verbs import Call, Write
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import HarkError
 from hark.model import Delivery as Message

@@ -1,45 +1,31 @@
-"""Single messages, dead letters and traces for administrators, and reads of queue browsers."""
+"""Lists of messages, dead letters and traces, and the reads of queue browsers."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import Any
 
 import apsw
 import msgspec
 
+from hark import model
 from hark.engine.core.explain import LeaseView
 from hark.engine.core.groups import conditions
 from hark.engine.core.position import Stored
-from hark.engine.core.rows import HAS_LANES, LAST_CREATED, NO_EXTRA, TAIL, Extra, extra_of, payload_of
-from hark.engine.core.store import Value, rows_of, scalar
+from hark.engine.core.schema import HAS_LANES, LAST_CREATED, TAIL
+from hark.engine.core.store import NO_EXTRA, Extra, Value, extra_of, payload_of, rows_of, scalar
 from hark.engine.hints import read_bound, set_state
 from hark.ids import IdCodec
 from hark.keys import decode_key
-from hark.model import (
-    BrowseFrom,
-    DeadLetter,
-    DeadLetterFilter,
-    DeadLetters,
-    GroupView,
-    MessageFilter,
-    MessageState,
-    MessageView,
-    PartitionOffset,
-    Read,
-    ReadResult,
-    StoredMessage,
-    Trace,
-    TraceName,
-)
 
 MESSAGE = """
 select message.partition, message.offset, message.created_at, message.transaction_id, message.extra,
     queues.name, partition.name, queues.namespace, queues.task, queues.options ->> 'priority', message.priority,
     message.deliver_at, message.owner
 """
-"""The columns of a message, its place and its queue."""
+"""The columns of a message, its partition and its queue."""
 
 _FEW_PARTITIONS = 1000
 _encode = msgspec.json.Encoder().encode
@@ -78,7 +64,7 @@ from (select seq from messages order by seq desc limit 20000) as latest
 cross join messages as message on message.seq = latest.seq
 {_PARTITION}
 """
-# No more than the page takes of each partition: times never decrease with the offset, nor does the order of arrival.
+# At most one page of each partition: times and `seq` never decrease with the offset.
 _NEWEST_OF_QUEUE = """
 from queues
 cross join partitions as partition on partition.queue = queues.id
@@ -102,7 +88,7 @@ _ALIVE = """not exists (
     select 1 from dead_letters as dead cross join groups on groups.queue = queues.name and groups.name = dead.grp
     where dead.partition = message.partition and dead.offset = message.offset)
 """
-# Cheap to tell along indexes, and true of every message in that state; of some others too.
+# Conditions that use indexes. They are true of every message in the state, and of some others.
 _STATES = {
     "pending": f"""
 {_ALIVE} and
@@ -121,7 +107,7 @@ not exists (select 1 from groups left join positions on positions.grp = groups.i
 """,
 }
 
-# Up to where a partition may have messages in a state; 0: it has none. A requeued message is for one group only.
+# The last offset that may be in a state; 0: none. A requeued message is for one group only.
 _EDGES = {
     "pending": f"""iif(
     not exists (select 1 from groups where groups.queue = queues.name)
@@ -152,7 +138,7 @@ _EDGES = {
     from groups left join positions as position on position.grp = groups.id and position.partition = partition.id
     where groups.queue = queues.name))""",
 }
-# A group that has not been in a partition has completed there what is not newer than its start, and nothing else.
+# Without a position, a group has settled exactly the messages that are not newer than its start.
 _STARTS = """ifnull((
     select min(groups.since)
     from groups left join positions as position on position.grp = groups.id and position.partition = partition.id
@@ -187,11 +173,11 @@ order by message.offset desc
 
 
 def newest_in_state(
-    connection: apsw.Connection, where: MessageFilter, parameters: dict[str, Value]
+    connection: apsw.Connection, where: model.MessageFilter, parameters: dict[str, Value]
 ) -> Iterator[apsw.SQLiteValues]:
-    """Messages that may be pending or completed, newest first, from the partitions that may have any.
+    """Messages that may be pending or completed, newest first.
 
-    The partitions are sorted by the newest message that may be in the state, and each is read only when its turn comes.
+    The partitions are sorted by their newest message that may be in the state, and each is read only when needed.
     """
     names = ("queue", "partition", "namespace", "task")
     matching = " and ".join(_CONDITIONS[name] for name in names if parameters[name] is not None) or "true"
@@ -217,11 +203,11 @@ def newest_in_state(
             heapq.heappush(newest_first, (-int(str(following[-1])), partition_id, edge, newest))
 
 
-def page_of(connection: apsw.Connection, where: MessageFilter, leases: LeaseView) -> tuple[str, dict[str, Value]]:
+def page_of(connection: apsw.Connection, where: model.MessageFilter, leases: LeaseView) -> tuple[str, dict[str, Value]]:
     """The query for messages, newest first, with its parameters.
 
-    It gives the page itself; where a state is asked for, all that may be in it, for the caller to check. What is
-    pending or completed is looked for among the latest messages only; `newest_in_state` finds it anywhere.
+    Without a state it returns the page itself, else all candidates, which the caller checks. Pending and completed
+    messages are searched among the latest messages only; `newest_in_state` finds the others.
     """
     given: dict[str, Value] = {
         "queue": where.queue,
@@ -290,18 +276,18 @@ order by groups.name
 
 
 class Browser:
-    """Reads messages for those who look, with one connection and one copy of the leases."""
+    """Reads lists with one connection and one copy of the leases."""
 
     def __init__(self, connection: apsw.Connection, leases: LeaseView) -> None:
         self._connection = connection
         self._leases = leases
         self._codec = leases.codec
 
-    def messages(self, where: MessageFilter) -> list[MessageView]:
+    def messages(self, where: model.MessageFilter) -> list[model.MessageView]:
         """A page of messages, newest first."""
         sql, parameters = page_of(self._connection, where, self._leases)
         anywhere = where.state in ("pending", "completed")
-        # The latest messages of all queues may be those of other queues only.
+        # The latest messages of the store may all be of other queues.
         if not anywhere or where.queue is None:
             rows: Iterator[apsw.SQLiteValues] = iter(self._connection.execute(sql, parameters))
             if where.state is None:
@@ -311,54 +297,41 @@ class Browser:
                 return page
         return self._in_state(where, newest_in_state(self._connection, where, parameters))
 
-    def _in_state(self, where: MessageFilter, rows: Iterator[apsw.SQLiteValues]) -> list[MessageView]:
+    def _in_state(self, where: model.MessageFilter, rows: Iterator[apsw.SQLiteValues]) -> list[model.MessageView]:
         matching = (view for view in map(self._view, rows) if view.state == where.state)
         return list(islice(matching, where.offset, where.offset + where.limit))
 
-    def message(self, partition_id: str, transaction_id: str) -> MessageView | None:
+    def message(self, partition_id: str, transaction_id: str) -> model.MessageView | None:
         """One message with its payload."""
         address = self._codec.decode(partition_id)
         if address is None:
             return None
         own = self._codec.decode(transaction_id)
         offset = own.offset if own is not None and own.partition == address.partition else None
-        row = next(
-            iter(
-                rows_of(
-                    self._connection,
-                    f"{MESSAGE}, message.extra, message.payload {_FROM} and message.partition = ?1"
-                    " and (message.transaction_id = ?2 or message.offset = ?3) order by message.transaction_id is null",
-                    address.partition,
-                    transaction_id,
-                    offset,
-                )
-            ),
-            None,
+        sql = (
+            f"{MESSAGE}, message.payload {_FROM} and message.partition = ?1"
+            " and (message.transaction_id = ?2 or message.offset = ?3) order by message.transaction_id is null"
         )
-        if row is None:
-            return None
-        *columns, extra, payload = row
-        view = self._view(tuple(columns))
-        view.payload = payload_of(msgspec.Raw(payload), extra_of(extra))
-        return view
+        for *columns, payload in rows_of(self._connection, sql, address.partition, transaction_id, offset):
+            view = self._view(columns)
+            view.payload = payload_of(msgspec.Raw(payload), extra_of(columns[4]))
+            return view
+        return None
 
-    def _view(self, row: apsw.SQLiteValues) -> MessageView:
+    def _view(self, row: Sequence[Any]) -> model.MessageView:
         partition, offset, created_at, transaction_id, text, queue, name, namespace, task, *rest = row
-        queue_priority, priority, deliver_at, owner = (None if one is None else int(str(one)) for one in rest)
-        assert isinstance(partition, int)
-        assert isinstance(offset, int)
-        extra = extra_of(None if text is None else str(text))
-        message_id = self._codec.encode(partition, offset)
-        message = Stored(partition, offset, priority or 0, deliver_at, owner)
-        groups = list(self._groups(str(queue), message, int(str(created_at))))
-        view = MessageView(
+        queue_priority, priority, deliver_at, owner = rest
+        extra, message_id = extra_of(text), self._codec.encode(partition, offset)
+        message = Stored(partition, offset, priority, deliver_at, owner)
+        groups = list(self._groups(queue, message, created_at))
+        view = model.MessageView(
             id=message_id,
-            transaction_id=message_id if transaction_id is None else str(transaction_id),
+            transaction_id=message_id if transaction_id is None else transaction_id,
             partition_id=self._codec.encode(partition, 0),
-            queue=str(queue),
-            partition=str(name),
-            namespace=str(namespace),
-            task=str(task),
+            queue=queue,
+            partition=name,
+            namespace=namespace,
+            task=task,
             offset=offset,
             state="pending",
             trace_id=extra.t,
@@ -373,20 +346,20 @@ class Browser:
         set_state(view, groups, self._leases.now)
         return view
 
-    def _groups(self, queue: str, message: Stored, created_at: int) -> Iterator[GroupView]:
+    def _groups(self, queue: str, message: Stored, created_at: int) -> Iterator[model.GroupView]:
         partition, offset, _, deliver_at, owner = message
         for group_id, name, since, highest, cursor, in_range, is_requeued, retry, dead, passed, exception in rows_of(
             self._connection, _GROUPS, queue, *message
         ):
             if owner not in (None, group_id):
                 continue
-            expires_at = self._leases.expiry_of(group_id, partition, offset)
+            expires_at = self._leases.leased.get((group_id, partition), {}).get(offset)
             before_start = cursor is None and since is not None and partition <= highest and created_at <= since
             done = before_start or in_range or passed or (cursor is not None and offset <= cursor)
             settled = done and not is_requeued and exception is None
             attempts, error, due = msgspec.json.decode(dead or retry or exception or b"[0,null,0]")
             due = max(due, deliver_at or 0)
-            state: MessageState = "pending"
+            state: model.MessageState = "pending"
             if dead:
                 state = "dead_letter"
             elif settled:
@@ -395,7 +368,7 @@ class Browser:
                 state = "processing"
             elif due > self._leases.now:
                 state = "scheduled"
-            yield GroupView(
+            yield model.GroupView(
                 group=name,
                 state=state,
                 attempts=attempts,
@@ -407,7 +380,7 @@ class Browser:
 
     # Dead letters ------------------------------------------------------------------------------------------
 
-    def dead_letters(self, where: DeadLetterFilter) -> DeadLetters:
+    def dead_letters(self, where: model.DeadLetterFilter) -> model.DeadLetters:
         """A page of dead letters, in the order of their failures."""
         matching, values = conditions(where, self._codec)
         total = scalar(self._connection, f"select count(*) from dead_letters where {matching}", *values)
@@ -422,30 +395,14 @@ class Browser:
             where.limit,
             where.offset,
         )
-        return DeadLetters([self._dead_letter(row, where.payloads) for row in rows], int(total))
+        return model.DeadLetters([self._dead_letter(row, where.payloads) for row in rows], int(total))
 
-    def _dead_letter(
-        self, row: tuple[str, int, int, str, str, str, str, bytes, str, int, str, int, int, int], with_payload: bool
-    ) -> DeadLetter:
-        (
-            uid,
-            partition,
-            offset,
-            transaction_id,
-            queue,
-            name,
-            group,
-            payload,
-            text,
-            attempts,
-            error,
-            created,
-            failed,
-            priority,
-        ) = row
+    def _dead_letter(self, row: Sequence[Any], with_payload: bool) -> model.DeadLetter:
+        uid, partition, offset, transaction_id, queue, name, group, payload, text, *rest = row
+        attempts, error, created, failed, priority = rest
         extra = extra_of(text)
         message_id = self._codec.encode(partition, offset)
-        return DeadLetter(
+        return model.DeadLetter(
             id=uid,
             message_id=message_id,
             transaction_id=transaction_id or message_id,
@@ -476,7 +433,7 @@ class Browser:
         name: str | None = None,
         limit: int = 100,
         offset: int = 0,
-    ) -> tuple[list[Trace], int]:
+    ) -> tuple[list[model.Trace], int]:
         """Events of one message, oldest first, or of one name, newest first."""
         if name is not None:
             condition = "traces.id in (select trace from trace_names where name = ?1)"
@@ -510,24 +467,10 @@ class Browser:
         )
         return [self._trace(row) for row in rows], int(total)
 
-    def _trace(self, row: tuple[str, str, bytes, str, int, str, str, int, int, str, str, bytes, str]) -> Trace:
-        (
-            uid,
-            event,
-            data,
-            group,
-            created,
-            names,
-            transaction_id,
-            partition,
-            offset,
-            queue,
-            name,
-            payload,
-            text,
-        ) = row
+    def _trace(self, row: Sequence[Any]) -> model.Trace:
+        uid, event, data, group, created, names, transaction_id, partition, offset, queue, name, payload, text = row
         extra = extra_of(text)
-        return Trace(
+        return model.Trace(
             id=uid,
             event=event,
             data=msgspec.Raw(data),
@@ -542,7 +485,7 @@ class Browser:
             sealed=extra.s,
         )
 
-    def trace_names(self, limit: int = 50, offset: int = 0) -> tuple[list[TraceName], int]:
+    def trace_names(self, limit: int = 50, offset: int = 0) -> tuple[list[model.TraceName], int]:
         """Names of events, the last used first."""
         total = scalar(self._connection, "select count(distinct name) from trace_names")
         rows = rows_of(
@@ -556,11 +499,11 @@ class Browser:
             limit,
             offset,
         )
-        return [TraceName(*row) for row in rows], int(total)
+        return [model.TraceName(*row) for row in rows], int(total)
 
 
 class ReadRow(msgspec.Struct, array_like=True, gc=False):
-    """A message as a browser reads it; `request` is the number of the request that asked for it."""
+    """A message for a queue browser; `request` is the index of the request."""
 
     request: int
     partition: int
@@ -572,14 +515,14 @@ class ReadRow(msgspec.Struct, array_like=True, gc=False):
     transaction_id: str | None
     extra: Extra | None
     bytes: int
-    """The size of all payloads up to this one, wherever they are."""
+    """The size of all payloads up to this one."""
     payload: msgspec.Raw
 
 
 _decode_rows = msgspec.json.Decoder(list[ReadRow]).decode
 
 _SIZE = "ifnull(message.extra ->> '$.r[2]', length(message.payload))"
-# Each request walks from message to message along the index, until it has enough of them or of bytes (?2).
+# Each request steps from message to message along the index, up to its limit of messages and of bytes (?2).
 READ = f"""
 with recursive wanted as (
     select request.key as request, request.value ->> 3 as room,
@@ -614,7 +557,7 @@ from walk
 cross join messages as message on message.seq = walk.seq
 """
 
-# Times never decrease with the offset: halving finds the last message created at or before a time.
+# Times never decrease with the offset, so binary search finds the last message created at or before a time.
 _EARLY = """
 (select message.created_at from messages as message
  where message.partition = halving.partition and message.offset >= (halving.low + halving.high + 1) / 2
@@ -632,8 +575,8 @@ select name, low + 1 from halving where low = high order by name
 _PARTITIONS = "from partitions as partition where partition.queue = (select id from queues where name = :queue)"
 
 
-def read(connection: apsw.Connection, codec: IdCodec, requests: Sequence[Read]) -> list[ReadResult]:
-    """An answer to each request."""
+def read(connection: apsw.Connection, codec: IdCodec, requests: Sequence[model.Read]) -> list[model.ReadResult]:
+    """The result of each request."""
     bound = read_bound(len(requests))
     wanted = [(request.queue, request.partition, request.offset, request.limit) for request in requests]
     text = scalar(connection, READ, msgspec.json.encode(wanted).decode(), bound)
@@ -643,17 +586,17 @@ def read(connection: apsw.Connection, codec: IdCodec, requests: Sequence[Read]) 
     return [_result(codec, request, rows, bound) for request, rows in zip(requests, found, strict=True)]
 
 
-def _result(codec: IdCodec, request: Read, rows: Sequence[ReadRow], bound: int) -> ReadResult:
+def _result(codec: IdCodec, request: model.Read, rows: Sequence[ReadRow], bound: int) -> model.ReadResult:
     if not rows:
-        return ReadResult((), request.offset, False)
+        return model.ReadResult((), request.offset, False)
     messages = [_delivery(codec, request, row) for row in rows if row.owner is None]
-    return ReadResult(messages, rows[-1].offset + 1, len(rows) >= request.limit or rows[-1].bytes >= bound)
+    return model.ReadResult(messages, rows[-1].offset + 1, len(rows) >= request.limit or rows[-1].bytes >= bound)
 
 
-def _delivery(codec: IdCodec, request: Read, row: ReadRow) -> StoredMessage:
+def _delivery(codec: IdCodec, request: model.Read, row: ReadRow) -> model.StoredMessage:
     extra = row.extra or NO_EXTRA
     message_id = codec.encode(row.partition, row.offset)
-    return StoredMessage(
+    return model.StoredMessage(
         id=message_id,
         transaction_id=row.transaction_id or message_id,
         trace_id=extra.t,
@@ -675,8 +618,10 @@ def _delivery(codec: IdCodec, request: Read, row: ReadRow) -> StoredMessage:
     )
 
 
-def offsets(connection: apsw.Connection, queue: str, start: BrowseFrom, partition: str | None) -> list[PartitionOffset]:
-    """Where a browser starts in the partitions of a queue, or in one of them."""
+def offsets(
+    connection: apsw.Connection, queue: str, start: model.BrowseFrom, partition: str | None
+) -> list[model.PartitionOffset]:
+    """The start offsets of a browser in the partitions of a queue, or in one of them."""
     partitions = _PARTITIONS if partition is None else f"{_PARTITIONS} and partition.name = :partition"
     if start == "head":
         sql = f"select partition.name, partition.floor + 1 {partitions} order by partition.name"
@@ -685,4 +630,4 @@ def offsets(connection: apsw.Connection, queue: str, start: BrowseFrom, partitio
     else:
         sql = _AFTER_TIME.format(partitions=partitions)
     rows = connection.execute(sql, {"queue": queue, "partition": partition, "time": start})
-    return [PartitionOffset(str(name), int(str(offset))) for name, offset in rows]
+    return [model.PartitionOffset(str(name), int(str(offset))) for name, offset in rows]

@@ -1,8 +1,9 @@
-"""The verb pop: which messages a request gets.
+"""The verb pop: which messages a request receives.
 
-Everything is decided in memory but the messages themselves, which one query reads for all requests of a call. A
-range of offsets may hold less than it promises (messages removed, expired, not due yet): then the request looks
-again, until it has enough or nothing is left. What is next in a shared group is picked in `shared_rows.py`."""
+Partitions and offsets are chosen in memory. Then one query reads the messages of all requests of a call. A range of
+offsets may contain fewer messages than expected (removed, expired, not due yet). Then the request looks again, until it
+has enough messages or nothing is left. `handout.py` picks the next messages of a shared group and leases messages.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +14,14 @@ import msgspec
 
 from hark.clock import SECOND
 from hark.engine.core.groups import Contact
-from hark.engine.core.handout import Fetch, HandOut, Job, OrderedFetch, SharedFetch
+from hark.engine.core.handout import Fetch, HandOut, Job, OrderedFetch, Picker, SharedFetch
 from hark.engine.core.loader import Loader
-from hark.engine.core.notifications import notify_left
 from hark.engine.core.ordered import OrderedPosition
 from hark.engine.core.position import Lease, Position
-from hark.engine.core.rows import SELECT_MESSAGES, decode_messages
 from hark.engine.core.shared import Entry, SharedPosition
-from hark.engine.core.shared_rows import Picker
 from hark.engine.core.state import Allowance, Group, Queue, State
-from hark.engine.core.store import scalar
+from hark.engine.core.store import SELECT_MESSAGES, decode_messages, scalar
+from hark.engine.core.transaction import MOST_NOTIFIED, runs
 from hark.engine.hints import CALL_BYTES, HintBook, reply_bound
 from hark.errors import Conflict, HarkError
 from hark.ids import IdSource
@@ -34,7 +33,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Claimer:
-    """Serves the requests of one call at one moment."""
+    """Serves the pop requests of one call, at one time."""
 
     def __init__(self, connection: apsw.Connection, state: State, now: int, ids: IdSource) -> None:
         self._connection = connection
@@ -48,25 +47,25 @@ class Claimer:
         self._round_left = 0
         """Messages that may still be read in this round."""
         self.settled_at_once: dict[str, Lease] = {}
-        """Leases of pops with auto-ack, which end before other calls can see them."""
+        """Leases of pops with `auto_ack`, which end before other calls can see them."""
         self.hand_out = HandOut(state, now, ids)
         self.picker = Picker(connection, now)
         self.seen: dict[Group, None] = {}
         """Groups whose `last_seen` must be saved."""
         self._found: dict[Group, set[int] | None] = {}
-        """Partitions that became ready by this call and have no hint yet; None: any."""
+        """Partitions that this call found ready and that have no hint yet; None: any."""
 
-    # Who asks ----------------------------------------------------------------------------------------------
+    # Groups ------------------------------------------------------------------------------------------------
 
     def contacts(self, request: PopRequest) -> list[Contact]:
-        """The groups that this request is the first contact of; to be made before it is served."""
+        """The groups that this request must create before it is served."""
         mode: GroupMode = request.group_mode or "ordered"
         subscription = request.subscription if request.group != QUEUE_MODE else Subscription()
         label = None
         missing: list[str | None] = [
             name
             for name in self._queue_names(request)
-            if name not in self._state.deleting and self._group(name, request.group) is None
+            if name not in self._state.deleting and self._loader.group(name, request.group) is None
         ]
         if request.queue is None:
             label = (request.group, request.namespace, request.task)
@@ -84,21 +83,14 @@ class Claimer:
             and (request.task is None or queue.info.task == request.task)
         ]
 
-    def _group(self, queue: str, name: str) -> Group | None:
-        group = self._state.groups.get((queue, name))
-        if group is None:
-            self._loader.groups(queue)
-            group = self._state.groups.get((queue, name))
-        return group
-
     def _job(self, request: PopRequest, max_bytes: int) -> Job:
         found = []
         in_the_way = False
         for name in self._queue_names(request):
             if name in self._state.deleting:
-                in_the_way = True  # What its tables say now is not true for long.
+                in_the_way = True  # Its tables are about to be deleted.
                 continue
-            queue, group = self._state.queues.get(name), self._group(name, request.group)
+            queue, group = self._state.queues.get(name), self._loader.group(name, request.group)
             if group is not None and request.group_mode not in (None, group.mode):
                 raise Conflict(
                     f"consumer group {request.group!r} of queue {name!r} is {group.mode}, not "
@@ -106,7 +98,7 @@ class Claimer:
                     code="group_mode_conflict",
                 )
             if group is not None and (group.pending or group in self._state.expiring):
-                in_the_way = True  # Who is next can be said when it is committed.
+                in_the_way = True  # The next message is known after the commit.
             elif queue is not None and group is not None:
                 self._note_seen(group)
                 if self._loader.discover(group, queue, self._now):
@@ -114,7 +106,7 @@ class Claimer:
                 self._note_found(group, group.wake_due(self._now))
                 found.append((queue, group))
         found.sort(key=lambda pair: -pair[0].info.options.priority)
-        # While one of its queues is being changed, the next partition is not known yet.
+        # While a commit changes one of its queues, the next partition is not known yet.
         job = Job(request, [] if in_the_way else found, max_bytes)
         job.met_dirty = in_the_way
         return job
@@ -130,7 +122,7 @@ class Claimer:
             known.update(partitions)
 
     def notify_rest(self, hints: HintBook) -> None:
-        """Tell others of what this call made ready and did not take."""
+        """Notify of messages that this call found ready and did not take."""
         positions = dict.fromkeys(position for position, _ in self._picked)
         for group, found in self._found.items():
             if found is None:
@@ -149,7 +141,7 @@ class Claimer:
                 hints.add(group.queue_name, group.name, left)
         self._found.clear()
         for shared in positions:
-            notify_left(hints, shared, self._now)
+            _hint_left(hints, shared, self._now)
         self._picked.clear()
 
     def note_endings(self) -> None:
@@ -161,7 +153,7 @@ class Claimer:
     # Serving -----------------------------------------------------------------------------------------------
 
     def serve(self, requests: Sequence[PopRequest]) -> list[PopResult | HarkError | None]:
-        """An answer to each request; None: something in the way is about to be committed, ask again after that."""
+        """The result of each request. None: try again after the commit in progress."""
         jobs: list[Job | HarkError] = []
         for request in requests:
             try:
@@ -171,7 +163,7 @@ class Claimer:
         active = [job for job in jobs if isinstance(job, Job)]
         try:
             while active:
-                # All that one round reads is one text of SQLite's, so it must have a bound.
+                # One round reads one text of SQLite, so its size must be bounded.
                 self._round_left = max(1, CALL_BYTES // max(1, self._state.largest_payload))
                 fetches = [fetch for job in active for fetch in self._plan(job)]
                 self._read(fetches)
@@ -230,7 +222,7 @@ class Claimer:
         fetches: list[Fetch] = []
         while need > 0 and room > 0 and job.bytes < job.max_bytes:
             if self._must_wait(job):
-                return fetches  # The rest of it in the next round.
+                return fetches  # The next round continues.
             taken = self._take(job)
             if taken is None:
                 break
@@ -243,7 +235,7 @@ class Claimer:
             need -= fetch.planned
             room -= not job.holds(fetch.position)
         while not fetches and need > 0 and job.more and job.bytes < job.max_bytes:
-            # What other positions promised was not there, but the ones that it has go on.
+            # The other positions had fewer messages than expected, so continue in those that the job holds.
             if self._must_wait(job):
                 return []
             queue, position, after = job.more.pop()
@@ -254,11 +246,11 @@ class Claimer:
         return fetches
 
     def _must_wait(self, job: Job) -> bool:
-        """Whether enough is being read, or what is left for a job depends on what others get of it."""
+        """Whether this round reads enough, or the rest for a job depends on what other jobs receive."""
         return self._round_left <= 0 or any(self._allowance.is_unsure(*pair) for pair in job.groups)
 
     def _fetch(self, job: Job, queue: Queue, position: Position, need: int, after: int = 0) -> Fetch | None:
-        """What a job may get of a position that it has taken, bounded by what its group may still take."""
+        """The messages that a job may receive from a taken position, within the limits of its group."""
         room = self._allowance.room(queue, position.group, auto_ack=job.request.auto_ack).left
         if room < need:
             self._note_blocked(queue, position.group)
@@ -270,8 +262,7 @@ class Claimer:
             intervals, planned = position.intervals(min(need * job.look, self._round_left), after)
             if intervals:
                 self._reserved.add(position)
-                fetch = OrderedFetch(job, queue, position, intervals, min(need, planned))
-                fetch.planned = planned
+                fetch = OrderedFetch(job, queue, position, intervals, min(need, planned), planned)
         if fetch is not None:
             self._allowance.reserve(queue, position.group, fetch.room, exact=isinstance(fetch, SharedFetch))
             self._round_left -= fetch.planned
@@ -293,12 +284,13 @@ class Claimer:
                 job.reason = (
                     "waiting" if partition.id in group.waking else "lease_held" if position.leased else job.reason
                 )
-            job.met_dirty = job.met_dirty or not clear  # Ready again when what is in the way is published.
+            job.met_dirty = job.met_dirty or not clear  # It is ready again after the commit in progress.
             return None
         position.served = self._state.next_turn()
         group.refresh(position, self._now)
         self._picked += [(position, entry) for entry in entries]
-        return SharedFetch(job, queue, position, entries)
+        ranges = list(runs(entry.offset for entry in entries))
+        return SharedFetch(job, queue, position, ranges, len(entries), len(entries), entries)
 
     def _take(self, job: Job) -> tuple[Queue, Position] | None:
         """The next position for a job: highest queue priority, then message priority, then served longest ago (rule 9).
@@ -349,7 +341,7 @@ class Claimer:
         if (
             position is None
             or not self._may_take(job, position)
-            or (isinstance(position, OrderedPosition) and not position.has_work)
+            or (isinstance(position, OrderedPosition) and position.readiness(self._now).priority is None)
         ):
             return None
         group.ready.pop(partition.id, None)
@@ -376,7 +368,7 @@ class Claimer:
     def _may_take(self, job: Job, position: Position) -> bool:
         self._taken.add(position)
         if position.draft is not None and position.draft.blocks:
-            job.met_dirty = True  # Ready again, if it still is, when its transaction is published.
+            job.met_dirty = True  # The commit in progress marks it as ready again.
             return False
         if isinstance(position, OrderedPosition) and (position.lease is not None or position in self._reserved):
             job.reason = "lease_held"
@@ -392,7 +384,7 @@ class Claimer:
         return position
 
     def _read(self, fetches: list[Fetch]) -> None:
-        """The messages of all fetches, in one step of SQLite."""
+        """Read the messages of all fetches, in one step of SQLite."""
         owners: list[Fetch] = []
         wanted: list[tuple[int, int, int]] = []
         for fetch in fetches:
@@ -405,3 +397,16 @@ class Claimer:
         if text is not None:
             for row in decode_messages(text):
                 owners[row.fetch].rows.append(row)
+
+
+def _hint_left(hints: HintBook, position: SharedPosition, now: int) -> None:
+    """Notify of messages that became due and were not taken, and of the next due time if no consumer knows it."""
+    group, partition = position.group, position.partition
+    count = 0
+    if partition.id in group.ready:
+        count = position.count_ready(MOST_NOTIFIED) if position.fell_due else 0
+    elif partition.id in group.waking and not now < group.learned <= group.waking[partition.id][0]:
+        count = 1
+    if count:
+        hints.add(group.queue_name, group.name, (partition.name,), counts={partition.name: count})
+    position.fell_due = False

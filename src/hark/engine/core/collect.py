@@ -1,8 +1,9 @@
-"""The search of retention: messages whose time is over, beside the writer, on what is committed (rule 23).
+"""Retention: find overdue messages in the committed tables, beside the writer, then remove them (rule 23).
 
-Its cost depends on what it finds. Times never decrease within a partition, so what is old is its beginning, and a
-partition whose first message is young costs one lookup. Messages with a time to live of their own have an index. What
-groups have settled, or not settled, is found from their cursors. `collect` checks again before it removes anything."""
+The cost of the search depends on what it finds. Times never decrease within a partition, so old messages are at its
+start, and a partition whose first message is young costs one lookup. Messages with their own time to live have an
+index. Cursors show which messages groups have settled. `Collector.remove` checks each message again.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +21,8 @@ from hark.engine.core.browse import offsets
 from hark.engine.core.explain import LeaseView
 from hark.engine.core.position import Stored
 from hark.engine.core.queues import leave_gap, settle_removed
-from hark.engine.core.rows import extra_of
 from hark.engine.core.state import Partition, Queue
-from hark.engine.core.store import for_each, rows_of, run, scalar
+from hark.engine.core.store import delete_traces, extra_of, for_each, rows_of, run, scalar
 from hark.engine.core.transaction import WriteTransaction
 from hark.engine.core.views import decode_options
 from hark.model import QueueOptions
@@ -42,7 +42,7 @@ where partition.queue = ?1 and partition.name >= ?2 and (
     where messages.partition = partition.id and offset > partition.floor order by offset limit 1) <= ?3
 order by partition.name
 """
-"""Partitions of a queue whose first message is of that time or before."""
+"""Partitions of a queue whose first message was created at that time or before."""
 _PLAIN = "priority = 0 and deliver_at is null and owner is null"
 BETWEEN = (
     f"select {COLUMNS} from messages indexed by messages_offset where partition = ?1 and offset > ?2 and offset <= ?3"
@@ -63,14 +63,14 @@ _LEVELS = range(10)
 
 
 class Rules(NamedTuple):
-    """How long a queue keeps messages, in microseconds; infinite: no limit."""
+    """How long a queue keeps messages, in microseconds. Infinite: no limit."""
 
     ttl: float
     retention: float
     wait: float
-    """Those that some group has yet to settle."""
+    """For messages that a group has not settled."""
     completed: float
-    """Those that all groups have settled."""
+    """For messages that all groups have settled."""
 
     @classmethod
     def of(cls, options: QueueOptions, completed_seconds: int) -> Rules:
@@ -85,13 +85,13 @@ class Rules(NamedTuple):
         )
 
     def is_expired(self, age: float, now: int, text: str | None, message: Stored) -> bool:
-        """Whether a message is past its time to live, its own or else that of its queue."""
+        """Whether a message is past its own time to live, or else that of its queue."""
         if own := extra_of(text).x:
             return own <= now
         return message.owner is None and age >= self.ttl
 
     def is_over(self, age: float, is_settled: Callable[[], bool]) -> bool:
-        """Whether a message that is not expired is to be removed all the same."""
+        """Whether a message that has not expired must be removed."""
         return age >= self.retention or (
             age >= min(self.wait, self.completed) and age >= (self.completed if is_settled() else self.wait)
         )
@@ -107,7 +107,7 @@ class StoredPartition(NamedTuple):
 
 
 class Group(NamedTuple):
-    """What decides where a group stands in a partition."""
+    """A group, with the columns that determine its positions."""
 
     id: int
     mode: str
@@ -116,7 +116,7 @@ class Group(NamedTuple):
     active: bool
 
     def cursor(self, connection: apsw.Connection, stored: StoredPartition) -> int:
-        """Up to where the group is done with a partition; where it has not been yet, where it will start."""
+        """The cursor of the group in a partition; without a position, where it will start."""
         sql = "select cursor from positions where grp = ?1 and partition = ?2"
         cursor: int | None = scalar(connection, sql, self.id, stored.id)
         if cursor is None and self.since is not None and stored.id <= self.highest_partition:
@@ -130,7 +130,7 @@ def groups_of(connection: apsw.Connection, queue: str, active_since: int) -> lis
 
 
 class SharedCursors:
-    """Where a shared group stands in a partition, as stored."""
+    """The stored position of a shared group."""
 
     def __init__(self, connection: apsw.Connection, group: Group, stored: StoredPartition) -> None:
         sql = "select priority, cursor, due, due_offset from lanes where grp = ?1 and partition = ?2"
@@ -139,16 +139,16 @@ class SharedCursors:
         self._lanes = {level: (cursor, due) for level, cursor, *due in rows_of(connection, sql, group.id, stored.id)}
 
     def plain(self, priority: int) -> int:
-        """Up to where it has passed messages without a delay."""
+        """The last passed offset of messages without a delay."""
         return max(self.base, self._lanes[priority][0] if priority in self._lanes else 0)
 
     def delayed(self, priority: int) -> tuple[int, int]:
-        """Up to which time of delivery, and which offset, it has passed messages with a delay."""
+        """Delivery time and offset of the last passed message with a delay."""
         due, offset = self._lanes[priority][1] if priority in self._lanes else (0, 0)
         return due, offset
 
     def has_passed(self, message: Stored) -> bool:
-        """Whether a message is settled or an exception."""
+        """Whether a message is settled or outstanding."""
         if message.offset <= self.base or message.owner is not None:
             return True
         if message.deliver_at is None:
@@ -157,7 +157,7 @@ class SharedCursors:
 
 
 class Standing:
-    """What the groups that still count have settled in a partition, as stored, and where to look for it."""
+    """The stored positions of all groups that hold retention, in one partition."""
 
     def __init__(self, connection: apsw.Connection, stored: StoredPartition, groups: Iterable[Group]) -> None:
         self._connection, self._stored = connection, stored
@@ -170,7 +170,7 @@ class Standing:
         self._counts = bool(active)
 
     def is_settled(self, message: Stored) -> bool:
-        """Whether every group is done with a message."""
+        """Whether every group has settled a message."""
         return (
             self._counts
             and message.offset <= self._slowest
@@ -192,7 +192,7 @@ class Standing:
         return self._rows(BETWEEN, self._stored.floor, last)
 
     def settled(self, last: int) -> Iterator[Any]:
-        """Rows up to an offset, among them all that are settled and few others."""
+        """All settled rows up to an offset, and few others."""
         if not self._counts:
             return
         last = int(min(last, self._slowest))
@@ -207,7 +207,7 @@ class Standing:
             yield from self._rows(_PASSED, base, last, level, *min(one.delayed(level) for one in self._shared))
 
     def unsettled(self, last: int) -> Iterator[Any]:
-        """Rows up to an offset, among them all that are not settled and few others."""
+        """All unsettled rows up to an offset, and few others."""
         floor = self._stored.floor
         if not self._counts:
             yield from self._rows(BETWEEN, floor, last)
@@ -228,37 +228,33 @@ class Standing:
 
 
 class SearchPosition(NamedTuple):
-    """Where a search goes on: the number of a queue and the name of a partition."""
+    """Where a search continues: the number of a queue and the name of a partition."""
 
     queue: int
     partition: str
-
-    def step(self) -> SearchPosition:
-        """The next one."""
-        return SearchPosition(self.queue, self.partition + "\0")
 
 
 START = SearchPosition(0, "")
 
 
 class Overdue(NamedTuple):
-    """What a search has found."""
+    """The result of a search."""
 
     messages: list[int]
-    """By their `seq`."""
+    """The `seq` of the messages."""
     more: bool
-    """It ended at the limit."""
+    """The search stopped at the limit."""
     position: SearchPosition
-    """Where it ended."""
+    """Where the search stopped."""
     swept: int | None
-    """The flag `sweep`, if the search has found the rest of what was purged."""
+    """The flag `sweep`, if the search has found all purged messages."""
 
 
 NOTHING = Overdue([], False, START, None)
 
 
 class Search:
-    """One search."""
+    """A search for overdue messages."""
 
     def __init__(
         self, connection: apsw.Connection, leased: LeaseView, limit: int, completed_seconds: int, active_since: int
@@ -272,7 +268,7 @@ class Search:
         self._found: dict[int, None] = {}
 
     def run(self, start: SearchPosition) -> Overdue:
-        """Look from a position on."""
+        """Search from a position on."""
         swept = None
         if start == START:
             swept = scalar(self._connection, "select value from meta where key = 'sweep'")
@@ -290,7 +286,7 @@ class Search:
         return Overdue(list(self._found), False, START, swept)
 
     def _search_queue(self, queue_id: int, queue: str, rules: Rules, after: str) -> str | None:
-        """The answer is the name of the partition where it stopped."""
+        """Returns the name of the partition where the search stopped."""
         groups = groups_of(self._connection, queue, self._active_since)
         counts = any(group.active for group in groups)
         shortest = min(rules.ttl, rules.retention, rules.wait, rules.completed if counts else inf)
@@ -322,7 +318,7 @@ class Search:
         return (message.partition, message.offset) in self._leased
 
     def _add(self, found: Iterable[int]) -> bool:
-        """Take what was found; False when that is enough."""
+        """Add messages. False: the limit is reached."""
         for seq in found:
             self._found[seq] = None
             if len(self._found) >= self._limit:
@@ -330,9 +326,8 @@ class Search:
         return True
 
 
-# The search for them runs beside the writer (`overdue`). What it finds is checked again under the lock: meanwhile it
-# may
-# have been leased, sought back to, or given more time by other options.
+# The search runs beside the writer. Each message is checked again under the lock: meanwhile it may have been leased, a
+# group may have moved back to it, or new options may keep it for longer.
 
 
 _FOUND_AT_ONCE = 100_000
@@ -341,7 +336,7 @@ _OF_GROUPS = "grp in (select id from groups where queue = ?1) and partition = ?2
 
 
 class Policy:
-    """How long a queue keeps messages, and for whom."""
+    """How long a queue keeps messages, and for which groups."""
 
     def __init__(self, transaction: WriteTransaction, queue: Queue, completed_seconds: int, active_since: int) -> None:
         transaction.loader.groups(queue.name)
@@ -351,7 +346,7 @@ class Policy:
 
 
 class Keeper:
-    """Who holds messages of one partition: cursors of ordered groups, places of shared ones."""
+    """The positions of all groups in one partition, as the running transaction sees them."""
 
     def __init__(self, transaction: WriteTransaction, partition: Partition, policy: Policy) -> None:
         self.rules = policy.rules
@@ -370,7 +365,7 @@ class Keeper:
         ]
 
     def is_settled(self, message: Stored) -> bool:
-        """Whether every group that still counts is done with a message."""
+        """Whether every group that holds retention has settled a message."""
         active = [position for position, active in self._shared if active]
         if self._slowest_active is None:
             return bool(active) and all(position.is_settled(message) for position in active)
@@ -379,12 +374,12 @@ class Keeper:
         return all(position.is_settled(message) for position in active)
 
     def was_passed(self, message: Stored) -> bool:
-        """Whether some group has been at a message, or behind it."""
+        """Whether a group has passed a message."""
         return message.offset <= self._fastest or any(position.is_settled(message) for position, _ in self._shared)
 
 
 class Collector:
-    """Removes what a search has found, part by part, and remembers where the next search starts."""
+    """Removes the messages of a search, in parts, and remembers where the next search starts."""
 
     def __init__(self, completed_seconds: int, idle_group_seconds: int) -> None:
         self._completed_seconds = completed_seconds
@@ -392,24 +387,24 @@ class Collector:
         self._overdue = NOTHING
         """The last search."""
         self._left: dict[int, None] = {}
-        """What is left of it, in the order of arrival: neighbours share pages."""
+        """Its remaining messages, in the order of arrival, because neighbours share pages."""
         self._removed = 0
 
     @property
     def is_empty(self) -> bool:
-        """Whether it is time to search again."""
+        """Whether a new search is needed."""
         return not self._left
 
     def search(self, connection: apsw.Connection, leased: LeaseView) -> Overdue:
-        """Find the next messages whose time is over."""
+        """Find the next overdue messages."""
         start = self._overdue.position
-        if self._overdue.more and not self._removed:  # Not the same again.
-            start = start.step()
+        if self._overdue.more and not self._removed:  # Not the same partition again.
+            start = start._replace(partition=start.partition + "\0")
         active_since = self._active_since(leased.now)
         return Search(connection, leased, _FOUND_AT_ONCE, self._completed_seconds, active_since).run(start)
 
     def take(self, overdue: Overdue) -> None:
-        """Go on with what a search has found."""
+        """Take over the result of a search."""
         self._overdue = overdue
         self._left = dict.fromkeys(sorted(overdue.messages))
         self._removed = 0
@@ -421,14 +416,14 @@ class Collector:
         return overdue._replace(messages=messages, more=more or overdue.more, swept=None if more else overdue.swept)
 
     def remove(self, transaction: WriteTransaction, part: Overdue) -> int:
-        """Remove those messages whose time is still over; how many."""
+        """Remove the messages of a part that are still overdue. Returns their number."""
         removed = self._remove(transaction, part.messages)
         if part.swept is not None:
             _finish_sweep(transaction, part.swept)
         return removed
 
     def note_removed(self, part: Overdue, removed: int) -> None:
-        """Note that a part is done."""
+        """Note that a part was processed."""
         for seq in part.messages:
             self._left.pop(seq, None)
         self._removed += removed
@@ -459,12 +454,7 @@ class Collector:
             changed.setdefault(partition_id, []).append(offset)
         if gone:
             transaction.save_dead_letters()
-            traces = """
-                from traces where (partition, offset) in
-                    (select partition, offset from messages where seq in (select value from json_each(?1)))
-            """
-            for_each(connection, f"delete from trace_names where trace in (select id {traces})", gone)
-            for_each(connection, f"delete {traces}", gone)
+            delete_traces(connection, [(one, offset) for one, offsets in changed.items() for offset in offsets])
             for_each(connection, "delete from messages where seq in (select value from json_each(?1))", gone)
             for partition_id, offsets in changed.items():
                 _raise_floor(transaction, partition_id, offsets)
@@ -481,33 +471,27 @@ def _is_over(
 ) -> bool:
     rules, age = keeper.rules, transaction.now - created_at
     if rules.is_expired(age, transaction.now, text, message):
-        if not keeper.was_passed(message):  # No group has stepped over it, so it is not counted yet.
+        if not keeper.was_passed(message):  # No group has skipped it, so it is not counted yet.
             transaction.count(partition.queue.name, "expired")
         return True
     return rules.is_over(age, lambda: keeper.is_settled(message))
 
 
 def _raise_floor(transaction: WriteTransaction, partition_id: int, removed: list[int]) -> None:
-    """What is below the first message that is left can be forgotten altogether."""
+    """Raise the floor of a partition to its first stored message, and delete the rows below it."""
     partition = transaction.loader.partition(partition_id)
     if partition is None:
         return
     connection = transaction.connection
     lowest = scalar(connection, "select min(offset) from messages where partition = ?1", partition_id)
     floor = max(partition.floor, partition.tail if lowest is None else lowest - 1)
-    run(
-        connection,
-        "update partitions set floor = ?1, tail = ?2 where id = ?3",
-        floor,
-        partition.tail,
-        partition_id,
-    )
+    run(connection, "update partitions set floor = ?1, tail = ?2 where id = ?3", floor, partition.tail, partition_id)
     for table in ("retries", "requeued"):
         sql = f"delete from {table} where {_OF_GROUPS} and offset <= ?3"
         run(connection, sql, partition.queue.name, partition_id, floor)
     run(connection, "delete from gaps where partition = ?1 and last <= ?2", partition_id, floor)
     partition.floor = floor
-    transaction.note_removal(partition)
+    transaction.thinned[partition] = None
     for offset in removed:
         if offset > floor:
             leave_gap(transaction, partition, offset)
@@ -525,12 +509,12 @@ def _finish_sweep(transaction: WriteTransaction, swept: int) -> None:
     for table in ("positions", "ranges", "retries", "requeued", "lanes", "outstanding", "gaps"):
         run(connection, f"delete from {table} where partition in ({gone})")
     run(connection, f"delete from partitions where id in ({gone})")
-    # Unless another one was wanted meanwhile.
+    # Unless another sweep was requested meanwhile.
     run(connection, "delete from meta where key = 'sweep' and value = ?1", swept)
 
 
 def _settle_outstanding(transaction: WriteTransaction, partition: Partition, offset: int) -> None:
-    """What is below the floor counts as settled by itself, but for outstanding of shared groups."""
+    """Settle an outstanding message below the floor in shared groups. Elsewhere the floor settles it."""
     for group in partition.queue.groups.values():
         position = transaction.loader.position(group, partition.id) if group.mode == "shared" else None
         if position is not None and position.keeps(offset):
@@ -538,7 +522,7 @@ def _settle_outstanding(transaction: WriteTransaction, partition: Partition, off
 
 
 def _look_behind(transaction: WriteTransaction, partition: Partition) -> None:
-    """What groups waited for in a partition may be what was removed: then they need not wait for it."""
+    """Check the groups that wait in a partition again: they may have waited for a removed message."""
     queue = partition.queue
     queue.open = None
     if partition.floor >= partition.tail:

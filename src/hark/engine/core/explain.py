@@ -1,53 +1,42 @@
-"""Leases, and the verb explain: what memory and tables know of a message."""
+"""The verbs about leases, and the verb explain: the facts about a message in memory and tables."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import apsw
 import msgspec
 
+from hark import model
 from hark.clock import SECOND
+from hark.engine.core.handout import Picker, expiry_of, window_end
 from hark.engine.core.loader import Loader
 from hark.engine.core.ordered import OrderedPosition
-from hark.engine.core.position import Lease, Position, Retry, Stored
-from hark.engine.core.rows import Extra, extra_of
-from hark.engine.core.shared import NEVER, SharedDraft, SharedPosition
-from hark.engine.core.shared_rows import Picker
+from hark.engine.core.position import NEVER, Lease, Position, Retry, Stored
+from hark.engine.core.shared import SharedPosition
 from hark.engine.core.state import Group, Partition, State, reached_limit
-from hark.engine.core.store import rows_of
+from hark.engine.core.store import NO_EXTRA, MessageRow, extra_of, rows_of
 from hark.errors import HarkError, NotFound
-from hark.model import (
-    Ahead,
-    CurrentLease,
-    DeadFacts,
-    Explain,
-    Facts,
-    GroupFacts,
-    LeaseFilter,
-    LeasePart,
-    Leases,
-    MessageFacts,
-    Renewal,
-    RenewOutcome,
-    Retrying,
-)
 
 PositionKey = tuple[int, int]
-"""A group's number and a partition's number."""
+"""The numbers of a group and a partition."""
 
 
 class LeaseView:
-    """What is held at one moment, `now`."""
+    """The leases at one time, `now`."""
 
     def __init__(self, state: State, now: int) -> None:
         self.now = now
         self.codec = state.codec
-        self._leases: dict[PositionKey, tuple[str, int]] = {}
-        self._expiries: dict[PositionKey, dict[int, int]] = {}
-        self._by_group: dict[int, int] = {}
-        self._messages_by_group: dict[int, int] = {}
+        self.leases: dict[PositionKey, tuple[str, int]] = {}
+        """Leases of ordered groups: id and expiry."""
+        self.leased: dict[PositionKey, dict[int, int]] = {}
+        """Expiry of leased messages, by offset."""
+        self.leases_by_group: dict[int, int] = {}
+        """Number of leases of each group, counted once for each partition."""
+        self.messages_by_group: dict[int, int] = {}
+        """Number of leased messages of each group."""
         for lease in state.leases.values():
             for position in lease.parts:
                 key = (position.group.id, position.partition.id)
@@ -55,38 +44,18 @@ class LeaseView:
                 if not offsets:
                     continue
                 if position.group.mode == "ordered":
-                    self._leases[key] = (lease.id, lease.expires_at)
-                self._by_group[key[0]] = self._by_group.get(key[0], 0) + 1
-                self._messages_by_group[key[0]] = self._messages_by_group.get(key[0], 0) + len(offsets)
-                self._expiries.setdefault(key, {}).update(dict.fromkeys(offsets, lease.expires_at))
-
-    def lease_of(self, group: int, partition: int) -> tuple[str, int] | None:
-        """The lease that blocks a partition for an ordered group, with its end."""
-        return self._leases.get((group, partition))
-
-    def expiry_of(self, group: int, partition: int, offset: int) -> int | None:
-        """Until when a message is held."""
-        return self._expiries.get((group, partition), {}).get(offset)
-
-    def leased_in(self, group: int, partition: int) -> int:
-        """How many messages of a partition a group holds."""
-        return len(self._expiries.get((group, partition), ()))
-
-    def leased_by_group(self, group: int) -> int:
-        """How many messages a group holds."""
-        return self._messages_by_group.get(group, 0)
-
-    def leases_of_group(self, group: int) -> int:
-        """How many leases a group has, one for each partition that they are on."""
-        return self._by_group.get(group, 0)
+                    self.leases[key] = (lease.id, lease.expires_at)
+                self.leases_by_group[key[0]] = self.leases_by_group.get(key[0], 0) + 1
+                self.messages_by_group[key[0]] = self.messages_by_group.get(key[0], 0) + len(offsets)
+                self.leased.setdefault(key, {}).update(dict.fromkeys(offsets, lease.expires_at))
 
     def leased_messages(self) -> set[PositionKey]:
-        """All (partition, offset) that somebody holds."""
-        return {(partition, offset) for (_, partition), leased in self._expiries.items() for offset in leased}
+        """All leased messages, as (partition, offset)."""
+        return {(partition, offset) for (_, partition), leased in self.leased.items() for offset in leased}
 
 
-def page(state: State, where: LeaseFilter) -> Leases:
-    """A page of what live leases hold, oldest first."""
+def page(state: State, where: model.LeaseFilter) -> model.Leases:
+    """A page of active leases, oldest first."""
     found = [
         (lease, position)
         for lease in state.leases.values()
@@ -98,12 +67,12 @@ def page(state: State, where: LeaseFilter) -> Leases:
     ]
     found.sort(key=lambda pair: (pair[0].since, pair[0].id))
     shown = found[where.offset : where.offset + where.limit]
-    return Leases([_lease_part(state, lease, position) for lease, position in shown], len(found))
+    return model.Leases([_lease_part(state, lease, position) for lease, position in shown], len(found))
 
 
-def _lease_part(state: State, lease: Lease, position: Position) -> LeasePart:
+def _lease_part(state: State, lease: Lease, position: Position) -> model.LeasePart:
     offsets, partition = position.live_offsets(lease), position.partition
-    return LeasePart(
+    return model.LeasePart(
         lease_id=lease.id,
         queue=position.group.queue_name,
         partition=partition.name,
@@ -119,33 +88,33 @@ def _lease_part(state: State, lease: Lease, position: Position) -> LeasePart:
 
 
 def lease_ends(state: State, now: int, lease_ids: Sequence[str]) -> list[int | None]:
-    """When leases end as things are now."""
+    """Current expiry of leases; None for a lease that ended."""
     leases = [state.leases.get(lease_id) for lease_id in lease_ids]
     return [None if lease is None or lease.expires_at <= now else lease.expires_at for lease in leases]
 
 
-def renew(state: State, now: int, requests: Sequence[Renewal]) -> list[RenewOutcome | HarkError]:
-    """Extend leases; one call covers all partitions that share the lease."""
-    answers: list[RenewOutcome | HarkError] = []
+def renew(state: State, now: int, requests: Sequence[model.Renewal]) -> list[model.RenewOutcome | HarkError]:
+    """Renew leases, each for all its partitions."""
+    answers: list[model.RenewOutcome | HarkError] = []
     for request in requests:
         lease = state.leases.get(request.lease_id)
         if lease is None:
             if request.lease_id in state.expired_leases:
-                answers.append(RenewOutcome(False, None, "lease_expired", "Lease already expired"))
+                answers.append(model.RenewOutcome(False, None, "lease_expired", "Lease already expired"))
             else:
-                answers.append(RenewOutcome(False, None, "lease_not_found", "Lease not found"))
+                answers.append(model.RenewOutcome(False, None, "lease_not_found", "Lease not found"))
             continue
         wanted = max(now + request.seconds * 1_000_000, lease.whole)
         lease.whole = 0
         if wanted > lease.expires_at:
             lease.expires_at = wanted
             state.schedule_expiry(lease)
-        answers.append(RenewOutcome(True, lease.expires_at))
+        answers.append(model.RenewOutcome(True, lease.expires_at))
     return answers
 
 
 def shorten(state: State, now: int, lease_ids: Sequence[str], microseconds: int) -> None:
-    """Let leases end after a time at the latest."""
+    """Let leases expire after this time at the latest."""
     for lease_id in lease_ids:
         lease = state.leases.get(lease_id)
         if lease is not None and lease.expires_at > now + microseconds:
@@ -154,12 +123,11 @@ def shorten(state: State, now: int, lease_ids: Sequence[str], microseconds: int)
             state.schedule_expiry(lease)
 
 
-# Places of groups are in memory, or are loaded as a pop would load them; so what is answered here is what a pop at the
-# same moment would go by. Of the messages themselves only a few are read, however many there are.
-
+# Positions are in memory, or loaded as by a pop, so the facts are those that a pop at this time would use. Only a few
+# messages are read, whatever the size of the partition.
 
 _LOOK_AT_MOST = 1000
-"""How many of the messages before one are looked at for what is in its way."""
+"""Number of earlier messages that are checked for the one that blocks."""
 
 _MESSAGE = """
 select offset, created_at, priority, deliver_at, owner, transaction_id, extra from messages
@@ -168,8 +136,8 @@ _ONE = f"{_MESSAGE} where partition = ?1 and offset = ?2"
 _FIRST = (
     f"{_MESSAGE} indexed by messages_offset where partition = ?1 and offset between ?2 and ?3 order by offset limit 1"
 )
-# The first one of some ranges that is not due: delayed, too young (created after ?4), or waiting for an attempt (?5).
-# One whose time to live (its own, or ?6) is over by now (?3) is in nobody's way.
+# The first message of some ranges that is not due: delayed, too young (created after ?4), or waiting for a retry (?5).
+# A message that has expired by now (?3; its own time to live, or ?6) does not block.
 _BLOCKER = f"""
 select message.offset, created_at, priority, deliver_at, owner, transaction_id, extra
 from json_each(?2) as wanted
@@ -186,25 +154,17 @@ where partition = ?1 and offset = ?2
 _encode = msgspec.json.Encoder().encode
 
 
-class _Row(NamedTuple):
-    """A stored message."""
-
-    offset: int
-    created_at: int
-    priority: int
-    deliver_at: int | None
-    owner: int | None
-    transaction_id: str | None
-    extra: Extra
+_NO_PAYLOAD = msgspec.Raw(b"null")
 
 
-def _row(values: tuple[Any, ...]) -> _Row:
-    *rest, extra = values
-    return _Row._make([*rest, extra_of(extra)])
+def _row(values: tuple[Any, ...]) -> MessageRow:
+    offset, created_at, priority, deliver_at, owner, transaction_id, extra = values
+    columns = (offset, created_at, priority, deliver_at, owner, transaction_id)
+    return MessageRow(0, *columns, extra_of(extra), _NO_PAYLOAD)
 
 
 class Explainer:
-    """Answers at one moment, with the connection that claims read with."""
+    """Collects facts at one time, with the connection that claims read with."""
 
     def __init__(self, connection: apsw.Connection, state: State, now: int) -> None:
         self._connection = connection
@@ -212,11 +172,11 @@ class Explainer:
         self._now = now
         self._loader = Loader(connection, state)
 
-    def explain(self, requests: Sequence[Explain]) -> list[Facts | HarkError]:
-        """An answer to each request."""
+    def explain(self, requests: Sequence[model.Explain]) -> list[model.Facts | HarkError]:
+        """The facts for each request."""
         return [self._facts(request) or _unknown() for request in requests]
 
-    def _facts(self, request: Explain) -> Facts | None:
+    def _facts(self, request: model.Explain) -> model.Facts | None:
         address = self._state.codec.decode(request.message_id)
         partition = None if address is None else self._loader.partition(address.partition)
         if address is None or partition is None or not 0 < address.offset <= partition.tail:
@@ -230,7 +190,7 @@ class Explainer:
         self._loader.groups(queue.name)
         names = sorted(queue.groups) if request.group is None else [request.group]
         groups = [self._group(partition, address.offset, row, name, dead.get(name)) for name in names]
-        return Facts(
+        return model.Facts(
             at=self._now,
             message=self._message(partition, address.offset, row, next(iter(dead.values()), None)),
             options=queue.info.options,
@@ -238,9 +198,11 @@ class Explainer:
             groups=groups,
         )
 
-    def _message(self, partition: Partition, offset: int, row: _Row | None, dead: Sequence[Any] | None) -> MessageFacts:
+    def _message(
+        self, partition: Partition, offset: int, row: MessageRow | None, dead: Sequence[Any] | None
+    ) -> model.MessageFacts:
         message_id = self._state.codec.with_prefix(partition.prefix, offset)
-        facts = MessageFacts(
+        facts = model.MessageFacts(
             id=message_id,
             queue=partition.queue.name,
             partition=partition.name,
@@ -258,6 +220,7 @@ class Explainer:
             return msgspec.structs.replace(
                 facts, transaction_id=transaction_id or message_id, created_at=created_at, priority=priority
             )
+        schedule = (row.extra or NO_EXTRA).b
         owners = {group.id: group.name for group in partition.queue.groups.values()}
         return msgspec.structs.replace(
             facts,
@@ -265,23 +228,23 @@ class Explainer:
             created_at=row.created_at,
             priority=row.priority,
             deliver_at=row.deliver_at,
-            expires_at=_expiry(partition, row),
+            expires_at=expiry_of(partition.queue, row),
             owner=None if row.owner is None else owners.get(row.owner, ""),
-            retries_allowed=len(partition.queue.schedule if row.extra.b is None else row.extra.b),
+            retries_allowed=len(partition.queue.schedule if schedule is None else schedule),
         )
 
     # Groups ------------------------------------------------------------------------------------------------
 
     def _group(
-        self, partition: Partition, offset: int, row: _Row | None, name: str, dead: Sequence[Any] | None
-    ) -> GroupFacts:
+        self, partition: Partition, offset: int, row: MessageRow | None, name: str, dead: Sequence[Any] | None
+    ) -> model.GroupFacts:
         group = partition.queue.groups.get(name)
-        letter = None if dead is None else DeadFacts(*dead[:4])
+        letter = None if dead is None else model.DeadFacts(*dead[:4])
         position = None if group is None else self._loader.position(group, partition.id)
         if group is None or position is None:
-            return GroupFacts(group=name, dead=letter)
+            return model.GroupFacts(group=name, dead=letter)
         stored = None if row is None else Stored(partition.id, offset, row.priority, row.deliver_at, row.owner)
-        facts = GroupFacts(
+        facts = model.GroupFacts(
             group=name,
             mode=group.mode,
             paused=group.paused,
@@ -298,12 +261,12 @@ class Explainer:
         limited = reached_limit(partition.queue, group, self._now)
         return msgspec.structs.replace(facts, limited=limited, **waiting)
 
-    def _shared(self, position: Position, row: _Row) -> dict[str, object]:
+    def _shared(self, position: Position, row: MessageRow) -> dict[str, object]:
         assert isinstance(position, SharedPosition)
         leased = position.leased_at(row.offset)
-        retry = (position.draft or SharedDraft(position)).retry_of(row.offset)
+        retry = position.retry_of(row.offset)
         delay = position.partition.queue.info.options.delayed_processing * SECOND
-        # One that was never given back is passed because it fell due before it was old enough, or is on a lease.
+        # Without a released lease, a message is outstanding because it is leased, or became due while it was too young.
         came = max(row.deliver_at or 0, row.created_at + delay)
         is_retry = retry is not None and (retry.attempts > 0 or retry.due > came)
         return {
@@ -312,11 +275,11 @@ class Explainer:
             "window_until": Picker(self._connection, self._now).window_until(position),
         }
 
-    def _ordered(self, position: OrderedPosition, row: _Row) -> dict[str, object]:
+    def _ordered(self, position: OrderedPosition, row: MessageRow) -> dict[str, object]:
         draft = position.draft
         lease = None if draft is not None and (draft.released or draft.voided) else position.lease
         own = position.leased_at(row.offset)
-        retry = (draft or position).retries.get(row.offset)
+        retry = position.retry_of(row.offset)
         facts: dict[str, object] = {"retry": _retrying(retry)}
         if own is not None and own[1] is lease:
             return facts | {"lease": _current_lease(lease)}
@@ -330,40 +293,36 @@ class Explainer:
         if blocker is not None:
             facts["ahead"] = self._waiting(position, blocker)
         elif head is not None and head.offset != row.offset:
-            facts["ahead"] = Ahead(message_id=self._id(position, head.offset), offset=head.offset)
+            facts["ahead"] = model.Ahead(message_id=self._id(position, head.offset), offset=head.offset)
         return facts
 
     def _id(self, position: OrderedPosition, offset: int) -> str:
         return self._state.codec.with_prefix(position.partition.prefix, offset)
 
-    def _leased(self, position: OrderedPosition, lease: Lease) -> Ahead | None:
-        """The first message that a lease holds; between two of its commits it may hold none."""
+    def _leased(self, position: OrderedPosition, lease: Lease) -> model.Ahead | None:
+        """The first message of a lease. Between two commits it may have none."""
         first = min(position.live_offsets(lease), default=None)
         return (
             None
             if first is None
-            else Ahead(message_id=self._id(position, first), offset=first, lease=_current_lease(lease))
+            else model.Ahead(message_id=self._id(position, first), offset=first, lease=_current_lease(lease))
         )
 
-    def _first(self, position: OrderedPosition, ranges: Sequence[tuple[int, int]]) -> _Row | None:
+    def _first(self, position: OrderedPosition, ranges: Sequence[tuple[int, int]]) -> MessageRow | None:
         for first, last in ranges:
             for found in rows_of(self._connection, _FIRST, position.partition.id, first, last):
                 return _row(found)
         return None
 
-    def _window(self, position: OrderedPosition, head: _Row | None) -> int | None:
-        """See `HandOut._window_due`."""
+    def _window(self, position: OrderedPosition, head: MessageRow | None) -> int | None:
         window = position.partition.queue.info.options.window_buffer * SECOND
         if not window or head is None:
             return None
-        young = head.created_at + position.partition.queue.info.options.delayed_processing * SECOND
-        retry = (position.draft or position).retries.get(head.offset)
-        since = max(young, head.deliver_at or 0, 0 if retry is None else retry.due)
-        due = min(position.partition.last_created + window, since + 10 * window)
+        due = window_end(position, head, window)
         return due if due > self._now else None
 
-    def _blocker(self, position: OrderedPosition, before: Sequence[tuple[int, int]]) -> _Row | None:
-        """The first message of these ranges that may not be delivered yet."""
+    def _blocker(self, position: OrderedPosition, before: Sequence[tuple[int, int]]) -> MessageRow | None:
+        """The first message of these ranges that is not due."""
         options = position.partition.queue.info.options
         retries = (position.draft or position).retries
         waiting = [offset for offset, retry in retries.items() if retry.due > self._now]
@@ -379,42 +338,34 @@ class Explainer:
         )
         return _row(found[0]) if found else None
 
-    def _waiting(self, position: OrderedPosition, row: _Row) -> Ahead:
+    def _waiting(self, position: OrderedPosition, row: MessageRow) -> model.Ahead:
         delay = position.partition.queue.info.options.delayed_processing * SECOND
         old_enough = row.created_at + delay if delay else 0
-        return Ahead(
+        return model.Ahead(
             message_id=self._id(position, row.offset),
             offset=row.offset,
-            retry=_retrying((position.draft or position).retries.get(row.offset)),
+            retry=_retrying(position.retry_of(row.offset)),
             deliver_at=max(row.deliver_at or 0, old_enough) or None,
         )
 
 
 def _unknown() -> HarkError:
-    # Without the id: whoever may not know of a message is answered as if it had another one.
+    # The text does not name the id, so that a caller without access gets the same answer as for an unknown id.
     return NotFound(
         "no message with this id has ever existed; check that it is the message id, not the transaction id",
         code="message_not_found",
     )
 
 
-def _current_lease(lease: Lease) -> CurrentLease:
-    return CurrentLease(lease.id, lease.consumer, lease.since or None, lease.expires_at)
+def _current_lease(lease: Lease) -> model.CurrentLease:
+    return model.CurrentLease(lease.id, lease.consumer, lease.since or None, lease.expires_at)
 
 
-def _retrying(retry: Retry | None) -> Retrying | None:
-    return None if retry is None else Retrying(retry.attempts, retry.due, retry.error)
+def _retrying(retry: Retry | None) -> model.Retrying | None:
+    return None if retry is None else model.Retrying(retry.attempts, retry.due, retry.error)
 
 
-def _expiry(partition: Partition, row: _Row) -> int | None:
-    """See `HandOut._expiry`."""
-    ttl = partition.queue.info.options.ttl
-    if row.owner is not None or row.extra.x:
-        return row.extra.x or None
-    return row.created_at + ttl * SECOND if ttl else None
-
-
-def _begins_after(group: Group, partition: Partition, row: _Row | None) -> int | None:
+def _begins_after(group: Group, partition: Partition, row: MessageRow | None) -> int | None:
     since = group.subscription.since
     if row is None or group.subscription.mode == "all" or since is None or partition.id > group.highest_partition:
         return None
@@ -422,7 +373,7 @@ def _begins_after(group: Group, partition: Partition, row: _Row | None) -> int |
 
 
 def _before(position: OrderedPosition, offset: int) -> tuple[list[tuple[int, int]], int]:
-    """The first unsettled offsets before a message in the order of delivery, as ranges; and how many there are."""
+    """The first unsettled offsets before a message in the order of delivery, as ranges; and their total number."""
     ranges: list[tuple[int, int]] = []
     number = 0
     for first, last in _until(position, offset):

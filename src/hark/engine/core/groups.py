@@ -1,4 +1,4 @@
-"""The verbs about groups (first contact, seek, removal) and dead letters (requeue, removal)."""
+"""The verbs about groups (creation, seek, deletion) and dead letters (requeue, import, deletion)."""
 
 from __future__ import annotations
 
@@ -8,45 +8,36 @@ from typing import NamedTuple
 
 import msgspec
 
+from hark import model
 from hark.engine.api import Answers
 from hark.engine.core.loader import adopt_group, make_group
 from hark.engine.core.position import Position
 from hark.engine.core.push import extra_text, find_message, find_partitions, note_largest
 from hark.engine.core.queues import drop_leases, leave_gap, look_again, move
-from hark.engine.core.rows import LAST_CREATED, encode_extra, extra_of
+from hark.engine.core.schema import LAST_CREATED
 from hark.engine.core.state import Group, Label, Partition, Queue
-from hark.engine.core.store import Value, rows_of, run, scalar
-from hark.engine.core.transaction import WriteTransaction, set_locations
+from hark.engine.core.store import Value, encode_extra, extra_of, rows_of, run, scalar, set_locations
+from hark.engine.core.transaction import WriteTransaction
 from hark.errors import Conflict, HarkError, NotFound
 from hark.ids import IdCodec
-from hark.model import (
-    DeadLetterFilter,
-    GroupDeletion,
-    GroupMode,
-    Limits,
-    NewDeadLetter,
-    Seek,
-    SeekOutcome,
-    Subscription,
-)
 
 _encode_limits = msgspec.json.Encoder().encode
 
 
 class Contact(NamedTuple):
-    """A group that is seen for the first time: how and from where it wants to read a queue."""
+    """A group to create for a queue, at the first pop: its mode and its start."""
 
     queue: str | None
-    """None: the namespace and task themselves, whose queues may come later."""
+    """None: the namespace and task themselves, whose queues may be created later."""
     group: str
-    mode: GroupMode = "ordered"
-    subscription: Subscription = Subscription()
+    mode: model.GroupMode = "ordered"
+    subscription: model.Subscription = model.Subscription()
     label: Label | None = None
-    """The namespace and task by which the group came to the queue: it started when it first asked for those."""
+    """The namespace and task of the pop, if any: the group started when it first popped by these."""
 
 
 def first_contact(transaction: WriteTransaction, contacts: Iterable[Contact]) -> None:
-    """Remember where groups start (rule 20), also when the queue does not exist yet."""
+    """Create groups with their start (rule 20), also if the queue does not exist yet."""
     state, connection, now = transaction.state, transaction.connection, transaction.now
     for queue_name, name, mode, subscription, label in contacts:
         if queue_name is None:
@@ -75,11 +66,11 @@ def first_contact(transaction: WriteTransaction, contacts: Iterable[Contact]) ->
         if queue is not None:
             queue.open = None
             if subscription.mode == "new" and since is not None:
-                # What is pushed from now on, even in this very microsecond, is new to the group.
+                # Messages that are pushed from now on, even in this microsecond, are new to the group.
                 queue.created_floor = max(queue.created_floor, since + 1)
 
 
-def _first_label_contact(transaction: WriteTransaction, label: Label | None, wanted: Subscription) -> None:
+def _first_label_contact(transaction: WriteTransaction, label: Label | None, wanted: model.Subscription) -> None:
     if label is None or label in transaction.state.labels or transaction.loader.label(label):
         return
     start = wanted
@@ -89,7 +80,7 @@ def _first_label_contact(transaction: WriteTransaction, label: Label | None, wan
             for queue in transaction.state.queues.values()
             if label[1] in (None, queue.info.namespace) and label[2] in (None, queue.info.task)
         ]
-        start = Subscription("new", max((_newest(transaction, name) for name in names), default=transaction.now))
+        start = model.Subscription("new", max((_newest(transaction, name) for name in names), default=transaction.now))
     highest = _highest_partition(transaction)
     transaction.connection.execute(
         "insert into labels (grp, namespace, task, subscription, since, highest_partition) values (?, ?, ?, ?, ?, ?)",
@@ -99,7 +90,7 @@ def _first_label_contact(transaction: WriteTransaction, label: Label | None, wan
 
 
 def _newest(transaction: WriteTransaction, queue_name: str) -> int:
-    """Now, or the creation of the queue's newest message: that may be later, as times never decrease."""
+    """Now, or the creation time of the newest message of the queue, which can be later."""
     queue = transaction.state.queues.get(queue_name)
     if queue is None:
         return transaction.now
@@ -113,20 +104,9 @@ def _highest_partition(transaction: WriteTransaction) -> int:
     return int(scalar(transaction.connection, "select ifnull(max(id), 0) from partitions"))
 
 
-def note_seen(transaction: WriteTransaction, groups: Iterable[Group]) -> None:
-    """Save when groups were last seen; idle ones stop holding retention some day."""
-    for group in groups:
-        run(
-            transaction.connection,
-            "update groups set last_seen = ?1 where id = ?2",
-            group.last_seen,
-            group.id,
-        )
-
-
-def seek(transaction: WriteTransaction, requests: Sequence[Seek]) -> list[SeekOutcome | HarkError]:
-    """Move groups to other places (rule 21)."""
-    answers: list[SeekOutcome | HarkError] = []
+def seek(transaction: WriteTransaction, requests: Sequence[model.Seek]) -> list[model.SeekOutcome | HarkError]:
+    """Move the cursors of groups (rule 21)."""
+    answers: list[model.SeekOutcome | HarkError] = []
     for request in requests:
         try:
             answers.append(_seek(transaction, request))
@@ -135,7 +115,7 @@ def seek(transaction: WriteTransaction, requests: Sequence[Seek]) -> list[SeekOu
     return answers
 
 
-def _seek(transaction: WriteTransaction, request: Seek) -> SeekOutcome:
+def _seek(transaction: WriteTransaction, request: model.Seek) -> model.SeekOutcome:
     queue = transaction.state.queues.get(request.queue)
     if queue is None:
         raise NotFound(f"queue {request.queue!r} does not exist", code="queue_not_found")
@@ -148,7 +128,7 @@ def _seek(transaction: WriteTransaction, request: Seek) -> SeekOutcome:
         move(transaction, position, cursor)
     transaction.settled_many(queue)
     transaction.on_commit(lambda: transaction.state.forget_endings(group.id))
-    return SeekOutcome(len(positions), None if cursor is None else cursor + 1)
+    return model.SeekOutcome(len(positions), None if cursor is None else cursor + 1)
 
 
 def _positions(transaction: WriteTransaction, queue: Queue, group: Group, partition: str | None) -> list[Position]:
@@ -165,7 +145,7 @@ def _positions(transaction: WriteTransaction, queue: Queue, group: Group, partit
     return [group.positions[partition_id] for partition_id in ids]
 
 
-def _target(transaction: WriteTransaction, request: Seek, position: Position) -> int:
+def _target(transaction: WriteTransaction, request: model.Seek, position: Position) -> int:
     partition = position.partition
     if request.to_end:
         return partition.next_tail
@@ -174,10 +154,9 @@ def _target(transaction: WriteTransaction, request: Seek, position: Position) ->
     return min(max((request.offset or 1) - 1, partition.floor), partition.next_tail)
 
 
-def limit_group(transaction: WriteTransaction, queue: str, group: str, limits: Limits) -> bool:
-    """Bound what a group may take from now on."""
-    transaction.loader.groups(queue)
-    found = transaction.state.groups.get((queue, group))
+def limit_group(transaction: WriteTransaction, queue: str, group: str, limits: model.Limits) -> bool:
+    """Set the limits of a group."""
+    found = transaction.loader.group(queue, group)
     if found is None:
         return False
     sql = "update groups set limits = ?1 where id = ?2"
@@ -189,15 +168,15 @@ def limit_group(transaction: WriteTransaction, queue: str, group: str, limits: L
 
 def delete_group(
     transaction: WriteTransaction, group: str, queue: str | None, forget_subscription: bool
-) -> GroupDeletion:
-    """Drop a group's cursors in one queue or all of them, and its subscription if asked."""
+) -> model.GroupDeletion:
+    """Delete the positions of a group in one queue or in all, and its subscription if requested."""
     connection = transaction.connection
     rows = rows_of(
         connection, "select id, queue from groups where name = ?1 and (?2 is null or queue = ?2)", group, queue
     )
     if forget_subscription and queue is None:
         run(connection, "delete from labels where grp = ?1", group)
-        transaction.on_commit(transaction.state.labels.clear)  # Loaded again when next asked for.
+        transaction.on_commit(transaction.state.labels.clear)  # Loaded again at the next use.
     partitions = 0
     for group_id, queue_name in rows:
         partitions += int(scalar(connection, "select count(*) from positions where grp = ?1", group_id))
@@ -213,11 +192,11 @@ def delete_group(
         queue_of = transaction.state.queues.get(queue_name)
         if queue_of is not None:
             transaction.settled_many(queue_of)
-    return GroupDeletion(partitions, len(rows) if forget_subscription else 0)
+    return model.GroupDeletion(partitions, len(rows) if forget_subscription else 0)
 
 
 def _forget(transaction: WriteTransaction, key: tuple[str, str]) -> None:
-    """Drop a group from memory; what is left of it is loaded again when it is next seen."""
+    """Drop a group from memory. It is loaded again at the next use."""
     state = transaction.state
     group = state.groups.pop(key, None)
     queue = state.queues.get(key[0])
@@ -230,7 +209,7 @@ def _forget(transaction: WriteTransaction, key: tuple[str, str]) -> None:
 
 
 def resubscribe(transaction: WriteTransaction, group: str, since: int) -> int:
-    """Change where a group starts in partitions that it has not touched yet."""
+    """Change where a group starts in partitions without a position."""
     connection = transaction.connection
     rows = rows_of(connection, "select id, queue from groups where name = ?1", group)
     run(
@@ -246,19 +225,19 @@ def resubscribe(transaction: WriteTransaction, group: str, since: int) -> int:
         transaction.hints.add(queue_name, group, None)
         if found is not None:
             stored = rows_of(connection, "select partition from positions where grp = ?1", group_id)
-            _restart(transaction, found, Subscription("timestamp", since), highest, {row[0] for row in stored})
+            _restart(transaction, found, model.Subscription("timestamp", since), highest, {row[0] for row in stored})
     return len(rows)
 
 
 def _restart(
-    transaction: WriteTransaction, group: Group, subscription: Subscription, highest: int, stored: set[int]
+    transaction: WriteTransaction, group: Group, subscription: model.Subscription, highest: int, stored: set[int]
 ) -> None:
-    """Let a group find its start again, in memory, where it has no place that is stored or leased."""
+    """Drop positions of a group that are neither stored nor leased, so that it starts again."""
 
     def restart() -> None:
         group.subscription, group.highest_partition, group.discovered = subscription, highest, False
         for partition_id, position in list(group.positions.items()):
-            if partition_id not in stored and position.is_idle:
+            if partition_id not in stored and not position.leases():
                 del group.positions[partition_id]
         look_again(group, transaction.now)
 
@@ -283,8 +262,8 @@ on conflict (partition, offset, grp) do nothing
 """
 
 
-def conditions(where: DeadLetterFilter, codec: IdCodec) -> tuple[str, list[int | str]]:
-    """What a filter stands for in SQL, and its values; what does not matter is left out, so that indexes are used."""
+def conditions(where: model.DeadLetterFilter, codec: IdCodec) -> tuple[str, list[int | str]]:
+    """The SQL condition of a filter, and its values. Absent fields are left out, so that indexes are used."""
     wanted: list[tuple[str, int | str | None]] = [
         ("queue = ?", where.queue),
         ("grp = ?", where.group),
@@ -303,7 +282,7 @@ def conditions(where: DeadLetterFilter, codec: IdCodec) -> tuple[str, list[int |
 
 
 def requeue(transaction: WriteTransaction, ids: Sequence[str]) -> list[str | HarkError]:
-    """Put dead letters back; the new message ids."""
+    """Requeue dead letters. Returns the new message ids."""
     answers: list[str | HarkError] = []
     for dead_letter_id in ids:
         try:
@@ -315,8 +294,8 @@ def requeue(transaction: WriteTransaction, ids: Sequence[str]) -> list[str | Har
 
 def _requeue(transaction: WriteTransaction, dead_letter_id: str) -> str:
     connection, state = transaction.connection, transaction.state
-    # Rows that this transaction has yet to write must be seen, and a second requeue must find nothing.
-    matching, values = conditions(DeadLetterFilter(ids=(dead_letter_id,)), state.codec)
+    # A second requeue of the same dead letter must find nothing.
+    matching, values = conditions(model.DeadLetterFilter(ids=(dead_letter_id,)), state.codec)
     rows = rows_of(
         connection,
         "select id, queue, partition_name, grp, payload, transaction_id, extra, priority from dead_letters"
@@ -340,7 +319,7 @@ def _requeue(transaction: WriteTransaction, dead_letter_id: str) -> str:
     offset = partition.next_tail = partition.next_tail + 1
     created_at = partition.last_created = max(transaction.now, partition.last_created, partition.queue.created_floor)
     options = msgspec.structs.replace(extra_of(extra), x=0, a=0)
-    # The transaction id stays with the message that died, if that is still there: it is a key within the partition.
+    # The dead-lettered message keeps its transaction id if it is still stored, because the id is unique.
     taken = transaction_id is not None and _is_taken(transaction, partition.id, transaction_id)
     run(
         connection,
@@ -358,8 +337,7 @@ def _requeue(transaction: WriteTransaction, dead_letter_id: str) -> str:
     leave_gap(transaction, partition, offset, but_for=group)
     transaction.draft(position).add_requeued(offset, priority, transaction.now)
     run(connection, "delete from dead_letters where id = ?1", row_id)
-    queue = partition.queue
-    transaction.on_commit(lambda: setattr(queue, "open", None))
+    transaction.settled_many(partition.queue)
     return state.codec.encode(partition.id, offset)
 
 
@@ -370,8 +348,8 @@ def _is_taken(transaction: WriteTransaction, partition: int, transaction_id: str
     return scalar(transaction.connection, sql, partition, transaction_id) is not None
 
 
-def import_letters(transaction: WriteTransaction, letters: Sequence[NewDeadLetter]) -> Answers[bool]:
-    """Store dead letters of another store; False: it is there already."""
+def import_letters(transaction: WriteTransaction, letters: Sequence[model.NewDeadLetter]) -> Answers[bool]:
+    """Store dead letters of another store. False for one that exists."""
     refusal = transaction.state.refusal()
     if refusal is not None:
         return [refusal] * len(letters)
@@ -379,7 +357,7 @@ def import_letters(transaction: WriteTransaction, letters: Sequence[NewDeadLette
     return [_import(transaction, letter) for letter in letters]
 
 
-def _import(transaction: WriteTransaction, letter: NewDeadLetter) -> bool | HarkError:
+def _import(transaction: WriteTransaction, letter: model.NewDeadLetter) -> bool | HarkError:
     connection, message = transaction.connection, letter.message
     queue = transaction.state.queues.get(message.queue)
     if queue is None:
@@ -406,7 +384,7 @@ def _import(transaction: WriteTransaction, letter: NewDeadLetter) -> bool | Hark
 
 
 def _offset_of(transaction: WriteTransaction, partition: Partition, transaction_id: str | None) -> int:
-    """The offset of the stored message that a dead letter was, or else one that no message has."""
+    """The offset of the stored message of a dead letter, or else a new offset without a message."""
     if transaction_id is not None:
         pushed = transaction.new_transaction_ids.get((partition.id, transaction_id))
         stored = find_message(transaction, partition.id, transaction_id)
@@ -419,8 +397,8 @@ def _offset_of(transaction: WriteTransaction, partition: Partition, transaction_
     return offset
 
 
-def delete_dead_letters(transaction: WriteTransaction, where: DeadLetterFilter, limit: int | None = None) -> int:
-    """Remove dead letters; how many."""
+def delete_dead_letters(transaction: WriteTransaction, where: model.DeadLetterFilter, limit: int | None = None) -> int:
+    """Delete dead letters. Returns their number."""
     connection = transaction.connection
     matching, values = conditions(where, transaction.state.codec)
     found = f"select id from dead_letters where {matching} limit ?"

@@ -1,97 +1,115 @@
-"""The second half of a pop: what of the messages that were read is handed out, and what is stepped over."""
+"""The deliveries of a pop: messages of shared groups are picked; messages that were read are leased or skipped."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
+import apsw
+import msgspec
+
 from hark.clock import MILLISECOND, SECOND
 from hark.engine.core.ordered import MAX_RANGES, Draft, OrderedPosition
-from hark.engine.core.position import Lease, Part, Position
-from hark.engine.core.rows import NO_EXTRA, MessageRow, payload_of, size_of
+from hark.engine.core.position import DelayedLane, Item, Lease, Part, PlainLane, Position
 from hark.engine.core.shared import Entry, SharedPosition
 from hark.engine.core.state import Group, Queue, State
+from hark.engine.core.store import NO_EXTRA, MessageRow, payload_of, size_of
 from hark.ids import IdSource
 from hark.model import Delivery, EmptyReason, Ending, PopRequest
 
-"""A pop ends with the message that takes it beyond this, whatever its batch."""
 _LOOK_AT_MOST = 1024
 
 
-class Job:
-    """One request on its way through a call."""
+class Job(msgspec.Struct, eq=False):
+    """The progress of one pop request."""
 
-    def __init__(self, request: PopRequest, groups: list[tuple[Queue, Group]], max_bytes: int) -> None:
-        self.request = request
-        self.max_bytes = max_bytes
-        self.groups = groups
-        self.lease: Lease | None = None
-        self.messages: list[Delivery] = []
-        self.bytes = 0
-        self.positions = 0
-        self.more: list[tuple[Queue, Position, int]] = []
-        """Positions that it holds and that may go on behind an offset."""
-        self.look = 1
-        """How many times what it needs it looks at: more after each look at messages that were all gone."""
-        self.reason: EmptyReason = "nothing_ready"
-        self.look_again_at: int | None = None
-        self.met_dirty = False
-        self.done = False
+    request: PopRequest
+    groups: list[tuple[Queue, Group]]
+    max_bytes: int
+    lease: Lease | None = None
+    messages: list[Delivery] = []
+    bytes: int = 0
+    positions: int = 0
+    more: list[tuple[Queue, Position, int]] = []
+    """Positions under its lease that may have more messages after an offset."""
+    look: int = 1
+    """How many times the needed number it reads: more after each round that found no message."""
+    reason: EmptyReason = "nothing_ready"
+    look_again_at: int | None = None
+    met_dirty: bool = False
+    """Whether the commit in progress may make messages ready."""
+    done: bool = False
 
     def holds(self, position: Position) -> bool:
-        """Whether it got some of a position in an earlier look."""
+        """Whether it received messages of a position in an earlier round."""
         return self.lease is not None and position in self.lease.parts
 
 
+@dataclass(eq=False)
 class Fetch:
-    """A position that a job has taken, and the ranges it wants of it, with room for so many messages."""
+    """A position that a job has taken, and the ranges of offsets to read."""
 
-    def __init__(self, job: Job, queue: Queue, position: Position, intervals: list[tuple[int, int]], room: int) -> None:
-        self.job = job
-        self.queue = queue
-        self.position = position
-        self.intervals = intervals
-        self.room = room
-        """How many it may hand out at most."""
-        self.planned = room
-        """How many it reads."""
-        self.rows: list[MessageRow] = []
+    job: Job
+    queue: Queue
+    position: Position
+    intervals: list[tuple[int, int]]
+    room: int
+    """Maximum number of messages to deliver."""
+    planned: int
+    """Number of offsets to read."""
+    rows: list[MessageRow] = field(default_factory=list, init=False)
 
 
 class OrderedFetch(Fetch):
-    """Of an ordered group."""
+    """A fetch of an ordered group."""
 
     position: OrderedPosition
 
 
+@dataclass(eq=False)
 class SharedFetch(Fetch):
-    """Of a shared group: these messages, in their order."""
+    """A fetch of these messages of a shared group, in this order."""
 
     position: SharedPosition
+    entries: list[Entry]
 
-    def __init__(self, job: Job, queue: Queue, position: SharedPosition, entries: list[Entry]) -> None:
-        ranges: list[tuple[int, int]] = []
-        for entry in entries:
-            if ranges and ranges[-1][1] == entry.offset - 1:
-                ranges[-1] = (ranges[-1][0], entry.offset)
-            else:
-                ranges.append((entry.offset, entry.offset))
-        super().__init__(job, queue, position, ranges, len(entries))
-        self.entries = entries
+
+def expiry_of(queue: Queue, row: MessageRow) -> int | None:
+    """When a message expires, by its own time to live, else that of the queue. A requeued one has only its own."""
+    extra, ttl = row.extra, queue.info.options.ttl
+    if row.owner is not None or (extra is not None and extra.x):
+        return None if extra is None else extra.x or None
+    return row.created_at + ttl * SECOND if ttl else None
+
+
+def available_at(position: OrderedPosition, row: MessageRow) -> int:
+    """When a message of an ordered group becomes available; 0: at once."""
+    due, delayed = row.deliver_at or 0, position.partition.queue.info.options.delayed_processing
+    if delayed:
+        due = max(due, row.created_at + delayed * SECOND)
+    retry = position.retry_of(row.offset)
+    return due if retry is None else max(due, retry.due)
+
+
+def window_end(position: OrderedPosition, first: MessageRow, window: int) -> int:
+    """When the window buffer allows delivery of a partition with this first message (rule 11)."""
+    since = max(first.created_at, available_at(position, first))
+    return min(position.partition.last_created + window, since + 10 * window)
 
 
 class HandOut:
-    """Judges messages at one moment, and puts them under leases."""
+    """Leases the deliverable messages among those that were read, at one time."""
 
     def __init__(self, state: State, now: int, ids: IdSource) -> None:
         self._state = state
         self._now = now
         self._ids = ids
         self.stepped: dict[Position, set[int]] = {}
-        """Positions that moved over what is not there any more, with the ranges that changed; worth saving, not
-        worth waiting for."""
+        """Positions that moved over removed messages, with the changed ranges. They need not be saved at once."""
         self.expired: dict[str, int] = {}
-        """Messages stepped over because their time to live was over, by queue."""
+        """Number of skipped expired messages, by queue."""
 
     def accept(self, fetch: Fetch) -> int:
-        """Hand out what was read; how many messages that are."""
+        """Deliver the messages that were read. Returns their number."""
         before = len(fetch.job.messages)
         if isinstance(fetch, SharedFetch):
             self._accept_shared(fetch)
@@ -100,7 +118,7 @@ class HandOut:
         return len(fetch.job.messages) - before
 
     def _accept_shared(self, fetch: SharedFetch) -> None:
-        """Hand out what is there, in the order in which it was picked."""
+        """Deliver the messages that are stored, in the order in which they were picked."""
         job, position = fetch.job, fetch.position
         rows = {row.offset: row for row in fetch.rows}
         handed = 0
@@ -126,24 +144,24 @@ class HandOut:
             job.more.append((fetch.queue, position, 0))
 
     def _accept_ordered(self, fetch: OrderedFetch) -> None:
-        """Hand out what is really there and due; step over what is not there any more."""
+        """Deliver the messages that are stored and due, and skip removed ones."""
         job, position = fetch.job, fetch.position
         group = position.group
         holds = position.lease is not None
-        """It got some of this position in an earlier look."""
+        """The job received messages of this position in an earlier round."""
         window = 0 if holds else fetch.queue.info.options.window_buffer * SECOND
         reason: EmptyReason = "waiting"
         due: int | None = None
         deliverable: list[MessageRow] = []
         room = min(job.request.batch - len(job.messages), fetch.room)
         stop: int | None = None
-        """The first offset that stays for later, due or not."""
+        """The first offset that stays for a later pop."""
         for row in fetch.rows:
             if self._is_gone(fetch, row):
                 continue
-            due = self._due(fetch, row)
+            due = self._due(fetch, row, 0)
             if due is None and window and not deliverable:
-                due = self._window_due(fetch, row, window)
+                due = self._due(fetch, row, window)
                 reason = "waiting" if due is None else "window_buffer"
             if due is not None or len(deliverable) >= room or job.bytes >= job.max_bytes:
                 stop = row.offset
@@ -162,54 +180,31 @@ class HandOut:
         elif due is not None:
             job.reason = reason
             group.wake_at(position.partition.id, due, reason)
-        else:  # All of it was gone: look again at what is behind, and at more of it.
+        else:  # No message was found: read more of the following offsets.
             job.look = min(job.look * 4, _LOOK_AT_MOST)
             group.refresh(position, self._now)
 
     def _is_gone(self, fetch: Fetch, row: MessageRow) -> bool:
-        """Whether a message is not, or no longer, for this group."""
+        """Whether a message is for another group, or expired."""
         if row.owner is not None and row.owner != fetch.position.group.id:
             return True
-        expiry = self._expiry(fetch, row)
+        expiry = expiry_of(fetch.queue, row)
         if expiry is None or expiry > self._now:
             return False
         self.expired[fetch.queue.name] = self.expired.get(fetch.queue.name, 0) + 1
         self._state.note_ending(fetch.position, row.offset, Ending("expired", expiry))
         return True
 
-    def _expiry(self, fetch: Fetch, row: MessageRow) -> int | None:
-        """When a message's time to live is over: its own, else the queue's; a requeued one has none."""
-        extra, ttl = row.extra, fetch.queue.info.options.ttl
-        if row.owner is not None or (extra is not None and extra.x):
-            return None if extra is None else extra.x or None
-        return row.created_at + ttl * SECOND if ttl else None
-
-    def _due(self, fetch: OrderedFetch, row: MessageRow) -> int | None:
-        """When to look at a message again that may not be delivered yet; None: now."""
-        due = self._since(fetch, row)
-        return None if due <= self._now else self._before_expiry(fetch, row, due)
-
-    def _since(self, fetch: OrderedFetch, row: MessageRow) -> int:
-        """When a message becomes available; a plain one always is."""
-        due = row.deliver_at or 0
-        delayed = fetch.queue.info.options.delayed_processing
-        if delayed:
-            due = max(due, row.created_at + delayed * SECOND)
-        retry = fetch.position.retries.get(row.offset)
-        return due if retry is None else max(due, retry.due)
-
-    def _before_expiry(self, fetch: Fetch, row: MessageRow, due: int) -> int:
-        expiry = self._expiry(fetch, row)
+    def _due(self, fetch: OrderedFetch, row: MessageRow, window: int) -> int | None:
+        """When a message that is not due must be checked again; None: it is due, or its window buffer is closed."""
+        due = window_end(fetch.position, row, window) if window else available_at(fetch.position, row)
+        if due <= self._now:
+            return None
+        expiry = expiry_of(fetch.queue, row)
         return due if expiry is None else min(due, expiry)
 
-    def _window_due(self, fetch: OrderedFetch, row: MessageRow, window: int) -> int | None:
-        """When a partition with a window buffer may be delivered, whose first message is ready; None: now (rule 11)."""
-        since = max(row.created_at, self._since(fetch, row))
-        due = min(fetch.position.partition.last_created + window, since + 10 * window)
-        return self._before_expiry(fetch, row, due) if due > self._now else None
-
     def _step_over(self, fetch: OrderedFetch, kept: set[int], stop: int | None) -> None:
-        """Settle in memory what is gone among the offsets before `stop`; saved with the next transaction."""
+        """Settle missing offsets before `stop` in memory. The next transaction saves this."""
         looked_at = [offset for first, last in fetch.intervals for offset in range(first, last + 1)]
         if stop is not None:
             del looked_at[looked_at.index(stop) :]
@@ -225,7 +220,7 @@ class HandOut:
         self.stepped.setdefault(position, set()).update(draft.changed_ranges)
 
     def _supersede(self, position: OrderedPosition, lease: Lease) -> None:
-        """A message is handed out again: the lease it was under has one less, and ends with the last."""
+        """Take a redelivered message off its former lease, which ends with its last message."""
         part = lease.parts.get(position)
         if part is not None:
             part.open -= 1
@@ -233,7 +228,7 @@ class HandOut:
                 self._state.detach(lease, position)
 
     def _lease(self, job: Job, queue: Queue) -> Lease:
-        """The lease of a request, which ends when the first of its queues wants it to."""
+        """The lease of a request. It lasts for the shortest lease time of its queues."""
         options, wanted = queue.info.options, job.request.lease_ms
         lasts = options.lease_time * SECOND if wanted is None else (options.lock_duration or wanted) * MILLISECOND
         if job.lease is None:
@@ -253,7 +248,7 @@ class HandOut:
             if handed_out_before and transaction_id in leased:
                 self._supersede(position, leased[transaction_id][1])
             leased[transaction_id] = (row.offset, lease, (row.extra or NO_EXTRA).b, transaction_id)
-        # A requeued message has a high offset but was not behind the others.
+        # Requeued messages have high offsets, but were delivered first.
         last = rows[-1].offset
         if position.requeued:
             last = max((row.offset for row in rows if row.offset not in position.requeued), default=0)
@@ -286,12 +281,165 @@ class HandOut:
         return delivery
 
     def _add_part(self, fetch: Fetch, handed: int, last: int) -> bool:
-        """Note what a lease has of a position; True: it is the first."""
+        """Add delivered messages to the lease. True: they are its first in this position."""
         job, lease = fetch.job, fetch.job.lease
         assert lease is not None
         if fetch.position in lease.parts:
-            lease.parts[fetch.position].extend(handed, last)
+            part = lease.parts[fetch.position]
+            part.handed, part.open, part.last = part.handed + handed, part.open + handed, max(part.last, last)
             return False
-        lease.parts[fetch.position] = Part(handed, last)
+        lease.parts[fetch.position] = Part(handed, last, handed)
         job.positions += 1
         return True
+
+
+Turn = tuple[int, int, int, int]
+"""The order of delivery: 0 for requeued messages, else 1; then -priority, available at, offset."""
+Source = PlainLane | DelayedLane | None
+"""The source of the next message; None: the outstanding messages."""
+
+
+class Picker:
+    """Picks messages of shared groups in the order of delivery, at one time."""
+
+    def __init__(self, connection: apsw.Connection, now: int) -> None:
+        self._connection = connection
+        self._now = now
+        self.stepped: dict[SharedPosition, None] = {}
+        """Positions that moved over expired messages, to be saved."""
+        self.expired: dict[str, int] = {}
+        """Number of passed expired messages, by queue."""
+        self.ended: list[tuple[SharedPosition, int, Ending]] = []
+        """These messages, with their expiry."""
+
+    def look(self, position: SharedPosition, need: int = 1) -> bool:
+        """Read the next message of every lane. False: the commit in progress may add an earlier one."""
+        clear = [self._fill(position, lane, need) for lane in position.lanes]
+        return all(clear)
+
+    def window_due(self, position: SharedPosition) -> int | None:
+        """When the window buffer allows delivery of a partition; None: now, or nothing is ready (rule 11)."""
+        if not position.partition.queue.info.options.window_buffer:
+            return None
+        self._heads(position, 1)  # Passes expired messages.
+        return self.window_until(position)
+
+    def window_until(self, position: SharedPosition) -> int | None:
+        """The same without a change. The message that has been ready for the longest time decides."""
+        window = position.partition.queue.info.options.window_buffer * SECOND
+        if not window:
+            return None
+        self.look(position)
+        delay = self._delay(position)
+        came = position.due_since(self._now)
+        for lane in position.lanes:
+            item = next((one for one in lane.items if not 0 < self._expiry(position, one) <= self._now), None)
+            if item is not None and (not delay or item.created_at + delay <= self._now):
+                came.append(max(item.deliver_at, item.created_at + delay))
+        since = min(came, default=None)
+        if since is None:
+            return None
+        due = min(position.partition.last_created + window, since + 10 * window)
+        return due if due > self._now else None
+
+    def pick(self, position: SharedPosition, need: int) -> list[Entry]:
+        """Take the next messages, at most `need`. They are outstanding from now on."""
+        taken: list[Entry] = []
+        heads = self._heads(position, need)
+        while heads and len(taken) < need:
+            heads.sort(key=lambda head: head[0])
+            turn, source = heads[0]
+            limit = heads[1][0] if len(heads) > 1 else None
+            if source is None:
+                taken.append(position.entries[turn[3]])
+                position.take(taken[-1])
+            else:
+                self._take_run(position, source, need, limit, taken)
+            next_turn = self._turn(position, source, need - len(taken), requeued=turn[0] == 0)
+            heads[0:1] = [] if next_turn is None else [(next_turn, source)]
+        return taken
+
+    def _take_run(
+        self, position: SharedPosition, lane: PlainLane | DelayedLane, need: int, limit: Turn | None, taken: list[Entry]
+    ) -> None:
+        """Take messages of a lane up to the turn `limit`. The first of them is known to be next."""
+        options = position.partition.queue.info.options
+        items, priority, now = lane.items, lane.priority, self._now
+        delay = options.delayed_processing * SECOND
+        first = True
+        while items and len(taken) < need:
+            item = items[0]
+            available_at = max(item.deliver_at or item.created_at, item.created_at + delay)
+            if not first and (
+                (limit is not None and (1, -priority, available_at, item.offset) > limit)
+                or (delay and available_at > now)
+                or options.ttl
+                or item.expires_at
+            ):
+                break  # `_turn` checks it first.
+            first = False
+            lane.take()
+            # A creation time can be slightly later than now, to be after the start of a group.
+            entry = Entry(item.offset, priority, item.created_at, min(available_at, now))
+            position.take(entry)
+            taken.append(entry)
+
+    def _heads(self, position: SharedPosition, need: int) -> list[tuple[Turn, Source]]:
+        requeued = self._turn(position, None, need, requeued=True)
+        other = self._turn(position, None, need, requeued=False)
+        heads: list[tuple[Turn, Source]] = [(turn, None) for turn in (requeued, other) if turn is not None]
+        for lane in position.lanes:
+            turn = self._turn(position, lane, need, requeued=False)
+            if turn is not None:
+                heads.append((turn, lane))
+        return heads
+
+    def _turn(self, position: SharedPosition, source: Source, need: int, *, requeued: bool) -> Turn | None:
+        """The turn of the next message of a source, if it is ready."""
+        if source is None:
+            entry = position.due_entries(self._now)[0 if requeued else 1]
+            return None if entry is None else (0 if requeued else 1, *entry.turn)
+        while True:
+            self._fill(position, source, need)
+            if not source.items:
+                return None
+            item = source.items[0]
+            expiry = self._expiry(position, item)
+            if expiry and expiry <= self._now:
+                source.take()
+                self._note_expired(position, item.offset, expiry)
+                continue
+            old_enough_at = item.created_at + self._delay(position)
+            available_at = max(item.deliver_at or item.created_at, old_enough_at)
+            if old_enough_at <= self._now or not self._delay(position):
+                return 1, -source.priority, available_at, item.offset
+            if isinstance(source, PlainLane):
+                return None  # All messages after it are younger.
+            # It is due, but too young. The messages after it must not wait for it.
+            late = Entry(item.offset, source.priority, item.created_at, available_at)
+            source.take()
+            position.take(late)
+            position.add(late)
+
+    def _fill(self, position: SharedPosition, lane: PlainLane | DelayedLane, need: int) -> bool:
+        if isinstance(lane, PlainLane):
+            lane.fill(self._connection, position.partition, position.lower, need)
+            return True
+        before = len(lane.items)
+        clear = lane.fill(self._connection, position.partition, self._now, position.lower, need)
+        position.fell_due = position.fell_due or len(lane.items) > before
+        return clear
+
+    def _delay(self, position: SharedPosition) -> int:
+        return position.partition.queue.info.options.delayed_processing * SECOND
+
+    def _expiry(self, position: SharedPosition, item: Item) -> int:
+        """When a message expires; 0: never."""
+        ttl = position.partition.queue.info.options.ttl
+        return item.expires_at or (item.created_at + ttl * SECOND if ttl else 0)
+
+    def _note_expired(self, position: SharedPosition, offset: int, expiry: int) -> None:
+        name = position.partition.queue.name
+        self.ended.append((position, offset, Ending("expired", expiry)))
+        self.expired[name] = self.expired.get(name, 0) + 1
+        self.stepped[position] = None

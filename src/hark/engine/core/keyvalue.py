@@ -1,4 +1,4 @@
-"""The key-value half of the store: writes inside a transaction, and reads beside it."""
+"""The key-value part of the store: writes inside a transaction, and reads beside the writer."""
 
 from __future__ import annotations
 
@@ -7,30 +7,11 @@ from collections.abc import Iterable, Sequence
 import apsw
 import msgspec
 
+from hark import model
 from hark.clock import MILLISECOND
 from hark.engine.core.store import rows_of, run, scalar
-from hark.engine.keyvalue import (
-    MOST_APPENDED,
-    MOST_NAMED,
-    TOO_MUCH,
-    Misfit,
-    bounds,
-    combine,
-    failed_check,
-    misfit,
-)
+from hark.engine.keyvalue import MOST_APPENDED, MOST_NAMED, TOO_MUCH, Misfit, bounds, combine, failed_check, misfit
 from hark.keys import decode_key, encode_key, prefix_bounds
-from hark.model import (
-    Key,
-    KeyEntry,
-    KeyMutation,
-    KeyNotification,
-    KeyRange,
-    KeyStats,
-    KeyWrite,
-    KeyWritten,
-    TransactionOutcome,
-)
 
 _LIVE = "(expires_at is null or expires_at > {now})"
 _SAVE = """
@@ -46,7 +27,7 @@ select cast('[' || group_concat('["' || hex(key) || '",' || value || ',' || vers
     || ifnull(expires_at, 'null') || ',' || ifnull(json_quote(sealed_by), 'null') || ']') || ']' as blob)
 from ({rows})
 """
-"""Entries as one JSON text: many rows in one step."""
+"""Entries as one JSON text, read in one step of SQLite."""
 _WANTED = _ENTRIES.format(
     rows=f"select * from kv where key in (select unhex(value) from json_each(?1)) and {_LIVE.format(now='?2')}"
 )
@@ -60,7 +41,7 @@ _STATS = f"select count(*), total(length(key) + length(value)) from kv where {_L
 
 
 class _Row(msgspec.Struct, array_like=True, gc=False):
-    """An entry as it is read."""
+    """A row of `kv`."""
 
     key: str
     value: msgspec.Raw
@@ -68,15 +49,17 @@ class _Row(msgspec.Struct, array_like=True, gc=False):
     expires_at: int | None
     sealed_by: str | None
 
-    def entry(self) -> KeyEntry:
-        return KeyEntry(decode_key(bytes.fromhex(self.key)), self.value, self.version, self.expires_at, self.sealed_by)
+    def entry(self) -> model.KeyEntry:
+        return model.KeyEntry(
+            decode_key(bytes.fromhex(self.key)), self.value, self.version, self.expires_at, self.sealed_by
+        )
 
 
 _decode_rows = msgspec.json.Decoder(list[_Row]).decode
 
 
 class KeyBook:
-    """The keys of one transaction of the store: what it writes, and which of them to tell of after the commit."""
+    """The changes of keys in one transaction, and the notification after its commit."""
 
     def __init__(self, connection: apsw.Connection, now: int) -> None:
         self._connection = connection
@@ -86,14 +69,14 @@ class KeyBook:
         self._appended = 0
         """Bytes that the appends of the current request have rewritten."""
 
-    def notification(self) -> KeyNotification | None:
-        """Which keys were changed."""
+    def notification(self) -> model.KeyNotification | None:
+        """The notification of the changed keys."""
         if self._any:
-            return KeyNotification(None)
-        return KeyNotification(tuple(decode_key(key) for key in self._changed)) if self._changed else None
+            return model.KeyNotification(None)
+        return model.KeyNotification(tuple(decode_key(key) for key in self._changed)) if self._changed else None
 
-    def write(self, request: KeyWrite) -> KeyWritten | TransactionOutcome:
-        """Do what a request says of keys, whole or not at all; a `TransactionOutcome` says why not."""
+    def write(self, request: model.KeyWrite) -> model.KeyWritten | model.TransactionOutcome:
+        """Apply a request completely, or return the `TransactionOutcome` with the reason why not."""
         for index, check in enumerate(request.checks):
             if self._version(encode_key(check.key)) != check.version:
                 return failed_check(index)
@@ -110,14 +93,14 @@ class KeyBook:
                 return misfit(index, mutation, str(error))
         run(self._connection, "release keys")
         self._notify(changed)
-        return KeyWritten(True, version, None, deleted)
+        return model.KeyWritten(True, version, None, deleted)
 
     def set_undelivered(self, partition: int, offset: int, queue: str) -> None:
-        """Put the payload of a message that can't be delivered under the keys that it names (rule 18)."""
+        """Store the payload of an undeliverable message under its keys (`keysIfUndelivered`, rule 18)."""
         sql = "select payload, extra ->> 'k', extra ->> 's', extra ->> 'r' from messages"
         sql += " where partition = ?1 and offset = ?2 and extra ->> 'k' is not null"
         for payload, keys, sealed, elsewhere in rows_of(self._connection, sql, partition, offset):
-            if elsewhere is not None:  # The column says null, and that would become the value.
+            if elsewhere is not None:  # The column has null, which would become the value.
                 raise RuntimeError(f"a message with keysIfUndelivered has its payload elsewhere: {elsewhere}")
             version = int(scalar(self._connection, _NEXT_VERSION))
             encoded = [bytes.fromhex(key) for key in msgspec.json.decode(keys, type=list[str])]
@@ -126,7 +109,7 @@ class KeyBook:
             self._notify(encoded)
 
     def sweep(self, limit: int) -> int:
-        """Remove entries whose time is over; how many."""
+        """Remove expired entries. Returns their number."""
         gone = rows_of(self._connection, f"delete from kv where key in ({_OVER}) returning key", self._now, limit)
         self._notify(key for (key,) in gone)
         return len(gone)
@@ -139,8 +122,8 @@ class KeyBook:
         version: int | None = scalar(self._connection, sql, key, self._now)
         return version
 
-    def _mutate(self, mutation: KeyMutation, version: int, changed: dict[bytes, None]) -> int:
-        """Apply one mutation; how many entries it removed."""
+    def _mutate(self, mutation: model.KeyMutation, version: int, changed: dict[bytes, None]) -> int:
+        """Apply one mutation. Returns the number of deleted entries."""
         key = encode_key(mutation.key)
         changed[key] = None
         if mutation.kind == "delete":
@@ -177,14 +160,14 @@ class KeyBook:
         return number
 
 
-def read_keys(connection: apsw.Connection, now: int, keys: Sequence[Key]) -> list[KeyEntry | None]:
-    """The entries of keys, by position."""
+def read_keys(connection: apsw.Connection, now: int, keys: Sequence[model.Key]) -> list[model.KeyEntry | None]:
+    """The entries of keys."""
     wanted = [encode_key(key).hex().upper() for key in keys]
     found = {row.key: row.entry() for row in _rows(connection, _WANTED, msgspec.json.encode(wanted).decode(), now)}
     return [found.get(key) for key in wanted]
 
 
-def list_keys(connection: apsw.Connection, now: int, ranges: Sequence[KeyRange]) -> list[list[KeyEntry]]:
+def list_keys(connection: apsw.Connection, now: int, ranges: Sequence[model.KeyRange]) -> list[list[model.KeyEntry]]:
     """The entries of ranges."""
     return [
         [
@@ -202,12 +185,12 @@ def _rows(connection: apsw.Connection, sql: str, *parameters: int | str | bytes)
     return [] if text is None else _decode_rows(text)
 
 
-def count_keys(connection: apsw.Connection, now: int, prefix: Key) -> int:
-    """How many entries are below a prefix."""
+def count_keys(connection: apsw.Connection, now: int, prefix: model.Key) -> int:
+    """Number of entries below a prefix."""
     return int(scalar(connection, _COUNT, *prefix_bounds(prefix), now))
 
 
-def key_stats(connection: apsw.Connection, now: int) -> KeyStats:
-    """How much there is; looks at every entry."""
+def key_stats(connection: apsw.Connection, now: int) -> model.KeyStats:
+    """The size of the key-value store. Reads every entry."""
     [(entries, size)] = rows_of(connection, _STATS, now)
-    return KeyStats(int(entries), int(size))
+    return model.KeyStats(int(entries), int(size))

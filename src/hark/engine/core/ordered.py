@@ -1,54 +1,84 @@
-"""The position of an ordered group: a cursor, ranges settled beyond it, and one lease at a time."""
+"""The position of an ordered group: a cursor, settled ranges beyond it, and one lease at a time."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import apsw
+import msgspec
 
-from hark.engine.core.position import (
-    NOTHING,
-    AnyDraft,
-    Lease,
-    LeasedMessage,
-    Overlay,
-    Position,
-    Readiness,
-    Retry,
-    Stored,
-)
-from hark.engine.core.store import Value, for_each, run
+from hark.engine.core.position import NOTHING, AnyDraft, Lease, LeasedMessage, Position, Readiness, Retry, Stored
+from hark.engine.core.store import DELETE_ROWS, Value, for_each, run
 from hark.ids import IdCodec
 
 if TYPE_CHECKING:
     from hark.engine.core.state import Group, Partition
 
+V = TypeVar("V")
 MAX_RANGES = 10_000
-"""Beyond so many ranges only the head of a partition is delivered (rule 13)."""
+"""Number of ranges above which only the first unsettled message of a partition is delivered (rule 13)."""
+
+
+class Overlay(msgspec.Struct, Generic[V], eq=False):
+    """A table with the changes of the running transaction, in the order of the table; new entries come last."""
+
+    _table: MutableMapping[int, V]
+    changed: dict[int, V] = {}
+    """New and changed entries."""
+    gone: set[int] = set()
+    """Removed entries of the table."""
+
+    def get(self, key: int) -> V | None:
+        if key in self.changed:
+            return self.changed[key]
+        return None if key in self.gone else self._table.get(key)
+
+    def __contains__(self, key: int) -> bool:
+        return key in self.changed or (key in self._table and key not in self.gone)
+
+    def __setitem__(self, key: int, value: V) -> None:
+        self.changed[key] = value
+        self.gone.discard(key)
+
+    def discard(self, key: int) -> bool:
+        """Remove an entry. False if there is none."""
+        was_changed = self.changed.pop(key, None) is not None
+        if key in self._table and key not in self.gone:
+            self.gone.add(key)
+            return True
+        return was_changed
+
+    def clear(self) -> None:
+        self.changed.clear()
+        self.gone.update(self._table)
+
+    def __iter__(self) -> Iterator[int]:
+        yield from (key for key in self._table if key not in self.gone)
+        yield from (key for key in self.changed if key not in self._table)
+
+    def items(self) -> Iterator[tuple[int, V]]:
+        return ((key, self.changed[key] if key in self.changed else self._table[key]) for key in self)
+
+    def publish(self) -> None:
+        """Change the table, after the commit."""
+        for key in self.gone:
+            del self._table[key]
+        self._table.update(self.changed)
 
 
 class Draft(AnyDraft):
-    """A position of an ordered group as the running transaction leaves it."""
+    """The changes of the running transaction to a position of an ordered group."""
 
-    __slots__ = (
-        "_position",
-        "changed_ranges",
-        "cursor",
-        "gone",
-        "probe",
-        "ranges",
-        "released",
-        "requeued",
-        "retries",
-        "wiped",
-    )
+    __slots__ = ("_position", "changed_ranges", "cursor", "probe", "ranges", "released", "requeued", "retries", "wiped")
 
     def __init__(self, position: OrderedPosition) -> None:
-        super().__init__(position.settled_at)
         self._position = position
+        self.settled_at = position.settled_at
+        self.voided = False
+        self.gone = set()
         self.cursor = position.cursor
         self.ranges = list(position.ranges)
         self.retries = Overlay(position.retries)
@@ -56,15 +86,13 @@ class Draft(AnyDraft):
         self.probe = position.probe
         self.released = False
         """The lease no longer blocks the partition."""
-        self.gone: set[str] = set()
-        """Transaction ids that are no longer held."""
         self.changed_ranges: set[int] = set(position.unsaved)
         """First offsets of ranges that were added, changed or removed."""
         self.wiped = False
-        """Nothing that is stored about the position beyond its cursor counts any more."""
+        """All stored rows of the position except its cursor are removed."""
 
     def settle(self, first: int, last: int) -> None:
-        """Mark offsets as done: the cursor moves over them when they continue it, else they are kept as a range."""
+        """Settle a range of offsets. The cursor moves if the range continues it, else the range is kept."""
         ranges, changed = self.ranges, self.changed_ranges
         if first <= self.cursor + 1:
             if last <= self.cursor:
@@ -91,48 +119,27 @@ class Draft(AnyDraft):
 
     @property
     def blocks(self) -> bool:
-        """See `AnyDraft.blocks`: whatever is handed out next depends on it."""
-        return True
-
-    def open_messages(self) -> int:
-        """How many messages are not settled."""
-        return sum(last - first + 1 for first, last in self._position.open_intervals())
+        return True  # The next delivery depends on what is settled.
 
     def finish(self, offset: int) -> None:
-        """See `AnyDraft.finish`."""
-        if self.requeued.pop(offset, None) is None:
+        if not self.requeued.discard(offset):
             self.settle(offset, offset)
-        self.retries.pop(offset, None)
-
-    def retry_of(self, offset: int) -> Retry | None:
-        """See `AnyDraft.retry_of`."""
-        return self.retries.get(offset)
+        self.retries.discard(offset)
 
     def wait(self, offset: int, retry: Retry) -> None:
-        """See `AnyDraft.wait`; the partition waits with it."""
-        self.retries[offset] = retry
-
-    def is_gone(self, leased: LeasedMessage) -> bool:
-        """See `AnyDraft.is_gone`."""
-        return leased[3] in self.gone
-
-    def forget(self, leased: LeasedMessage) -> None:
-        """See `AnyDraft.forget`."""
-        self.gone.add(leased[3])
+        self.retries[offset] = retry  # The partition waits with it.
 
     def detach(self, lease: Lease) -> None:
-        """See `AnyDraft.detach`."""
         self.released = self.released or self._position.lease is lease
 
     def is_free_of(self, lease: Lease) -> bool:
-        """See `AnyDraft.is_free_of`: whether it blocks this partition no more."""
         return self.released or self._position.lease is not lease
 
     def expire(self, lease: Lease, leased: Sequence[LeasedMessage]) -> Sequence[LeasedMessage]:
-        """See `AnyDraft.expire`: a batch costs nothing, but is looked through one by one (rule 16)."""
+        # A batch uses no attempt. Its messages are delivered one at a time from now on, to find the cause (rule 16).
         self.gone.update(one[3] for one in leased)
         if self._position.lease is not lease or self.voided:
-            return ()  # A failure or a retry gave the partition back before.
+            return ()  # A failure or a retry released the partition before.
         self.released = True
         part = lease.parts[self._position]
         if part.handed <= 1:
@@ -140,24 +147,22 @@ class Draft(AnyDraft):
         if self.cursor < part.last:
             self.probe = max(self.probe, part.last)
         for offset, *_ in leased:
-            # Requeued messages have offsets beyond all others, so these are marked one by one.
+            # Requeued messages have higher offsets than all others, so each of them is marked.
             if offset in self.requeued:
                 self.requeued[offset] = True
         return ()
 
     def give_back(self, lease: Lease, leased: Sequence[LeasedMessage]) -> None:
-        """See `AnyDraft.give_back`."""
         self.gone.update(one[3] for one in leased)
         self.detach(lease)
 
-    def add_requeued(self, offset: int, priority: int, now: int) -> None:  # noqa: ARG002  # these order shared ones
-        """See `AnyDraft.add_requeued`."""
+    def add_requeued(self, offset: int, priority: int, now: int) -> None:  # noqa: ARG002  # for shared groups
         self.requeued[offset] = False
-        self.settle(offset, offset)  # Delivered from the front, so not again where the cursor meets it.
+        self.settle(offset, offset)  # It is delivered first, so it must not be delivered again at its offset.
 
 
 class OrderedPosition(Position):
-    """A place of an ordered group: one lease at a time on the whole partition."""
+    """A position of an ordered group, with one lease at a time on the whole partition."""
 
     __slots__ = (
         "_by_offset",
@@ -175,21 +180,21 @@ class OrderedPosition(Position):
     def __init__(self, group: Group, partition: Partition) -> None:
         super().__init__(group, partition)
         self._by_offset: dict[int, LeasedMessage] = {}
-        """What was held when somebody last asked by offset; may be out of date."""
+        """Leased messages at the last lookup by offset; may be out of date."""
         self.cursor = 0
         self.ranges: list[tuple[int, int]] = []
         self.retries: dict[int, Retry] = {}
         self.requeued: OrderedDict[int, bool] = OrderedDict()
-        """Requeued messages in their order; True: of a batch whose lease ran out."""
+        """Requeued messages in their order; True: part of a batch whose lease expired."""
         self.probe = 0
         self.lease: Lease | None = None
         self.leased: dict[str, LeasedMessage] = {}
         self.draft: Draft | None = None
         self.unsaved: set[int] = set()
-        """First offsets of ranges that are not stored yet, because the position itself is not."""
+        """First offsets of ranges that are not stored yet, because the position is not stored."""
 
     def begin(self, cursor: int, gaps: list[tuple[int, int]]) -> None:
-        """Start where the group has not been before; where there is no message it is done already."""
+        """Start a new position. Offsets without a message count as settled."""
         self.cursor = cursor
         draft = Draft(self)
         for first, last in gaps:
@@ -198,108 +203,75 @@ class OrderedPosition(Position):
         self.unsaved = {first for first, _ in self.ranges}
 
     @property
-    def has_work(self) -> bool:
-        """Whether something is unsettled, ready or not."""
-        return self.cursor < self.partition.tail or bool(self.requeued)
-
-    @property
     def is_probed(self) -> bool:
-        """Whether messages are handed out one at a time, because of a batch whose lease ran out (rule 16)."""
-        # A batch begins with what is in front, so if one of these was in it, the first was.
+        """Whether messages are delivered one at a time, because the lease of a batch expired (rule 16)."""
+        # A batch starts with the first requeued messages, so the first of them is marked if any is.
         return self.probe > self.cursor or next(iter(self.requeued.values()), False)
 
     @property
     def in_flight(self) -> int:
-        """See `Position.in_flight`."""
         part = None if self.lease is None else self.lease.parts.get(self)
         return 0 if part is None else part.open
 
-    @property
-    def is_idle(self) -> bool:
-        """See `Position.is_idle`."""
-        return self.lease is None and not self.leased
-
-    def readiness(self, now: int) -> Readiness:  # noqa: ARG002  # what waits is found when somebody looks at it
-        """See `Position.readiness`."""
-        return Readiness(0) if self.lease is None and self.has_work else NOTHING
-
-    def new_draft(self) -> Draft:
-        """See `Position.new_draft`."""
-        self.draft = Draft(self)
-        return self.draft
+    def readiness(self, now: int) -> Readiness:  # noqa: ARG002  # messages that are not due are found by a claim
+        is_ready = self.lease is None and (self.cursor < self.partition.tail or self.requeued)
+        return Readiness(0) if is_ready else NOTHING
 
     def find_leased(self, name: str, codec: IdCodec) -> LeasedMessage | None:
-        """See `Position.find_leased`."""
         leased = self.leased.get(name)
-        if leased is not None:
-            return self._seen(leased)
-        offset = codec.offset_in(self.partition.prefix, self.partition.id, name) if self.leased else None
-        return None if offset is None else self.leased_at(offset)
-
-    def leased_at(self, offset: int) -> LeasedMessage | None:
-        """See `Position.leased_at`."""
-        leased = self._by_offset.get(offset)
-        if leased is None or self.leased.get(leased[3]) is not leased:
-            # Made once for a batch that is settled by ids, and not for what is settled by keys.
-            self._by_offset = {one[0]: one for one in self.leased.values()}
-            leased = self._by_offset.get(offset)
-        return None if leased is None else self._seen(leased)
-
-    def _seen(self, leased: LeasedMessage) -> LeasedMessage | None:
+        if leased is None:
+            offset = codec.offset_in(self.partition.prefix, self.partition.id, name) if self.leased else None
+            return None if offset is None else self.leased_at(offset)
         draft = self.draft
         return None if draft is not None and (draft.voided or leased[3] in draft.gone) else leased
 
+    def leased_at(self, offset: int) -> LeasedMessage | None:
+        leased, draft = self._by_offset.get(offset), self.draft
+        if leased is None or self.leased.get(leased[3]) is not leased:
+            # Built once for a batch that is settled by message ids; never for one that is settled by transaction ids.
+            self._by_offset = {one[0]: one for one in self.leased.values()}
+            leased = self._by_offset.get(offset)
+        return None if leased is None or (draft is not None and (draft.voided or leased[3] in draft.gone)) else leased
+
     def keeps(self, offset: int) -> bool:
-        """See `Position.keeps`: all that is not settled, as the cursor has to get over it."""
-        return not self._is_done(offset)
+        return not self._is_done(offset)  # The cursor must pass the offset.
 
     def leased_by(self, lease: Lease) -> list[LeasedMessage]:
-        """See `Position.leased_by`."""
         gone = () if self.draft is None else self.draft.gone
         return [leased for leased in self.leased.values() if leased[1] is lease and leased[3] not in gone]
 
     def live_offsets(self, lease: Lease) -> list[int]:
-        """See `Position.live_offsets`."""
         return [leased[0] for leased in self.leased.values() if leased[1] is lease] if self.lease is lease else []
 
     def is_kept_by(self, lease: Lease) -> bool:
-        """See `Position.is_kept_by`."""
         return self.lease is lease and any(leased[1] is lease for leased in self.leased.values())
 
     def leases(self) -> set[Lease]:
-        """See `Position.leases`."""
         return {leased[1] for leased in self.leased.values()} | ({self.lease} if self.lease else set())
 
-    def attempts_of(self, offset: int) -> int:
-        """See `Position.attempts_of`."""
-        retry = (self.draft or self).retries.get(offset)
-        return 0 if retry is None else retry.attempts
+    def retry_of(self, offset: int) -> Retry | None:
+        return (self.draft or self).retries.get(offset)
 
     def is_settled(self, message: Stored) -> bool:
-        """See `Position.is_settled`."""
         return self._is_done(message.offset)
 
     def _is_done(self, offset: int) -> bool:
-        cursor, ranges, requeued = (
-            (self.draft.cursor, self.draft.ranges, self.draft.requeued)
-            if self.draft is not None
-            else (self.cursor, self.ranges, self.requeued)
-        )
-        if offset in requeued:
+        seen = self.draft or self
+        if offset in seen.requeued:
             return False
-        if offset <= cursor:
+        if offset <= seen.cursor:
             return True
-        at = bisect_right(ranges, (offset, 1 << 62))
-        return at > 0 and ranges[at - 1][1] >= offset
+        at = bisect_right(seen.ranges, (offset, 1 << 62))
+        return at > 0 and seen.ranges[at - 1][1] >= offset
 
     def rise_to(self, floor: int) -> None:
-        """Leave what was removed from the partition behind."""
+        """Move the cursor over removed messages at the start of the partition."""
         self.cursor = max(self.cursor, floor)
         while self.ranges and self.ranges[0][0] <= self.cursor + 1:
             self.cursor = max(self.cursor, self.ranges.pop(0)[1])
 
     def open_intervals(self) -> Iterator[tuple[int, int]]:
-        """Unsettled offsets in order of delivery, requeued ones first, as the running transaction sees them."""
+        """Unsettled offsets in the order of delivery, requeued ones first, in the running transaction."""
         seen = self.draft or self
         for offset in seen.requeued:
             yield offset, offset
@@ -312,7 +284,7 @@ class OrderedPosition(Position):
             yield start, self.partition.tail
 
     def intervals(self, need: int, after: int = 0) -> tuple[list[tuple[int, int]], int]:
-        """What may be handed out behind an offset, as far as memory knows, and how much that is."""
+        """Offsets after `after` that may be deliverable, as far as memory knows, and their number."""
         if self.cursor < self.partition.floor:
             self.rise_to(self.partition.floor)
         if self.is_probed or len(self.ranges) > MAX_RANGES:
@@ -331,11 +303,9 @@ class OrderedPosition(Position):
         return intervals, planned
 
     def publish(self, now: int) -> int:  # noqa: ARG002  # see `readiness`
-        """See `Position.publish`."""
-        draft = self.draft
+        draft, self.draft = self.draft, None
         if draft is None:
             return 0
-        self.draft = None
         self.cursor, self.ranges = draft.cursor, draft.ranges
         self.probe, self.settled_at = draft.probe, draft.settled_at
         draft.retries.publish()
@@ -356,28 +326,19 @@ select value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4 from json
 on conflict (grp, partition) do update
 set cursor = excluded.cursor, probe = excluded.probe, settled_at = excluded.settled_at
 """
-_DELETE_RANGES = """
-delete from ranges where (grp, partition, first) in
-    (select value ->> 0, value ->> 1, value ->> 2 from json_each(?1))
-"""
+_DELETE_RANGES = DELETE_ROWS.format(table="ranges", key="first")
 _SAVE_RANGES = """
 insert into ranges (grp, partition, first, last)
 select value ->> 0, value ->> 1, value ->> 2, value ->> 3 from json_each(?1)
 """
-_DELETE_RETRIES = """
-delete from retries where (grp, partition, offset) in
-    (select value ->> 0, value ->> 1, value ->> 2 from json_each(?1))
-"""
+_DELETE_RETRIES = DELETE_ROWS.format(table="retries", key="offset")
 _SAVE_RETRIES = """
 insert into retries (grp, partition, offset, attempts, due, error)
 select value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5 from json_each(?1) where true
 on conflict (grp, partition, offset) do update
 set attempts = excluded.attempts, due = excluded.due, error = excluded.error
 """
-_DELETE_REQUEUED = """
-delete from requeued where (grp, partition, offset) in
-    (select value ->> 0, value ->> 1, value ->> 2 from json_each(?1))
-"""
+_DELETE_REQUEUED = DELETE_ROWS.format(table="requeued", key="offset")
 _SAVE_REQUEUED = """
 insert into requeued (grp, partition, offset, probe)
 select value ->> 0, value ->> 1, value ->> 2, value ->> 3 from json_each(?1) where true
@@ -388,7 +349,7 @@ Row = tuple[Value, ...]
 
 
 def save_ordered(connection: apsw.Connection, changed: Iterable[OrderedPosition]) -> None:
-    """Write the drafts of a transaction. Only it can change them, so this needs no lock."""
+    """Write the drafts of a transaction. No other thread changes them, so this needs no lock."""
     positions: list[Row] = []
     gone: tuple[list[Row], list[Row], list[Row]] = ([], [], [])
     kept: tuple[list[Row], list[Row], list[Row]] = ([], [], [])
@@ -411,7 +372,5 @@ def save_ordered(connection: apsw.Connection, changed: Iterable[OrderedPosition]
     for_each(connection, _SAVE_POSITIONS, positions)
     statements = ((_DELETE_RANGES, _SAVE_RANGES), (_DELETE_RETRIES, _SAVE_RETRIES), (_DELETE_REQUEUED, _SAVE_REQUEUED))
     for (delete, save), old, new in zip(statements, gone, kept, strict=True):
-        if old:
-            for_each(connection, delete, old)
-        if new:
-            for_each(connection, save, new)
+        for_each(connection, delete, old)
+        for_each(connection, save, new)

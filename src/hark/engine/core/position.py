@@ -1,122 +1,64 @@
-"""A group's position in a partition, its leases, and how a transaction changes it."""
+"""What the positions of ordered and shared groups have in common: leases, drafts, and the lanes of shared groups.
+
+A position is what a group has done in one partition. `ordered.py` and `shared.py` implement it.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, MutableMapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
+import apsw
+import msgspec
+
+from hark.engine.core.store import scalar
 from hark.ids import IdCodec
 
 if TYPE_CHECKING:
     from hark.engine.core.state import Group, Partition
 
-V = TypeVar("V")
+
+class Retry(NamedTuple):
+    """A message that used attempts, or that waits for its next delivery."""
+
+    attempts: int
+    due: int
+    error: str | None
 
 
-class Overlay(MutableMapping[int, V]):
-    """A table as the running transaction sees it, in the order of the table and with what is new behind it."""
+class Part(msgspec.Struct, eq=False):
+    """The messages of one partition under a lease."""
 
-    __slots__ = ("_table", "changed", "gone")
-
-    def __init__(self, table: MutableMapping[int, V]) -> None:
-        self._table = table
-        self.changed: dict[int, V] = {}
-        """What is new or different."""
-        self.gone: set[int] = set()
-        """What the table has and the transaction removes."""
-
-    def __getitem__(self, key: int) -> V:
-        if key in self.changed:
-            return self.changed[key]
-        if key in self.gone:
-            raise KeyError(key)
-        return self._table[key]
-
-    def __setitem__(self, key: int, value: V) -> None:
-        self.changed[key] = value
-        self.gone.discard(key)
-
-    def __delitem__(self, key: int) -> None:
-        was_changed = self.changed.pop(key, None) is not None
-        if key in self._table and key not in self.gone:
-            self.gone.add(key)
-        elif not was_changed:
-            raise KeyError(key)
-
-    def __iter__(self) -> Iterator[int]:
-        for key in self._table:
-            if key not in self.gone:
-                yield key
-        for key in self.changed:
-            if key not in self._table:
-                yield key
-
-    def __len__(self) -> int:
-        new = sum(key not in self._table for key in self.changed)
-        return len(self._table) - len(self.gone) + new
-
-    def publish(self) -> None:
-        """The transaction is committed: change the table."""
-        for key in self.gone:
-            del self._table[key]
-        self._table.update(self.changed)
+    handed: int
+    """Number of delivered messages."""
+    last: int
+    """The highest of their offsets, without requeued messages."""
+    open: int = 0
+    """Number of these that are not settled."""
 
 
-# Here is what all places have in common; those of ordered groups are in `ordered.py`, the others in `shared.py`.
+class Lease(msgspec.Struct, eq=False):
+    """A lease of a consumer on messages of one or more partitions."""
 
-
-class Retry:
-    """A message that used attempts, or that waits."""
-
-    __slots__ = ("attempts", "due", "error")
-
-    def __init__(self, attempts: int, due: int, error: str | None) -> None:
-        self.attempts = attempts
-        self.due = due
-        self.error = error
-
-
-class Part:
-    """What a lease handed out of one partition."""
-
-    __slots__ = ("handed", "last", "open")
-
-    def __init__(self, handed: int, last: int) -> None:
-        self.handed = handed
-        self.open = handed
-        self.last = last
-
-    def extend(self, handed: int, last: int) -> None:
-        """More was handed out under the same lease."""
-        self.handed += handed
-        self.open += handed
-        self.last = max(self.last, last)
-
-
-class Lease:
-    """One consumer's expiring hold, over one or more partitions."""
-
-    __slots__ = ("consumer", "expires_at", "id", "parts", "since", "whole")
-
-    def __init__(self, lease_id: str, expires_at: int, consumer: str, since: int) -> None:
-        self.id = lease_id
-        self.expires_at = expires_at
-        self.consumer = consumer
-        """Who holds it, as the pop said."""
-        self.since = since
-        """When it was given; 0: not known."""
-        self.whole = 0
-        """When it would end if it had not been shortened; 0: it was not."""
-        self.parts: dict[Position, Part] = {}
+    id: str
+    expires_at: int
+    consumer: str
+    """Name of the consumer in the pop."""
+    since: int
+    """Time of the pop; 0: not known."""
+    whole: int = 0
+    """Expiry before the lease was shortened; 0: it was not shortened."""
+    parts: dict[Position, Part] = {}
 
 
 LeasedMessage = tuple[int, Lease, "tuple[int, ...] | None", str]
-"""Under what a message was last delivered: offset, lease, the message's own retry schedule, its transaction id."""
+"""A leased message: offset, lease, retry schedule of the message, transaction id."""
 
 
 class Stored(NamedTuple):
-    """Where a stored message is, and what decides about its turn."""
+    """A stored message, with the columns that decide about the order of delivery."""
 
     partition: int
     offset: int
@@ -126,75 +68,64 @@ class Stored(NamedTuple):
 
 
 class Readiness(NamedTuple):
-    """Whether something of a place may be taken now, and when more of it."""
+    """The readiness of a position."""
 
     priority: int | None
-    """The highest one that may be ready; None: nothing is."""
+    """The highest priority that may be ready; None: no message is ready."""
     due: int | None = None
-    """When something else will be."""
+    """When more messages become ready."""
 
 
 NOTHING = Readiness(None)
 
 
 class AnyDraft(ABC):
-    """A place as the running transaction leaves it."""
+    """The changes of the running transaction to a position."""
 
-    __slots__ = ("settled_at", "voided")
+    __slots__ = ("gone", "settled_at", "voided")
 
-    def __init__(self, settled_at: int | None) -> None:
-        self.settled_at = settled_at
-        self.voided = False
-        """All leases on the position are void."""
+    settled_at: int | None
+    voided: bool
+    """All leases on the position are void."""
+    gone: set[str]
+    """Transaction ids of messages that are no longer leased. A second settlement of them has no effect."""
 
     @property
     @abstractmethod
     def blocks(self) -> bool:
-        """Whether nothing may be handed out before the transaction is committed."""
+        """Whether nothing may be delivered before the transaction is committed."""
 
     @abstractmethod
     def finish(self, offset: int) -> None:
-        """The group is done with a message."""
-
-    @abstractmethod
-    def retry_of(self, offset: int) -> Retry | None:
-        """What is known of a message's attempts."""
+        """Settle a message."""
 
     @abstractmethod
     def wait(self, offset: int, retry: Retry) -> None:
-        """A message that was held comes again."""
-
-    @abstractmethod
-    def is_gone(self, leased: LeasedMessage) -> bool:
-        """Whether something was said of a held message already."""
-
-    @abstractmethod
-    def forget(self, leased: LeasedMessage) -> None:
-        """What was said of a message under its lease is the last word."""
+        """Schedule the next delivery of a leased message."""
 
     @abstractmethod
     def detach(self, lease: Lease) -> None:
-        """A lease no longer keeps others out here: nothing that it holds is open, or a message of it failed."""
+        """End the lease on this position: none of its messages is open, or one of them failed."""
 
     @abstractmethod
     def is_free_of(self, lease: Lease) -> bool:
-        """Whether a lease is over, as far as its consumers are concerned."""
+        """Whether the lease has ended for its consumer."""
 
     @abstractmethod
     def expire(self, lease: Lease, leased: Sequence[LeasedMessage]) -> Sequence[LeasedMessage]:
-        """The time of a lease is up; which of the messages that it held pay with an attempt."""
+        """Expire a lease. Returns the messages that use an attempt."""
 
     @abstractmethod
     def give_back(self, lease: Lease, leased: Sequence[LeasedMessage]) -> None:
-        """What a lease held is as if it had never been handed out."""
+        """Release messages as if they had not been delivered."""
 
     @abstractmethod
     def add_requeued(self, offset: int, priority: int, now: int) -> None:
-        """A requeued message comes before all others."""
+        """Add a requeued message in front of all others."""
 
 
 class Position(ABC):
-    """A group's place in a partition, whatever its mode."""
+    """A group's position in a partition. Reads that `running transaction` names include its draft."""
 
     __slots__ = ("group", "noted", "partition", "served", "settled_at")
 
@@ -202,66 +133,206 @@ class Position(ABC):
         self.group = group
         self.partition = partition
         self.served = 0
+        """The turn in which it was last served; 0: never."""
         self.settled_at: int | None = None
         self.noted = 0
-        """How many of its messages the group counts as in flight."""
+        """Number of its messages that the group counts as in flight."""
 
     draft: AnyDraft | None
 
     @property
     @abstractmethod
     def in_flight(self) -> int:
-        """How many messages live leases hold."""
-
-    @property
-    @abstractmethod
-    def is_idle(self) -> bool:
-        """Whether nothing of it was handed out and may still be settled."""
-
-    @abstractmethod
-    def new_draft(self) -> AnyDraft:
-        """Begin to change it in a transaction."""
+        """Number of messages under active leases."""
 
     @abstractmethod
     def find_leased(self, name: str, codec: IdCodec) -> LeasedMessage | None:
-        """A held message by its transaction id or its own id, as the running transaction sees it."""
+        """A leased message by transaction id or message id, in the running transaction."""
 
     @abstractmethod
     def leased_at(self, offset: int) -> LeasedMessage | None:
-        """The held message at an offset, as the running transaction sees it."""
-
-    @abstractmethod
-    def keeps(self, offset: int) -> bool:
-        """Whether it has to be told that there is no message at an offset any more."""
+        """A leased message by offset, in the running transaction."""
 
     @abstractmethod
     def leased_by(self, lease: Lease) -> list[LeasedMessage]:
-        """What a lease holds here, as the running transaction sees it."""
+        """The messages of a lease, in the running transaction."""
+
+    @abstractmethod
+    def keeps(self, offset: int) -> bool:
+        """Whether the removal of the message at this offset must settle it here."""
 
     @abstractmethod
     def live_offsets(self, lease: Lease) -> list[int]:
-        """The offsets that a lease keeps others from."""
+        """Offsets of messages that a lease blocks for other consumers."""
 
     @abstractmethod
     def is_kept_by(self, lease: Lease) -> bool:
-        """Whether a lease keeps others from something here; cheaper than to ask from what."""
+        """Whether a lease blocks any message here; cheaper than `live_offsets`."""
 
     @abstractmethod
     def leases(self) -> set[Lease]:
-        """All leases that hold something here."""
+        """All leases on this position."""
 
     @abstractmethod
     def is_settled(self, message: Stored) -> bool:
-        """Whether the group is done with a message, as the running transaction sees it."""
+        """Whether the group has settled a message, in the running transaction."""
 
     @abstractmethod
-    def attempts_of(self, offset: int) -> int:
-        """How many attempts of a message were used."""
+    def retry_of(self, offset: int) -> Retry | None:
+        """The used attempts and the next delivery of a message, in the running transaction."""
 
     @abstractmethod
     def readiness(self, now: int) -> Readiness:
-        """What may be taken, as far as memory knows."""
+        """What is ready, as far as memory knows."""
 
     @abstractmethod
     def publish(self, now: int) -> int:
-        """The transaction is committed: take over its draft; for how many messages somebody has to be told."""
+        """Apply the draft after the commit. Returns the number of messages of a shared group to notify consumers of."""
+
+
+# A lane has the messages of one priority: either the plain ones, in offset order, or the delayed ones, in the order of
+# their delivery times. The group has passed all messages up to the lane's cursor: they are settled or outstanding. The
+# next few messages are read ahead, without payloads. They stay valid: new plain messages have higher offsets, and a new
+# delayed message is due later than all messages that were due when the lane was read (see `Partition.coming`). Messages
+# that were removed meanwhile are found missing at delivery.
+
+NEVER = 1 << 62
+"""Later than any time."""
+UNKNOWN = 0
+_AHEAD = 16
+_AHEAD_AT_MOST = 512
+
+
+class Item(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """A message that is read ahead."""
+
+    offset: int
+    created_at: int
+    deliver_at: int
+    """0 for a plain message."""
+    expires_at: int
+    """End of its own time to live; 0: it has none."""
+
+
+_READ = """
+select json_group_array(json_array(offset, created_at, ifnull(deliver_at, 0), expires_at)) from (
+    select offset, created_at, deliver_at, iif(extra is null, 0, ifnull(extra ->> 'x', 0)) as expires_at
+    from messages {lane} limit {limit})
+"""
+READ_FIRST = _READ.format(
+    lane="indexed by messages_offset where partition = ?1 and offset > ?2 and offset <= ?3"
+    " and priority = 0 and deliver_at is null and owner is null order by offset",
+    limit="?4",
+)
+READ_PRIORITY = _READ.format(
+    lane="indexed by messages_priority where partition = ?1 and priority = ?2 and offset > ?3 and offset <= ?4"
+    " and priority > 0 and deliver_at is null and owner is null order by offset",
+    limit="?5",
+)
+READ_DELAYED = _READ.format(
+    lane="indexed by messages_delayed where partition = ?1 and priority = ?2 and (deliver_at, offset) > (?3, ?4)"
+    " and deliver_at is not null order by deliver_at, offset",
+    limit="?5",
+)
+_decode = msgspec.json.Decoder(list[Item]).decode
+
+
+class PlainLane:
+    """Messages of one priority without a delay."""
+
+    __slots__ = ("_ahead", "cursor", "items", "more", "priority", "saved", "scanned")
+
+    def __init__(self, priority: int, cursor: int = 0) -> None:
+        self.priority = priority
+        self.cursor = cursor
+        """The last passed offset."""
+        self.saved = cursor
+        self.scanned = cursor
+        """The last offset that was read ahead."""
+        self.items: deque[Item] = deque()
+        self.more = True
+        """Whether there may be messages after `scanned`."""
+        self._ahead = _AHEAD
+
+    def forget(self) -> None:
+        """Drop what was read ahead, because messages were removed."""
+        self.more = self.more or bool(self.items)
+        if self.items:
+            self.items.clear()
+            self.scanned = self.cursor
+
+    def fill(self, connection: apsw.Connection, partition: Partition, lower: int, need: int) -> None:
+        """Read ahead, unless an item is present."""
+        while self.items and self.items[0].offset <= lower:
+            self.items.popleft()
+        if self.items or not self.more:
+            return
+        limit = max(self._ahead, min(need, _AHEAD_AT_MOST))
+        self._ahead = min(2 * limit, _AHEAD_AT_MOST)
+        start, tail = max(self.scanned, lower), partition.tail
+        if self.priority:
+            text = scalar(connection, READ_PRIORITY, partition.id, self.priority, start, tail, limit)
+        else:
+            text = scalar(connection, READ_FIRST, partition.id, start, tail, limit)
+        self.items.extend(_decode(text))
+        self.more = len(self.items) >= limit
+        self.scanned = self.items[-1].offset if self.more else tail
+        if not self.items:
+            self.cursor = self.scanned
+
+    def take(self) -> Item:
+        """Pass the next message."""
+        item = self.items.popleft()
+        self.cursor = item.offset if self.items else self.scanned
+        return item
+
+
+class DelayedLane:
+    """Messages of one priority with a delay."""
+
+    __slots__ = ("cursor", "items", "next_due", "priority", "saved", "scanned")
+
+    def __init__(self, priority: int, cursor: tuple[int, int] = (0, 0), next_due: int = UNKNOWN) -> None:
+        self.priority = priority
+        self.cursor = cursor
+        """Delivery time and offset of the last passed message."""
+        self.saved = cursor
+        self.scanned = cursor
+        self.items: deque[Item] = deque()
+        self.next_due = next_due
+        """Earliest possible delivery time of the first message after `scanned`."""
+
+    def forget(self) -> None:
+        """Drop what was read ahead, because messages were removed."""
+        self.items.clear()
+        self.scanned, self.next_due = self.cursor, UNKNOWN
+
+    def fill(self, connection: apsw.Connection, partition: Partition, now: int, lower: int, need: int) -> bool:
+        """Read due messages ahead. False: the commit in progress may add a message that is due earlier."""
+        bound = now if partition.coming is None else min(now, partition.coming - 1)
+        while self.items and self.items[0].offset <= lower:
+            self.take()
+        while not self.items and self.next_due <= bound:
+            limit = min(max(need, _AHEAD), _AHEAD_AT_MOST)
+            text = scalar(connection, READ_DELAYED, partition.id, self.priority, *self.scanned, limit)
+            rows = _decode(text)
+            due = [item for item in rows if item.deliver_at <= bound]
+            behind = [item.deliver_at for item in rows[len(due) :] if item.offset > lower]
+            if behind:
+                self.next_due = behind[0]
+            elif len(rows) < limit:
+                self.next_due = NEVER
+            else:  # All rows after the due ones are below `lower`, so the lane is read again when they are due.
+                self.next_due = UNKNOWN if len(due) == limit else rows[-1].deliver_at
+            if due:
+                self.scanned = (due[-1].deliver_at, due[-1].offset)
+            self.items.extend(item for item in due if item.offset > lower)
+            if not self.items:
+                self.cursor = self.scanned
+        return bool(self.items) or self.next_due > now or bound >= now
+
+    def take(self) -> Item:
+        """Pass the next message."""
+        item = self.items.popleft()
+        self.cursor = (item.deliver_at, item.offset) if self.items else self.scanned
+        return item

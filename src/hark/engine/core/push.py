@@ -12,9 +12,9 @@ from hark.clock import MILLISECOND
 from hark.engine.api import Answers
 from hark.engine.core.loader import adopt_group, adopt_partition
 from hark.engine.core.position import Stored
-from hark.engine.core.rows import NO_EXTRA, OPEN, POSITION, WANTS_PARTITION, Extra, encode_extra
+from hark.engine.core.schema import OPEN, POSITION, WANTS_PARTITION
 from hark.engine.core.state import Partition, Queue
-from hark.engine.core.store import rows_of, run, scalar
+from hark.engine.core.store import NO_EXTRA, Extra, encode_extra, rows_of, run, scalar
 from hark.engine.core.transaction import WriteTransaction
 from hark.keys import encode_key
 from hark.model import NewMessage, PushOutcome, QueueInfo, QueueSpec
@@ -22,7 +22,7 @@ from hark.model.admin import labels_of
 from hark.model.messages import RESERVED, RESERVED_TEXT
 
 PartitionsByName = dict[tuple[str, str], Partition]
-"""Partitions by the name of their queue and their own."""
+"""Partitions by queue name and partition name."""
 
 encode_options = msgspec.json.Encoder().encode
 
@@ -34,9 +34,9 @@ def find_partitions(
     make: bool = True,
     messages: Sequence[NewMessage] = (),
 ) -> PartitionsByName:
-    """The partitions with these names (of a queue, of a partition); with `make`, made where they are missing.
+    """The partitions with these names (queue, partition). With `make`, missing ones are created.
 
-    A queue that is made has the labels that the first of the messages for it gives, else those that its name has.
+    A new queue gets the labels of the first of its messages, else those of its name.
     """
     partitions: PartitionsByName = {}
     missing: dict[tuple[str, str], Queue] = {}
@@ -49,7 +49,8 @@ def find_partitions(
             if not make:
                 continue
             labels = next((message.labels for message in messages if message.queue == key[0]), None)
-            queue = make_queue(transaction, key[0], labels)
+            namespace, task = labels or labels_of(key[0])  # Rule 2.
+            queue = insert_queue(transaction, QueueSpec(name=key[0], namespace=namespace, task=task))
         partition = queue.partitions.get(key[1])
         if partition is None:
             missing[key] = queue
@@ -67,29 +68,14 @@ def find_partitions(
 
 
 def make_partition(transaction: WriteTransaction, queue: Queue, name: str) -> Partition:
-    """A new partition. It may be seen before the commit: it has no messages until then."""
+    """Create a partition. It is visible before the commit, but without messages."""
     connection, now = transaction.connection, transaction.now
-    run(
-        connection,
-        "insert into partitions (queue, name, created_at) values (?1, ?2, ?3)",
-        queue.id,
-        name,
-        now,
-    )
-    row = (connection.last_insert_rowid(), name, now, 0, 0, 0)
-    partition = Partition(row, queue, transaction.state.codec)
-    adopt_partition(transaction.state, partition)
-    return partition
-
-
-def make_queue(transaction: WriteTransaction, name: str, labels: tuple[str, str] | None) -> Queue:
-    """The queue that a first push makes, with these labels or with those that its name has (rule 2)."""
-    namespace, task = labels or labels_of(name)
-    return insert_queue(transaction, QueueSpec(name=name, namespace=namespace, task=task))
+    run(connection, "insert into partitions (queue, name, created_at) values (?1, ?2, ?3)", queue.id, name, now)
+    return adopt_partition(transaction.state, queue, connection.last_insert_rowid(), name, now)
 
 
 def insert_queue(transaction: WriteTransaction, spec: QueueSpec) -> Queue:
-    """A new queue; groups that met its name before are its groups now."""
+    """Create a queue. Groups that popped from its name before become its groups."""
     info = QueueInfo(
         id=transaction.ids.new(),
         name=spec.name,
@@ -123,7 +109,7 @@ _FIND = "select partition, offset, priority, deliver_at, owner from messages whe
 
 
 def find_message(transaction: WriteTransaction, partition: int, transaction_id: str) -> Stored | None:
-    """A stored message of a partition by its transaction id or by its own id."""
+    """A stored message by transaction id or message id."""
     for row in rows_of(transaction.connection, f"{_FIND} transaction_id = ?2", partition, transaction_id):
         return Stored(*row)
     address = transaction.state.codec.decode(transaction_id)
@@ -133,7 +119,7 @@ def find_message(transaction: WriteTransaction, partition: int, transaction_id: 
 
 
 def stored_at(transaction: WriteTransaction, partition: int, offset: int) -> Stored | None:
-    """The message at an offset, if it is stored."""
+    """The stored message at an offset."""
     for row in rows_of(transaction.connection, f"{_FIND} offset = ?2", partition, offset):
         return Stored(*row)
     return None
@@ -161,10 +147,10 @@ where partition.queue = ?1
 """
 NO_GROUP = 0
 NOT_YET = -1
-"""Instead of an offset: the transaction id is the id that a later message will get."""
+"""In place of an offset: the transaction id is the id of a later message."""
 
 Known = dict[tuple[int, str], int]
-"""Offsets of messages by the number of their partition and their transaction id."""
+"""Offsets of messages by partition number and transaction id."""
 
 
 def push(transaction: WriteTransaction, requests: Sequence[Sequence[NewMessage]]) -> Answers[list[PushOutcome]]:
@@ -176,7 +162,7 @@ def push(transaction: WriteTransaction, requests: Sequence[Sequence[NewMessage]]
     queues = transaction.state.queues
     try:
         partitions = [queues[item.queue].partitions[item.partition] for item in items]
-    except KeyError:  # Some are new, or were not touched since the start.
+    except KeyError:  # Some are new, or not loaded yet.
         names = [(item.queue, item.partition) for item in items]
         found = find_partitions(transaction, names, messages=items)
         partitions = [found[name] for name in names]
@@ -192,7 +178,7 @@ def push(transaction: WriteTransaction, requests: Sequence[Sequence[NewMessage]]
 def find_duplicates(
     transaction: WriteTransaction, items: Iterable[NewMessage], partitions: Iterable[Partition]
 ) -> Known:
-    """Offsets of retained messages whose transaction ids are used again, and `NOT_YET`."""
+    """Offsets of stored messages with the same transaction ids, or `NOT_YET`."""
     given = [
         (partition.id, item.transaction_id)
         for item, partition in zip(items, partitions, strict=True)
@@ -207,7 +193,7 @@ def find_duplicates(
         partition = transaction.state.partitions[partition_id]
         if offset > partition.floor:
             found[partition_id, transaction_id] = offset
-        else:  # Purged, but its row is still there and would stand in the way of the new one.
+        else:  # It was purged, but its row would conflict with the new one.
             transaction.save_dead_letters()
             run(
                 transaction.connection,
@@ -216,7 +202,7 @@ def find_duplicates(
                 offset,
             )
     for partition_id, transaction_id in given:
-        # A producer may use the id of a message that had no transaction id as one.
+        # A producer may use the message id of a message without a transaction id.
         address = transaction.state.codec.decode(transaction_id)
         if address is None or address.partition != partition_id or not address.offset:
             continue
@@ -225,14 +211,14 @@ def find_duplicates(
             found[partition_id, transaction_id] = NOT_YET
         in_this_transaction = partition.tail < address.offset <= partition.next_tail
         if in_this_transaction or (
-            partition.floor < address.offset <= partition.tail and _exists(transaction, address)
+            partition.floor < address.offset <= partition.tail and stored_at(transaction, *address) is not None
         ):
             found[partition_id, transaction_id] = address.offset
     return found
 
 
 def is_of_new_partition(transaction: WriteTransaction, transaction_id: str) -> bool:
-    """Whether a transaction id is the id of a message of a partition that has yet to be made."""
+    """Whether a transaction id is a message id in a partition that does not exist yet."""
     address = transaction.state.codec.decode(transaction_id)
     if address is None:
         return False
@@ -240,15 +226,10 @@ def is_of_new_partition(transaction: WriteTransaction, transaction_id: str) -> b
     return address.partition > (made or 0)
 
 
-def _exists(transaction: WriteTransaction, address: tuple[int, int]) -> bool:
-    sql = "select 1 from messages where partition = ?1 and offset = ?2"
-    return scalar(transaction.connection, sql, *address) is not None
-
-
 def push_all(
     transaction: WriteTransaction, items: Sequence[NewMessage], partitions: Sequence[Partition], known: Known
 ) -> list[PushOutcome]:
-    """Append messages, or say why not. Every line of the loop is paid for by every message."""
+    """Append messages. The loop runs for every message, so each line of it costs throughput."""
     rows, pushed = transaction.messages, transaction.pushed
     message_id_of = transaction.state.codec.with_prefix
     outcomes: list[PushOutcome] = []
@@ -291,7 +272,7 @@ def push_all(
 
 
 def _refuse(transaction: WriteTransaction, item: NewMessage, partition: Partition, known: Known) -> PushOutcome | None:
-    """The outcome of a message that is not appended: known already, no room, wrongly sealed."""
+    """The outcome of a message that is not appended: duplicate, queue full, wrong encryption."""
     transaction_id, queue = item.transaction_id, partition.queue
     options = queue.info.options
     if transaction_id is not None:
@@ -317,7 +298,7 @@ def _refuse(transaction: WriteTransaction, item: NewMessage, partition: Partitio
 
 
 def _options(transaction: WriteTransaction, item: NewMessage, partition: Partition) -> tuple[int | None, str | None]:
-    """The time of delivery, if that is later than the creation, and the column for what few messages have."""
+    """The delivery time, if it is later than the creation, and the column `extra`."""
     created_at = partition.last_created
     deliver_at = 0 if item.deliver_at is None else item.deliver_at + transaction.state.ahead
     if item.delay_ms:
@@ -331,7 +312,7 @@ def _options(transaction: WriteTransaction, item: NewMessage, partition: Partiti
 
 
 def extra_text(item: NewMessage, expires_at: int = 0, due_at: int = 0) -> str | None:
-    """The column for what few messages have; `due_at` is the time of delivery that the producer gave."""
+    """The column `extra`; `due_at` is the delivery time that the producer gave."""
     extra = Extra(
         t=item.trace_id,
         u=item.producer,
@@ -347,19 +328,19 @@ def extra_text(item: NewMessage, expires_at: int = 0, due_at: int = 0) -> str | 
 
 @lru_cache(maxsize=4096)
 def _only_producer(producer: str) -> str:
-    """The column of messages that have nothing else in it: few tokens push many of them."""
+    """The column `extra` with a producer only. It is cached, because few tokens push most messages."""
     return encode_extra(Extra(u=producer)).decode()
 
 
 def note_largest(transaction: WriteTransaction, size: int) -> None:
-    """Remember (in powers of two) how large payloads get: pops bound by it how much they read at once."""
+    """Store the largest payload size, rounded up to a power of two. It bounds what pops read at once."""
     rounded = 1 << size.bit_length()
     transaction.state.largest_payload = rounded
     run(transaction.connection, "insert or replace into meta values ('largest_payload', ?1)", rounded)
 
 
 def room_left(transaction: WriteTransaction, queue: Queue) -> int:
-    """How many messages a bounded queue still takes, by its slowest group (rule 7)."""
+    """Number of messages that a queue with `max_size` still accepts, by its slowest group (rule 7)."""
     if queue.open is None:
         connection = transaction.connection
         groups = rows_of(connection, "select id from groups where queue = ?1", queue.name)
@@ -369,7 +350,7 @@ def room_left(transaction: WriteTransaction, queue: Queue) -> int:
         }
         if not groups:
             queue.open = {NO_GROUP: int(scalar(connection, _COUNT_RETAINED, queue.id))}
-    settled = transaction.settled_by_group()
+    settled = {group.id: number for group, number in transaction.settled_count.items()}
     still_open = (open_ - settled.get(group_id, 0) for group_id, open_ in queue.open.items())
     waiting = max(still_open, default=0) + transaction.pushed_count.get(queue, 0)
     return queue.info.options.max_size - waiting

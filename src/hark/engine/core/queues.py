@@ -1,4 +1,4 @@
-"""The verbs that change queues and single messages."""
+"""The verbs that change queues and single messages, and traces."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from functools import partial
 import msgspec
 
 from hark.engine.api import Answers
-from hark.engine.core.ordered import Draft
+from hark.engine.core.ordered import Draft, OrderedPosition
 from hark.engine.core.position import Position
 from hark.engine.core.push import encode_options, find_message, find_partitions, insert_queue, stored_at
-from hark.engine.core.rows import SHARED_OPEN_HERE
-from hark.engine.core.shared import Entry, SharedDraft
+from hark.engine.core.schema import SHARED_OPEN_HERE
+from hark.engine.core.shared import SETTLED, Entry, SharedDraft
 from hark.engine.core.state import Group, Partition, Queue
-from hark.engine.core.store import rows_of, run, scalar
+from hark.engine.core.store import delete_traces, rows_of, run, scalar
 from hark.engine.core.transaction import WriteTransaction, dig
 from hark.errors import HarkError, NotFound
 from hark.ids import Address
 from hark.model import DEFAULT_PARTITION, CancelOutcome, NewTrace, QueueInfo, QueueSpec
 
-# Requeued for the group itself: in no lane, and no longer in front.
+# Messages that were requeued for this group: they are in no lane.
 _OWN = """
 select message.offset, message.priority, message.created_at from gaps
 join messages as message on message.partition = gaps.partition and message.offset = gaps.first
@@ -29,10 +29,12 @@ where gaps.partition = ?1 and gaps.owner = ?2 and gaps.first > ?3
 
 
 def move(transaction: WriteTransaction, position: Position, cursor: int) -> None:
-    """Set a cursor; what was settled, retried or requeued beyond it is forgotten, open leases are void."""
+    """Set a cursor. Settled ranges, retries and requeued messages beyond it are dropped, and leases become void."""
     draft, partition = transaction.draft(position), position.partition
     start = max(cursor, partition.floor)
-    transaction.forget_completed(position)
+    address = (position.group.id, partition.id)  # Completed messages may be delivered again, so their leases are void.
+    transaction.kept = [one for one in transaction.kept if one[:2] != address]
+    run(transaction.connection, "delete from completions where grp = ?1 and partition = ?2", *address)
     if isinstance(draft, SharedDraft):
         own = rows_of(transaction.connection, _OWN, partition.id, position.group.id, start)
         now = transaction.now
@@ -44,32 +46,44 @@ def move(transaction: WriteTransaction, position: Position, cursor: int) -> None
         draft.requeued.clear()
         for first, last in transaction.loader.gaps(position.group, partition):
             draft.settle(first, last)
-    transaction.void_leases(position)
+    _void_leases(transaction, position)
 
 
 def settle_all(transaction: WriteTransaction, position: Position) -> int:
-    """Settle whatever a group has open in a partition; how many messages."""
+    """Settle the backlog of a group in a partition. Returns the number of messages."""
     draft, partition = transaction.draft(position), position.partition
     settled = 0
     if isinstance(draft, SharedDraft):
         if not draft.voided:
             stored = scalar(transaction.connection, SHARED_OPEN_HERE, position.group.id, partition.id)
-            settled = int(stored) + partition.next_tail - partition.tail - draft.settled
+            settled = (
+                int(stored)
+                + partition.next_tail
+                - partition.tail
+                - sum(change is SETTLED for change in draft.changes.values())
+            )
         draft.restart(partition.next_tail, ())
-    elif isinstance(draft, Draft):
-        settled = draft.open_messages()
+    elif isinstance(draft, Draft) and isinstance(position, OrderedPosition):
+        settled = sum(last - first + 1 for first, last in position.open_intervals())
         draft.requeued.clear()
         draft.retries.clear()
         draft.settle(draft.cursor + 1, partition.next_tail)
-    transaction.void_leases(position)
+    _void_leases(transaction, position)
     return settled
+
+
+def _void_leases(transaction: WriteTransaction, position: Position) -> None:
+    leases = position.leases()
+    transaction.state.note_removed(position, [leased for lease in leases for leased in position.leased_by(lease)])
+    transaction.draft(position).voided = True
+    transaction.ended += [(lease, position) for lease in leases]
 
 
 _COUNT = "select count(*) from messages where partition = ?1 and offset > ?2"
 
 
 def configure(transaction: WriteTransaction, specs: Sequence[QueueSpec]) -> list[QueueInfo]:
-    """Make queues, or replace all options of those that exist."""
+    """Create queues, or replace all options of existing ones."""
     return [_configure(transaction, spec) for spec in specs]
 
 
@@ -95,14 +109,20 @@ def _configure(transaction: WriteTransaction, spec: QueueSpec) -> QueueInfo:
 
 
 def make_queues(transaction: WriteTransaction, specs: Sequence[QueueSpec]) -> None:
-    """Make those of these queues that do not exist."""
+    """Create the queues that do not exist."""
     for spec in specs:
         if spec.name not in transaction.state.queues:
             insert_queue(transaction, spec)
 
 
+def _want_sweep(transaction: WriteTransaction) -> None:
+    """Let `collect` look for messages that were purged, or whose queue was deleted."""
+    sql = "insert into meta values ('sweep', 1) on conflict (key) do update set value = value + 1"
+    run(transaction.connection, sql)
+
+
 def reconfigure(queue: Queue, info: QueueInfo, now: int) -> None:
-    """Take over options, and look again at what waited because of the old ones."""
+    """Replace options, and check the groups that waited because of the old ones."""
     queue.set_info(info)
     queue.open = None
     for group in queue.groups.values():
@@ -110,13 +130,13 @@ def reconfigure(queue: Queue, info: QueueInfo, now: int) -> None:
 
 
 def look_again(group: Group, now: int) -> None:
-    """What a group waits for may have changed: nothing that waits is to be trusted."""
+    """Check all partitions again that a group waits for."""
     for partition_id in list(group.waking):
         group.reevaluate(partition_id, now)
 
 
 def delete_queues(transaction: WriteTransaction, names: Sequence[str]) -> list[bool]:
-    """Remove queues and their groups; the messages are removed later, step by step, by collect."""
+    """Delete queues and their groups. `collect` removes the messages later."""
     return [_delete(transaction, name) for name in names]
 
 
@@ -128,21 +148,15 @@ def _delete(transaction: WriteTransaction, name: str) -> bool:
     if queue is not None:
         run(connection, "delete from queues where id = ?1", queue.id)
         run(connection, "delete from dead_letters where queue = ?1", name)
-        # Names must stay unique among what is waiting to be removed.
+        # The names of partitions must stay unique in queue 0.
         run(connection, "update partitions set queue = 0, name = id where queue = ?1", queue.id)
-        transaction.want_sweep()
+        _want_sweep(transaction)
     run(connection, "delete from groups where queue = ?1", name)
     transaction.state.deleting.add(name)
-    transaction.discard_dead_letters(name)
+    transaction.dead = [one for one in transaction.dead if one[1] != name]
     for group in groups:
         transaction.discard(group)
-    # At once, so that what follows in this transaction finds nothing; a rollback forgets everything anyway.
-    _forget(transaction, queue, groups)
-    return queue is not None
-
-
-def _forget(transaction: WriteTransaction, queue: Queue | None, groups: Sequence[Group]) -> None:
-    state = transaction.state
+    # Memory is changed before the commit, so that later verbs of this transaction find nothing. A rollback reloads it.
     for group in groups:
         state.groups.pop((group.queue_name, group.name), None)
         drop_leases(transaction, group)
@@ -151,10 +165,11 @@ def _forget(transaction: WriteTransaction, queue: Queue | None, groups: Sequence
         for partition in queue.partitions.values():
             state.partitions.pop(partition.id, None)
             state.partitions_by_uid.pop(partition.uid, None)
+    return queue is not None
 
 
 def drop_leases(transaction: WriteTransaction, group: Group) -> None:
-    """Forget what is leased of a group that is gone."""
+    """End the leases of a deleted group."""
     state = transaction.state
     for lease in list(state.leases.values()):
         for position in [position for position in lease.parts if position.group is group]:
@@ -162,7 +177,7 @@ def drop_leases(transaction: WriteTransaction, group: Group) -> None:
 
 
 def pause(transaction: WriteTransaction, queue: str, group: str | None, paused: bool) -> bool:
-    """Stop or resume deliveries."""
+    """Pause or resume deliveries."""
     connection, state = transaction.connection, transaction.state
     if group is None:
         found = state.queues.get(queue)
@@ -184,7 +199,7 @@ def pause(transaction: WriteTransaction, queue: str, group: str | None, paused: 
 
 
 def purge(transaction: WriteTransaction, queue: str, group: str | None = None) -> int:
-    """Remove all messages of a queue, or settle all that a group has open."""
+    """Remove all messages of a queue, or settle the backlog of a group."""
     found = transaction.state.queues.get(queue)
     if found is None:
         return 0
@@ -195,7 +210,7 @@ def purge(transaction: WriteTransaction, queue: str, group: str | None = None) -
     if group is not None:
         known = transaction.state.groups.get((queue, group))
         return 0 if known is None else _settle_all(transaction, known, ids)
-    transaction.want_sweep()
+    _want_sweep(transaction)
     for one in found.groups.values():
         _settle_all(transaction, one, list(one.positions))
     inside = "partition in (select id from partitions where queue = ?1)"
@@ -224,21 +239,15 @@ def _settle_all(transaction: WriteTransaction, group: Group, ids: Sequence[int])
 
 
 def delete_messages(transaction: WriteTransaction, message_ids: Sequence[str]) -> list[bool]:
-    """Remove messages; consumers step over them."""
-    answers = []
-    for message_id in message_ids:
-        address = transaction.state.codec.decode(message_id)
-        answers.append(address is not None and _delete_message(transaction, address))
-    return answers
+    """Remove messages. Deliveries skip them."""
+    partitions = map(transaction.state.codec.decode, message_ids)
+    return [address is not None and _delete_message(transaction, address) for address in partitions]
 
 
 def cancel(transaction: WriteTransaction, message_ids: Sequence[str]) -> list[CancelOutcome]:
-    """Remove messages that nobody has been given yet."""
-    answers: list[CancelOutcome] = []
-    for message_id in message_ids:
-        address = transaction.state.codec.decode(message_id)
-        answers.append("not_found" if address is None else _cancel(transaction, address))
-    return answers
+    """Remove messages that no consumer has received."""
+    partitions = map(transaction.state.codec.decode, message_ids)
+    return ["not_found" if address is None else _cancel(transaction, address) for address in partitions]
 
 
 def _cancel(transaction: WriteTransaction, address: Address) -> CancelOutcome:
@@ -253,7 +262,7 @@ def _cancel(transaction: WriteTransaction, address: Address) -> CancelOutcome:
             continue
         if position.is_settled(message):
             return "settled"
-        if position.leased_at(address.offset) is not None or position.attempts_of(address.offset):
+        if position.leased_at(address.offset) or ((retry := position.retry_of(address.offset)) and retry.attempts):
             return "leased"
     return "cancelled" if _delete_message(transaction, address) else "not_found"
 
@@ -268,27 +277,26 @@ def _delete_message(transaction: WriteTransaction, address: Address) -> bool:
     if not connection.changes():
         return False
     run(connection, "update partitions set tail = max(tail, ?1) where id = ?2", partition.tail, partition.id)
-    delete_traces(transaction, address)
+    delete_traces(connection, [address])
     leave_gap(transaction, partition, address.offset)
-    queue = partition.queue
-    transaction.on_commit(lambda: setattr(queue, "open", None))
+    transaction.settled_many(partition.queue)
     return True
 
 
 def leave_gap(transaction: WriteTransaction, partition: Partition, offset: int, but_for: Group | None = None) -> None:
-    """There is no message at an offset (any more): every group is done with it, also those to come."""
+    """Note that an offset has no message, for all groups, also later ones, except `but_for`."""
     if but_for is None:
         dig(transaction.connection, partition.id, offset, offset)
     else:
         sql = "insert into gaps (partition, first, last, owner) values (?1, ?2, ?2, ?3)"
         run(transaction.connection, sql, partition.id, offset, but_for.id)
-    transaction.note_removal(partition)
+    transaction.thinned[partition] = None
     transaction.loader.groups(partition.queue.name)
     for group in list(partition.queue.groups.values()):
         position = None if group is but_for else transaction.loader.position(group, partition.id)
         if position is None:
             continue
-        # Where a group starts can't be found by the message's time any more: keep it.
+        # Store the position: a start by time cannot be found without the message.
         draft = transaction.draft(position)
         if isinstance(draft, SharedDraft):
             draft.removes = True
@@ -297,28 +305,17 @@ def leave_gap(transaction: WriteTransaction, partition: Partition, offset: int, 
 
 
 def settle_removed(transaction: WriteTransaction, position: Position, offset: int) -> None:
-    """A group is done with a message that is gone, and so is who holds it."""
+    """Settle a removed message for a group, and end the lease on it."""
     leased = position.leased_at(offset)
     transaction.settle(position, offset)
     if leased is not None:
         transaction.state.note_removed(position, [leased])
-        transaction.draft(position).forget(leased)
+        transaction.draft(position).gone.add(leased[3])
         transaction.release(position, leased[1])
 
 
-def delete_traces(transaction: WriteTransaction, address: tuple[int, int]) -> None:
-    """Events go with their message."""
-    connection = transaction.connection
-    run(
-        connection,
-        "delete from trace_names where trace in (select id from traces where partition = ?1 and offset = ?2)",
-        *address,
-    )
-    run(connection, "delete from traces where partition = ?1 and offset = ?2", *address)
-
-
 def trace(transaction: WriteTransaction, traces: Sequence[NewTrace]) -> Answers[str]:
-    """Record events about messages; their ids."""
+    """Record trace events of messages. Returns their ids."""
     refusal = transaction.state.refusal()
     if refusal is not None:
         return [refusal] * len(traces)
@@ -336,11 +333,6 @@ def trace(transaction: WriteTransaction, traces: Sequence[NewTrace]) -> Answers[
         )
         trace_id = transaction.connection.last_insert_rowid()
         for name in dict.fromkeys(item.names):
-            run(
-                transaction.connection,
-                "insert into trace_names (name, trace) values (?1, ?2)",
-                name,
-                trace_id,
-            )
+            run(transaction.connection, "insert into trace_names (name, trace) values (?1, ?2)", name, trace_id)
         answers.append(uid)
     return answers

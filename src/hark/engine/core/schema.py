@@ -1,11 +1,12 @@
-"""The tables of the SQLite store, and how older ones become the current ones.
+"""The tables of the SQLite store, their migrations, and SQL expressions that queries share.
 
-`messages` is in append order, with an index on (partition, offset): clustering it on the place of a message would
-cost twice as much per push. Whatever few messages have (trace ids, times to live ...) shares one column, `extra`,
-but for what decides about their turn: that has indexes of its own, which plain messages are not in. The payload is the
-last column, so that nobody has to step over it. A push writes nothing but its messages: a partition's tail is the
-highest offset in the index, and `partitions.tail` remembers it only where messages were removed. What is at or below
-`partitions.floor` is gone, even while its rows are still there for `collect` to remove."""
+`messages` is in append order, with an index on (partition, offset). Clustering by partition would double the cost of a
+push. Rare attributes (trace ids, times to live) share the column `extra`. Priority, delivery time and owner have
+columns, with partial indexes that leave out plain messages. The payload is the last column, so that reads of other
+columns skip it. A push writes only its messages: the tail of a partition is the highest offset in the index, and
+`partitions.tail` keeps it only where messages were removed. Messages at or below `partitions.floor` are removed, even
+while `collect` has not deleted their rows.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ create table messages (
 );
 create unique index messages_offset on messages (partition, offset);
 create unique index messages_transaction on messages (partition, transaction_id) where transaction_id is not null;
--- The lanes of shared groups but the first. owner: a requeued dead letter, for one group only; it is in no lane.
+-- The lanes of shared groups except the first. owner: a requeued dead letter, for one group only; it is in no lane.
 create index messages_priority on messages (partition, priority, offset)
     where priority > 0 and deliver_at is null and owner is null;
 create index messages_delayed on messages (partition, priority, deliver_at, offset) where deliver_at is not null;
@@ -51,7 +52,7 @@ create table queues (
     discarded integer not null default 0
 );
 
--- queue 0: the queue was deleted, and collect has yet to remove the partition.
+-- queue 0: the queue was deleted, and collect will remove the partition.
 create table partitions (
     id integer primary key autoincrement,
     queue integer not null,
@@ -64,7 +65,7 @@ create table partitions (
 """
     + MESSAGES
     + """
--- By the queue's name, not its id: a group may meet a queue that does not exist yet.
+-- By the name of the queue, because a group may pop before the queue exists.
 create table groups (
     id integer primary key autoincrement,
     queue text not null,
@@ -80,8 +81,8 @@ create table groups (
     unique (queue, name)
 );
 
--- Groups that pop by namespace or task: they start when they first do, also in queues that come later.
--- id: SQLite's sessions, which the S3 engine takes changes from, see only tables with a primary key.
+-- Groups that pop by namespace or task. They start at their first pop, also in queues that are created later.
+-- id: the sessions of SQLite, which record changes for the S3 engine, need a primary key.
 create table labels (
     id integer primary key,
     grp text not null,
@@ -93,8 +94,8 @@ create table labels (
 );
 create unique index labels_key on labels (grp, ifnull(namespace, ''), ifnull(task, ''));
 
--- A group's partition in a partition. probe: up to that offset messages are handed out one at a time. In a shared group
--- the cursor is where it began: what it has passed since is in lanes, what of that is not settled in outstanding.
+-- The position of a group in a partition. probe: messages up to that offset are delivered one at a time. In a shared
+-- group the cursor is the start; lanes has what it passed since, and outstanding the unsettled messages among these.
 create table positions (
     grp integer not null,
     partition integer not null,
@@ -105,7 +106,7 @@ create table positions (
 ) without rowid;
 create index positions_partition on positions (partition);
 
--- Settled beyond the cursor; disjoint and not adjacent.
+-- Settled ranges beyond the cursor; disjoint and not adjacent.
 create table ranges (
     grp integer not null,
     partition integer not null,
@@ -114,7 +115,7 @@ create table ranges (
     primary key (grp, partition, first)
 ) without rowid;
 
--- Messages that used attempts, or wait for their next one.
+-- Messages that used attempts, or wait for their next delivery.
 create table retries (
     grp integer not null,
     partition integer not null,
@@ -125,8 +126,8 @@ create table retries (
     primary key (grp, partition, offset)
 ) without rowid;
 
--- Up to where a shared group has passed the messages of a priority: the plain ones by offset, those that were pushed
--- with a delay by the time of delivery and offset.
+-- The cursors of a shared group over the messages of a priority: over plain ones by offset, over delayed ones by
+-- delivery time and offset.
 create table lanes (
     grp integer not null,
     partition integer not null,
@@ -150,8 +151,8 @@ create table outstanding (
     primary key (grp, partition, offset)
 ) without rowid;
 
--- Requeued dead letters, to be delivered before anything else of the partition. probe: while it is there, messages are
--- handed out one at a time.
+-- Requeued dead letters, which are delivered before the rest of the partition. probe: messages are delivered one at a
+-- time while a row has it.
 create table requeued (
     grp integer not null,
     partition integer not null,
@@ -160,7 +161,7 @@ create table requeued (
     primary key (grp, partition, offset)
 ) without rowid;
 
--- Offsets beyond the floor with no message: removed ones, and for all but their owner those requeued for one group.
+-- Offsets above the floor without a message: removed ones, and for other groups those requeued for one group (owner).
 -- Disjoint; those without an owner are not adjacent.
 create table gaps (
     partition integer not null,
@@ -190,7 +191,7 @@ create table dead_letters (
 create unique index dead_letters_offset on dead_letters (partition, offset, grp);
 create index dead_letters_queue on dead_letters (queue, failed_at);
 
--- The key-value half; keys are encoded so that their bytes sort as the keys do.
+-- The key-value store. Encoded keys sort in key order.
 create table kv (
     key blob primary key,
     value blob not null,
@@ -217,7 +218,7 @@ create index trace_names_trace on trace_names (trace);
 )
 
 _VERSION_2 = """
--- Under which lease a transaction completed a message, for as long as its consumer may repeat it (rule 12).
+-- The leases under which transactions completed messages, for as long as a consumer may repeat them (rule 12).
 create table completions (
     grp integer not null,
     partition integer not null,
@@ -230,31 +231,156 @@ create index completions_at on completions (at);
 """
 
 _VERSION_3 = """
--- Messages with a time to live of their own, for retention.
+-- Messages with their own time to live, for retention.
 create index messages_expiry on messages (extra ->> 'x') where extra ->> 'x' is not null;
 """
 
-# Step n turns version n into version n + 1. Only ever append.
+# Step n migrates version n to version n + 1. Only append.
 MIGRATIONS: tuple[str, ...] = (_VERSION_1, _VERSION_2, _VERSION_3)
 CURRENT_VERSION = len(MIGRATIONS)
 
 
 def version_of(connection: apsw.Connection) -> int:
-    """The schema version of a database; 0 when it is new."""
+    """The schema version of a database; 0 for a new one."""
     return int(connection.pragma("user_version"))
 
 
 def distrust(connection: apsw.Connection) -> None:
-    """Open a database that others may have made: nothing in its schema runs what is not harmless, or changes itself."""
+    """Restrict what the schema of an untrusted database can run or change."""
     connection.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
     connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
 
 
 def migrate(connection: apsw.Connection, steps: tuple[str, ...] = MIGRATIONS) -> None:
-    """Bring a database to the current version, each step in a transaction of its own."""
+    """Migrate a database to the current version, each step in its own transaction."""
     for version in range(version_of(connection), len(steps)):
         with connection:
             for _ in connection.execute(steps[version]):
                 pass
             connection.pragma("application_id", APPLICATION_ID)
             connection.pragma("user_version", version + 1)
+
+
+# Expressions that several queries share. `address` is a row of `partitions`; `at` has the columns `POSITION`.
+
+TAIL = "max(partition.tail, ifnull((select max(offset) from messages where messages.partition = partition.id), 0))"
+"""The last offset of a partition."""
+
+LAST_CREATED = """
+ifnull((select created_at from messages where messages.partition = partition.id order by offset desc limit 1), 0)
+"""
+"""The creation time of the last message of a partition."""
+
+CURSOR = """
+max(partition.floor, ifnull(position.cursor,
+    case when groups.since is null or partition.id > groups.highest_partition then 0 else ifnull(
+        (select offset from messages where messages.partition = partition.id and created_at <= groups.since
+         order by offset desc limit 1), 0) end))
+"""
+"""The cursor of a group in a partition; without a position, where it will start."""
+
+WANTS_PARTITION = f"""
+(position.cursor is not null or groups.since is null or partition.id > groups.highest_partition
+    or {LAST_CREATED} > groups.since)
+"""
+"""Whether a group needs a partition. It does not if it started after the last message."""
+
+POSITION = f"""
+groups.id as grp, groups.mode = 'shared' as shared, partition.id as partition, position.cursor is not null as tracked,
+{TAIL} as tail, {CURSOR} as cursor
+"""
+"""The columns of `at`: the cursor of a group in a partition. Materialize them, because they are read often."""
+
+_ORDERED_OPEN = """
+(at.tail - at.cursor
+- ifnull((select sum(last - first + 1) from ranges
+          where ranges.grp = at.grp and ranges.partition = at.partition and first > at.cursor), 0)
+- iif(at.tracked, 0, ifnull((select sum(last - first + 1) from gaps
+          where gaps.partition = at.partition and gaps.first > at.cursor and gaps.owner != at.grp), 0))
++ (select count(*) from requeued where requeued.grp = at.grp and requeued.partition = at.partition))
+"""
+"""The ranges of a position include the gaps."""
+
+PRIORITIES = "json_each('[0,1,2,3,4,5,6,7,8,9]')"
+_HAS_DELAYED = """
+exists (select 1 from messages indexed by messages_delayed
+    where messages.partition = {partition} and deliver_at is not null)
+"""
+HAS_LANES = f"""
+({_HAS_DELAYED.format(partition="{partition}")} or exists (select 1 from messages indexed by messages_priority
+    where messages.partition = {{partition}} and priority > 0 and deliver_at is null and owner is null))
+"""
+"""Whether a partition has messages in lanes other than the first. Most have none."""
+
+_FIRST_LANE = """
+max(at.cursor, ifnull((select cursor from lanes
+    where lanes.grp = at.grp and lanes.partition = at.partition and lanes.priority = 0), 0))
+"""
+# Messages that are in no other lane are in the first, so they can be counted with indexes.
+_SHARED_OPEN = f"""
+((select count(*) from messages where messages.partition = at.partition and offset > {_FIRST_LANE})
+- (select count(*) from gaps where gaps.partition = at.partition and owner != 0 and first > {_FIRST_LANE})
++ (select count(*) from outstanding where outstanding.grp = at.grp and outstanding.partition = at.partition)
++ iif({HAS_LANES.format(partition="at.partition")}, (select sum(
+    (select count(*) from messages indexed by messages_priority where messages.partition = at.partition
+        and messages.priority = level.value and messages.priority > 0 and deliver_at is null and owner is null
+        and offset > max(at.cursor, ifnull(lane.cursor, 0)))
+    + (select count(*) from messages indexed by messages_delayed where messages.partition = at.partition
+        and messages.priority = level.value and deliver_at is not null
+        and (deliver_at, offset) > (ifnull(lane.due, 0), ifnull(lane.due_offset, 0)) and offset > at.cursor))
+    from {PRIORITIES} as level
+    left join lanes as lane on lane.grp = at.grp and lane.partition = at.partition and lane.priority = level.value)
+- (select count(*) from messages indexed by messages_priority where messages.partition = at.partition
+    and priority > 0 and deliver_at is null and owner is null and offset > {_FIRST_LANE})
+- (select count(*) from messages indexed by messages_delayed where messages.partition = at.partition
+    and deliver_at is not null and offset > {_FIRST_LANE}), 0))
+"""
+
+OPEN = f"iif(at.shared, {_SHARED_OPEN}, {_ORDERED_OPEN})"
+"""Number of unsettled messages of a group in a partition."""
+
+SHARED_OPEN_HERE = f"""
+with at as materialized (
+    select {POSITION} from groups
+    join partitions as partition on partition.id = ?2
+    left join positions as position on position.grp = groups.id and position.partition = partition.id
+    where groups.id = ?1)
+select {_SHARED_OPEN} from at
+"""
+"""The same for one shared group and one partition, by number."""
+
+STORED = f"""
+({TAIL} - partition.floor - ifnull((select sum(last - first + 1) from gaps
+    where gaps.partition = partition.id and first > partition.floor and owner = 0), 0))
+"""
+"""Number of stored messages of a partition."""
+
+_DELAYED = f"""
+iif({_HAS_DELAYED}, (select count(*) from {PRIORITIES} as level
+ cross join messages as message indexed by messages_delayed
+    on message.partition = {{partition}} and message.priority = level.value and deliver_at > :now
+ where {{open}}), 0)
+"""
+_IN_LANES = """
+message.offset > at.cursor and not exists (select 1 from lanes
+    where lanes.grp = at.grp and lanes.partition = at.partition and lanes.priority = message.priority
+      and (lanes.due, lanes.due_offset) >= (message.deliver_at, message.offset))
+"""
+_IN_RANGES = """
+message.offset > at.cursor and not exists (select 1 from ranges
+    where ranges.grp = at.grp and ranges.partition = at.partition
+      and message.offset between ranges.first and ranges.last)
+"""
+SCHEDULED = f"""
+iif(at.shared,
+    (select count(*) from outstanding
+     where outstanding.grp = at.grp and outstanding.partition = at.partition and available_at > :now)
+    + {_DELAYED.format(partition="at.partition", open=_IN_LANES)},
+    (select count(*) from retries
+     where retries.grp = at.grp and retries.partition = at.partition and due > :now)
+    + {_DELAYED.format(partition="at.partition", open=_IN_RANGES)})
+"""
+"""Number of these that are scheduled (rule 28) at the time `:now`."""
+
+DELAYED = _DELAYED.format(partition="partition.id", open="message.offset > partition.floor")
+"""Number of delayed messages of a partition, for queues without groups."""

@@ -1,9 +1,11 @@
-"""The verbs settle, transact, expire and release: who may settle a message, and what follows (rule 12)."""
+"""The verbs settle, transact, expire and release: which settlements are valid, and their effects (rule 12)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
+
+import msgspec
 
 from hark.clock import MILLISECOND
 from hark.engine.api import Answers
@@ -21,40 +23,35 @@ from hark.engine.core.state import Partition
 from hark.engine.core.store import scalar
 from hark.engine.core.transaction import WriteTransaction
 from hark.engine.keyvalue import joined, parted
-from hark.model import NewMessage, PushOutcome, Settlement, SettleOutcome, Transaction, TransactionOutcome
+from hark.model import Ending, NewMessage, PushOutcome, Settlement, SettleOutcome, Transaction, TransactionOutcome
 from hark.model.messages import RESERVED, RESERVED_TEXT
 
 NOT_FOUND = ("not_found", "Message not found")
 EXPIRED = ("lease_expired", "Invalid or expired lease: the lease expired; renew leases in time, or lengthen them")
-SUPERSEDED = (
-    "lease_invalid",
-    "Invalid or expired lease: the last delivery of the message was under another lease",
-)
+SUPERSEDED = ("lease_invalid", "Invalid or expired lease: the last delivery of the message was under another lease")
 NOT_LEASED = ("not_leased", "Invalid or expired lease: no consumer of the group holds this message")
 DEAD = ("dead_lettered", "The message is already dead-lettered; requeue it to deliver it again")
 
 
 class SettleDecision(NamedTuple):
-    """Whether a settlement counts, and for what."""
+    """Whether a settlement is valid, and the message that it concerns."""
 
     position: Position | None
     leased: LeasedMessage | None
-    """None with no refusal: completed already."""
+    """None without a refusal: the message was completed before."""
     refusal: tuple[str, str] | None
 
 
-class SettleAuthorizer:
-    """Judges settlements by the leases as they stand, changing nothing."""
+class SettleAuthorizer(msgspec.Struct, eq=False):
+    """Checks settlements against the current leases. It changes nothing."""
 
-    def __init__(self, transaction: WriteTransaction, required_leases: Sequence[str] | None = None) -> None:
-        """Judge for a request, or with `required_leases` (maybe none) for a transaction."""
-        self._transaction = transaction
-        self._required = frozenset(required_leases or ())
-        self._is_strict = required_leases is not None
-        self._positions: dict[tuple[str, str], Position] = {}
+    _transaction: WriteTransaction
+    _required: Sequence[str] | None = None
+    """The required leases of a transaction, if any; None for a request of `settle`."""
+    _positions: dict[tuple[str, str], Position] = {}
 
     def authorize(self, item: Settlement) -> SettleDecision:
-        """Whether a settlement counts."""
+        """Check one settlement."""
         key = (item.partition_id, item.group)
         position = self._positions.get(key)
         if position is None:
@@ -78,7 +75,7 @@ class SettleAuthorizer:
         return SettleDecision(position, leased, None)
 
     def _partition(self, item: Settlement) -> Partition | None:
-        """The partition of a message; its own id says that too."""
+        """The partition by its id, or by the message id, which contains it."""
         address = self._transaction.state.codec.decode(item.partition_id or item.transaction_id)
         if address is None or bool(address.offset) is bool(item.partition_id):
             return None
@@ -89,12 +86,10 @@ class SettleAuthorizer:
         partition = state.partitions_by_uid.get(item.partition_id) or self._partition(item)
         if partition is None:
             return None
-        group = state.groups.get((partition.queue.name, item.group))
+        key = (partition.queue.name, item.group)
+        group = state.groups.get(key) or self._transaction.loader.group(*key)
         if group is None:
-            self._transaction.loader.groups(partition.queue.name)
-            group = state.groups.get((partition.queue.name, item.group))
-            if group is None:
-                return None
+            return None
         return group.positions.get(partition.id) or self._transaction.loader.position(group, partition.id)
 
     def _without_position(self, item: Settlement) -> SettleDecision:
@@ -103,7 +98,7 @@ class SettleAuthorizer:
         return SettleDecision(None, None, NOT_LEASED if known else NOT_FOUND)
 
     def _not_leased(self, position: Position, item: Settlement) -> SettleDecision:
-        """The slow path: a lease that ended, a message settled before, or one that never was."""
+        """The slow path: the lease has ended, the message was settled before, or it never existed."""
         message = self._message(position.partition, item.transaction_id)
         if message is None:
             return self._removed(position, item)
@@ -118,7 +113,7 @@ class SettleAuthorizer:
         return SettleDecision(position, None, EXPIRED if expired else SUPERSEDED)
 
     def _removed(self, position: Position, item: Settlement) -> SettleDecision:
-        """A message that is not there; its id says whether it ever was."""
+        """The decision about a message that is not stored. The message id shows whether it ever existed."""
         address = self._transaction.state.codec.decode(item.transaction_id)
         if (
             address is None
@@ -128,18 +123,18 @@ class SettleAuthorizer:
             return SettleDecision(position, None, NOT_FOUND)
         if self._is_dead(position, address.offset):
             return SettleDecision(position, None, DEAD)
-        taken_away = (position.group.id, *address) in self._transaction.state.removed
-        if item.status != "completed" or taken_away:
+        was_removed = (position.group.id, *address) in self._transaction.state.removed
+        if item.status != "completed" or was_removed:
             return SettleDecision(position, None, NOT_FOUND)
         return SettleDecision(
             position, None, None if self._may_repeat(position, address.offset, item.lease_id) else SUPERSEDED
         )
 
     def _may_repeat(self, position: Position, offset: int, lease_id: str | None) -> bool:
-        """Whether it is a success to complete again what is completed: in a transaction only under the same lease."""
-        if not self._is_strict:
+        """Whether a second completion succeeds: always in `settle`; in a transaction only under the same lease."""
+        if self._required is None:
             return True
-        lease = self._transaction.completed_under(position, offset)
+        lease = _completed_under(self._transaction, position, offset)
         return lease is not None and (lease == lease_id or (lease_id is None and lease in self._required))
 
     def _message(self, partition: Partition, name: str) -> Stored | None:
@@ -147,13 +142,23 @@ class SettleAuthorizer:
         return None if message is None or message.offset <= partition.floor else message
 
     def _is_dead(self, position: Position, offset: int) -> bool:
-        self._transaction.save_dead_letters()  # It may have died in this very transaction.
+        self._transaction.save_dead_letters()  # It may be dead-lettered in this transaction.
         sql = "select 1 from dead_letters where partition = ?1 and offset = ?2 and grp = ?3"
         return scalar(self._transaction.connection, sql, position.partition.id, offset, position.group.name) is not None
 
 
+def _completed_under(transaction: WriteTransaction, position: Position, offset: int) -> str | None:
+    """The lease under which a message was completed, if it is still known."""
+    key = (position.group.id, position.partition.id, offset)
+    lease: str | None = transaction.completed.get(key) or transaction.state.completed.get(key)
+    if lease is None:
+        sql = "select lease from completions where grp = ?1 and partition = ?2 and offset = ?3"
+        lease = scalar(transaction.connection, sql, *key)
+    return lease
+
+
 def settle(transaction: WriteTransaction, requests: Sequence[Sequence[Settlement]]) -> list[list[SettleOutcome]]:
-    """Settle the messages of each request, judged by the leases as they stood before it."""
+    """Settle the messages of each request. All items of a request are checked against the leases before it."""
     answers = []
     for request in requests:
         authorizer = SettleAuthorizer(transaction)
@@ -163,7 +168,7 @@ def settle(transaction: WriteTransaction, requests: Sequence[Sequence[Settlement
 
 
 def apply(transaction: WriteTransaction, item: Settlement, decision: SettleDecision) -> SettleOutcome:
-    """Carry a settlement out."""
+    """Apply a checked settlement."""
     position = decision.position
     if decision.refusal is not None or position is None:
         code, text = decision.refusal or NOT_FOUND
@@ -173,31 +178,31 @@ def apply(transaction: WriteTransaction, item: Settlement, decision: SettleDecis
     outcome = SettleOutcome(item.transaction_id, True, None, None, position.group.queue_name, partition.name)
     leased = decision.leased
     draft = position.draft or transaction.draft(position)
-    if leased is None or draft.is_gone(leased):
-        # Completed before, or said twice in one request: the first word counts.
+    if leased is None or leased[3] in draft.gone:
+        # Completed before, or named twice in one request: the first settlement counts.
         return outcome
     offset, lease, _, _ = leased
     outcome.lease_id = lease.id
     if item.status == "completed":
         transaction.settle(position, offset)
-        transaction.note_completed(position, offset, lease.id)
+        transaction.completed[position.group.id, partition.id, offset] = lease.id
     elif item.status == "dlq":
-        retry = draft.retry_of(offset)
+        retry = position.retry_of(offset)
         attempts = (retry.attempts if retry else 0) + 1
         text = item.error or "Sent to the dead letters by its consumer"
-        outcome.dead_lettered = transaction.dead_letter(
-            position, offset, attempts, text, transaction.now, exhausted=False, always=item.damaged
+        outcome.dead_lettered = dead_letter(
+            transaction, position, offset, attempts, text, transaction.now, exhausted=False, always=item.damaged
         )
     elif item.status == "retry":
-        retry = draft.retry_of(offset)
+        retry = position.retry_of(offset)
         due = transaction.now + (item.delay_ms or 0) * MILLISECOND
         draft.wait(offset, Retry(retry.attempts if retry else 0, due, retry.error if retry else None))
     else:
         error = item.error or "Failed without an error text"
         outcome.dead_lettered = fail(transaction, position, leased, error, transaction.now, item.delay_ms)
     if item.status != "completed":
-        draft.detach(lease)  # However a failure ends, nothing waits for the end of the lease (rule 14).
-    draft.forget(leased)
+        draft.detach(lease)  # A failure releases the partition at once (rule 14).
+    draft.gone.add(leased[3])
     transaction.release(position, lease)
     outcome.lease_released = draft.is_free_of(lease)
     return outcome
@@ -211,26 +216,53 @@ def fail(
     at: int,
     delay_ms: int | None = None,
 ) -> bool:
-    """Use one attempt of a message: it waits for its next one, or is buried. True: it is a dead letter (rule 14).
+    """Use one attempt of a message: schedule a retry, or end it. True: it is a dead letter (rule 14).
 
-    A delay that is given replaces what the schedule says.
+    `delay_ms` replaces the delay of the retry schedule.
     """
     draft = transaction.draft(position)
     offset, _, schedule, _ = leased
     delays = position.partition.queue.schedule if schedule is None else schedule
-    retry = draft.retry_of(offset)
+    retry = position.retry_of(offset)
     attempts = (retry.attempts if retry else 0) + 1
     if attempts > len(delays):
-        return transaction.dead_letter(position, offset, attempts, error, at, exhausted=True)
+        return dead_letter(transaction, position, offset, attempts, error, at, exhausted=True)
     delay = delays[attempts - 1] if delay_ms is None else delay_ms
     draft.wait(offset, Retry(attempts, at + delay * MILLISECOND, error))
     return False
 
 
-def transact(transaction: WriteTransaction, requests: Sequence[Transaction]) -> Answers[TransactionOutcome]:
-    """Apply each transaction completely or not at all: everything is checked before anything is done.
+def dead_letter(
+    transaction: WriteTransaction,
+    position: Position,
+    offset: int,
+    attempts: int,
+    error: str,
+    failed_at: int,
+    *,
+    exhausted: bool,
+    always: bool = False,
+) -> bool:
+    """Settle an undeliverable message, as a dead letter if the queue keeps them, or `always` (rule 18)."""
+    partition, state = position.partition, transaction.state
+    queue, options = partition.queue.name, partition.queue.info.options
+    transaction.settle(position, offset)
+    transaction.key_book().set_undelivered(partition.id, offset, queue)
+    keeps = always or (options.dead_letter_queue and (options.dlq_after_max_retries or not exhausted))
+    if keeps:
+        address = (queue, partition.id, partition.name, position.group.name, offset)
+        transaction.dead.append((transaction.ids.new(), *address, attempts, error, failed_at))
+    else:
+        transaction.count(queue, "discarded")
+        ending = Ending("discarded", failed_at, attempts, error)
+        transaction.on_commit(lambda: state.note_ending(position, offset, ending))
+    return keeps
 
-    If nothing may be added to the store, transactions that only settle and delete still go on, because they make room.
+
+def transact(transaction: WriteTransaction, requests: Sequence[Transaction]) -> Answers[TransactionOutcome]:
+    """Apply each transaction completely or not at all. Everything is checked before anything is changed.
+
+    On a full disk, transactions that only settle and delete are still applied, because they free space.
     """
     refusal = transaction.state.refusal()
     return [
@@ -266,7 +298,7 @@ def _transact(transaction: WriteTransaction, request: Transaction) -> Transactio
     refusal = _refuse_pushes(transaction, request, pushes)
     if refusal is not None:
         return refusal
-    # Keys come first: of a message that dies here its payload is the last word, as it is on its own.
+    # Keys come first, so the payload of a message that is dead-lettered here overwrites them (`keysIfUndelivered`).
     written = None if request.keys is None else transaction.key_book().write(request.keys)
     if isinstance(written, TransactionOutcome):
         return written
@@ -280,7 +312,8 @@ def _transact(transaction: WriteTransaction, request: Transaction) -> Transactio
             results.append(outcome)
             if operation.status == "completed" and outcome.lease_id is not None:
                 assert decision.position is not None and decision.leased is not None
-                transaction.keep_completed(decision.position, decision.leased[0], outcome.lease_id)
+                key = (decision.position.group.id, decision.position.partition.id, decision.leased[0])
+                transaction.kept.append((*key, outcome.lease_id, transaction.now))
         else:
             partition = partitions[operation.queue, operation.partition]
             results += push_all(transaction, [operation], [partition], known)
@@ -288,7 +321,7 @@ def _transact(transaction: WriteTransaction, request: Transaction) -> Transactio
 
 
 def _holds(lease: Lease) -> bool:
-    """Whether a lease still holds something, as the running transaction sees it."""
+    """Whether a lease has open messages, in the running transaction."""
     return any(
         part.open > 0 and not (position.draft is not None and position.draft.voided)
         for position, part in lease.parts.items()
@@ -298,7 +331,7 @@ def _holds(lease: Lease) -> bool:
 def _refuse_pushes(
     transaction: WriteTransaction, request: Transaction, pushes: Sequence[NewMessage]
 ) -> TransactionOutcome | None:
-    """The failure of a transaction whose pushes can't all be taken, found before anything is made or done."""
+    """The failure of a transaction if one of its pushes must be rejected. It creates nothing."""
     partitions = find_partitions(transaction, [(item.queue, item.partition) for item in pushes], make=False)
     old = [item for item in pushes if (item.queue, item.partition) in partitions]
     known = find_duplicates(transaction, old, [partitions[item.queue, item.partition] for item in old])
@@ -342,14 +375,14 @@ EXPIRED_TEXT = "Lease expired: the consumer neither settled nor renewed in time"
 
 
 def expire(transaction: WriteTransaction, limit: int) -> None:
-    """Apply what is due, at most `limit` leases, as of the time each was due (rule 16)."""
+    """Expire at most `limit` due leases, as of their expiry time (rule 16)."""
     while transaction.expired < limit:
         lease = transaction.state.pop_expired(transaction.now)
         if lease is None:
             break
-        # Not live from here on: what settles later in this transaction must be refused.
+        # Later settlements in this transaction must be rejected.
         transaction.state.note_expired(lease)
-        transaction.end_lease(lease)
+        _end(transaction, lease)
         for position in lease.parts:
             for leased in transaction.draft(position).expire(lease, position.leased_by(lease)):
                 if fail(transaction, position, leased, EXPIRED_TEXT, lease.expires_at, delay_ms=0):
@@ -358,19 +391,25 @@ def expire(transaction: WriteTransaction, limit: int) -> None:
         transaction.expired += 1
 
 
+def _end(transaction: WriteTransaction, lease: Lease) -> None:
+    """Notify of the end of a lease in all its positions."""
+    for position in lease.parts:
+        transaction.hints.ended(position.group.queue_name, position.group.name, lease.id)
+
+
 def release(transaction: WriteTransaction, lease_ids: Sequence[str]) -> None:
-    """Give back what leases hold, as if it had never been handed out (rule 17)."""
+    """Release the messages of leases as if they had not been delivered (rule 17)."""
     for lease_id in lease_ids:
         lease = transaction.state.leases.pop(lease_id, None)
         if lease is None:
             continue
-        transaction.end_lease(lease)
+        _end(transaction, lease)
         for position in lease.parts:
             transaction.draft(position).give_back(lease, position.leased_by(lease))
 
 
 def settle_leased(transaction: WriteTransaction, lease: Lease, position: Position) -> None:
-    """Complete everything that a lease holds on a position, at once (auto-ack)."""
+    """Complete all messages of a lease on a position (auto-ack)."""
     leased = position.leased_by(lease)
     transaction.draft(position).give_back(lease, leased)
     for offset, *_ in leased:

@@ -1,12 +1,14 @@
-"""How much groups may take: bounds on what is in flight, and rates by a bucket of tokens."""
+"""The state in memory: queues, partitions, groups and leases; and the limits of what groups may receive."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, ItemsView, Iterable
+from collections.abc import Callable, Iterable
 from itertools import count
 from math import ceil, floor
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
+
+import msgspec
 
 from hark.clock import SECOND
 from hark.engine.core.position import Lease, LeasedMessage, Position
@@ -15,12 +17,14 @@ from hark.errors import HarkError
 from hark.ids import IdCodec
 from hark.model import EmptyReason, Ending, GroupMode, Limited, Limits, QueueInfo, Subscription
 
+K = TypeVar("K")
+V = TypeVar("V")
 MANY = 1 << 30
-"""More than any pop asks for."""
+"""More than any pop requests."""
 
 
 class Room(NamedTuple):
-    """How many messages a group may take now; if none, why, and when it may again."""
+    """The number of messages that a group may receive now; if 0, the reason, and the time when it may again."""
 
     left: int
     reason: EmptyReason = ""
@@ -31,7 +35,7 @@ FREE = Room(MANY)
 
 
 class Allowance:
-    """What the requests of one call may take at one moment, all of them together."""
+    """The messages that all requests of one call may receive together."""
 
     def __init__(self, now: int) -> None:
         self._now = now
@@ -39,7 +43,7 @@ class Allowance:
         self._unsure: set[Bounds] = set()
 
     def room(self, queue: Queue, group: Group, *, auto_ack: bool) -> Room:
-        """What is left for a request; what is settled at delivery is never in flight."""
+        """The number left for a request. With `auto_ack`, messages are never in flight."""
         if not (queue.bounds.limited or group.bounds.limited):
             return FREE
         least = FREE
@@ -54,7 +58,7 @@ class Allowance:
         return least
 
     def reserve(self, queue: Queue, group: Group, number: int, *, exact: bool) -> None:
-        """A request is about to take so many, or, if that is not exact, some of them."""
+        """Reserve messages for a request, which receives all of them if `exact`, else at most that number."""
         for bounds in (queue.bounds, group.bounds):
             if bounds.limited:
                 self._reserved[bounds] = self._reserved.get(bounds, 0) + number
@@ -62,23 +66,23 @@ class Allowance:
                     self._unsure.add(bounds)
 
     def is_unsure(self, queue: Queue, group: Group) -> bool:
-        """Whether nobody can say what is left before those have what they get who are about to take some."""
+        """Whether reserved messages must be delivered before the remaining number is known."""
         return queue.bounds in self._unsure or group.bounds in self._unsure
 
     def release(self) -> None:
-        """All who were about to take some have it now."""
+        """Clear the reservations after the delivery."""
         self._reserved.clear()
         self._unsure.clear()
 
     def spend(self, queue: Queue, group: Group, number: int) -> None:
-        """So many were handed out."""
+        """Spend tokens for delivered messages."""
         for bounds in (queue.bounds, group.bounds):
             if bounds.limits.rate_limit:
                 bounds.tokens = _refill(bounds, self._now) - number
 
 
 def reached_limit(queue: Queue, group: Group, now: int) -> Limited | None:
-    """The bound that lets a group have nothing more now; None: there is none."""
+    """The limit that currently prevents deliveries to a group."""
     scopes: tuple[tuple[Literal["queue", "group"], Bounds, int], ...] = (
         ("queue", queue.bounds, queue.in_flight),
         ("group", group.bounds, group.in_flight),
@@ -95,7 +99,7 @@ def reached_limit(queue: Queue, group: Group, now: int) -> Limited | None:
 
 
 def _whole_tokens(bounds: Bounds, now: int) -> int:
-    """How many messages a rate lets pass now; a token that is there in half a microsecond is there."""
+    """The number of whole tokens, including one that is complete within half a microsecond."""
     return floor(_refill(bounds, now) + bounds.limits.rate_limit / SECOND / 2)
 
 
@@ -114,38 +118,35 @@ def _next_token(bounds: Bounds) -> int:
     return bounds.filled_at + round(missing / bounds.limits.rate_limit * SECOND)
 
 
-# All of it but the leases is a cache of committed rows, loaded when first touched. Only who holds the lock of
-# `threads.py` touches it. A write verb never changes these objects before its commit: it works on a position's `Draft`,
-# which is taken over when the commit is through. A position of an ordered group with a draft is "dirty" and is not
-# handed out meanwhile; what a draft of a shared one concerns is in somebody's hands.
-
+# Everything except leases is a cache of committed rows, loaded at the first use. Only the thread that holds the lock of
+# the engine uses it. A write verb never changes these objects before its commit: it changes the draft of a position,
+# which is applied after the commit. Nothing is delivered from a position of an ordered group with a draft. A draft of a
+# shared group concerns only leased messages.
 
 _NEVER = (-1, "")
-_EXPIRED_REMEMBERED = 10_000
+_REMEMBERED = 10_000
 _HEAP_SLACK = 64
 
 
-class Bounds:
-    """How much a queue or a group may give at once, and what of that is left."""
+class Bounds(msgspec.Struct, eq=False):
+    """The limits of a queue or of a group, and the tokens of its rate."""
 
-    __slots__ = ("blocked", "filled_at", "limited", "limits", "tokens")
-
-    def __init__(self) -> None:
-        self.tokens: float | None = None
-        """The tokens left of its rate; None: not used yet, so all of them."""
-        self.filled_at = 0
-        self.blocked = False
-        """A pop got nothing because of `max_in_flight`, so a hint is needed when there is room."""
-        self.set(Limits())
+    tokens: float | None = None
+    """Tokens of the rate that are left; None: all, because none was used."""
+    filled_at: int = 0
+    blocked: bool = False
+    """A pop got nothing because of `max_in_flight`, so a hint is needed when there is room."""
+    limits: Limits = Limits()
+    limited: bool = False
 
     def set(self, limits: Limits) -> None:
-        """Take over other limits."""
+        """Replace the limits."""
         self.limits = limits
         self.limited = bool(limits.max_in_flight or limits.rate_limit)
 
 
 class Queue:
-    """A queue: its options and the partitions and groups that were touched since the start."""
+    """A queue: its options, and the partitions and groups that were used since the start."""
 
     __slots__ = ("bounds", "created_floor", "groups", "id", "info", "name", "open", "partitions", "plain", "schedule")
 
@@ -156,17 +157,17 @@ class Queue:
         self.partitions: dict[str, Partition] = {}
         self.groups: dict[str, Group] = {}
         self.created_floor = 0
-        """Messages are created no earlier than this: after the last group that wanted only new ones."""
+        """Earliest creation time of messages: after the start of the last group that receives only new ones."""
         self.open: dict[int, int] | None = None
-        """Messages each group has yet to settle; kept only where max_size needs it, None: to be counted."""
+        """Number of unsettled messages by group, used for `max_size`; None: not counted."""
         self.set_info(info)
 
     def set_info(self, info: QueueInfo) -> None:
-        """Take over new options."""
+        """Replace the options."""
         self.info = info
         self.schedule = compile_schedule(info.options)
         self.plain = not (info.options.max_size or info.options.encryption_enabled)
-        """Nothing is ever refused."""
+        """The queue never rejects a message."""
         options = info.options
         self.bounds.set(
             Limits(max_in_flight=options.max_in_flight, rate_limit=options.rate_limit, rate_burst=options.rate_burst)
@@ -174,103 +175,65 @@ class Queue:
 
     @property
     def in_flight(self) -> int:
-        """How many messages all its groups have on leases."""
+        """Number of leased messages of all groups."""
         return sum(group.in_flight for group in self.groups.values())
 
 
-class Partition:
-    """A partition of a queue, as committed; `next_*` as the running transaction sees it."""
+class Partition(msgspec.Struct, eq=False):
+    """A partition of a queue, as committed; `next_tail` in the running transaction."""
 
-    __slots__ = (
-        "coming",
-        "created_at",
-        "floor",
-        "id",
-        "last_created",
-        "name",
-        "next_tail",
-        "prefix",
-        "queue",
-        "tail",
-        "uid",
-    )
-
-    def __init__(self, row: PartitionRow, queue: Queue, codec: IdCodec) -> None:
-        self.id, self.name, self.created_at, self.floor, self.tail, self.last_created = row
-        self.queue = queue
-        self.next_tail = self.tail
-        self.coming: int | None = None
-        """When the first delayed message of the running transaction is due. No claim may pass messages due by then."""
-        self.prefix = codec.prefix(self.id)
-        self.uid = codec.encode(self.id, 0)
+    id: int
+    name: str
+    created_at: int
+    floor: int
+    tail: int
+    last_created: int
+    queue: Queue
+    prefix: str
+    """The part that the ids of its messages share."""
+    uid: str
+    next_tail: int
+    coming: int | None = None
+    """Due time of the first delayed message in the running transaction. No claim may pass messages due by then."""
 
 
-PartitionRow = tuple[int, str, int, int, int, int]
+class Group(msgspec.Struct, eq=False):
+    """A group of a queue: its positions, the ready ones, and when others become ready."""
 
-
-class Group:
-    """A group of a queue: its positions, which of them are ready, and which will be when."""
-
-    __slots__ = (
-        "bounds",
-        "created_at",
-        "discovered",
-        "highest_partition",
-        "id",
-        "in_flight",
-        "last_seen",
-        "learned",
-        "leases",
-        "mode",
-        "name",
-        "paused",
-        "pending",
-        "positions",
-        "queue_name",
-        "ready",
-        "ready_heap",
-        "rising",
-        "rising_heap",
-        "subscription",
-        "waking",
-        "waking_heap",
-    )
-
-    def __init__(self, group_id: int, queue_name: str, name: str) -> None:
-        self.id = group_id
-        self.queue_name = queue_name
-        self.name = name
-        self.mode: GroupMode = "ordered"
-        self.subscription = Subscription()
-        self.highest_partition = 0
-        self.paused = False
-        self.pending = False
-        """The commit that creates the group is in progress: no call may use it yet."""
-        self.created_at = 0
-        self.last_seen = 0
-        self.bounds = Bounds()
-        self.in_flight = 0
-        """How many messages it has on leases."""
-        self.learned = 0
-        """The time at which a pop that found nothing will look again."""
-        self.positions: dict[int, Position] = {}
-        self.discovered = False
-        """Whether `ready` holds the partitions that had work when the group was first touched."""
-        self.ready: dict[int, tuple[int, int]] = {}
-        """Partitions that may be ready, with their rank: -priority (0 in ordered groups), and the turn in which they
-        were last served (0: never)."""
-        self.ready_heap: list[tuple[int, int, int]] = []
-        self.waking: dict[int, tuple[int, EmptyReason]] = {}
-        """Partitions that will be ready at a time, and what they wait for."""
-        self.waking_heap: list[tuple[int, int]] = []
-        self.rising: dict[int, int] = {}
-        """Ready partitions whose rank may rise at a time, because more falls due there."""
-        self.rising_heap: list[tuple[int, int]] = []
-        self.leases: list[tuple[int, int, Lease]] = []
-        """Heap of leases by expiry; entries of leases that ended or were renewed are dropped when met."""
+    id: int
+    queue_name: str
+    name: str
+    mode: GroupMode = "ordered"
+    subscription: Subscription = Subscription()
+    highest_partition: int = 0
+    paused: bool = False
+    created_at: int = 0
+    last_seen: int = 0
+    pending: bool = False
+    """The commit that creates the group is in progress: no call may use it yet."""
+    bounds: Bounds = msgspec.field(default_factory=Bounds)
+    in_flight: int = 0
+    """Number of leased messages."""
+    learned: int = 0
+    """The time at which a pop that found nothing will look again."""
+    positions: dict[int, Position] = {}
+    discovered: bool = False
+    """Whether `ready` contains the partitions that had work when the group was first used."""
+    ready: dict[int, tuple[int, int]] = {}
+    """Partitions that may be ready, with their rank: -priority (0 in ordered groups), and the turn in which they
+    were last served (0: never)."""
+    ready_heap: list[tuple[int, int, int]] = []
+    waking: dict[int, tuple[int, EmptyReason]] = {}
+    """Partitions that become ready at a time, and why they wait."""
+    waking_heap: list[tuple[int, int]] = []
+    rising: dict[int, int] = {}
+    """Ready partitions whose rank may rise at a time, because more messages become due."""
+    rising_heap: list[tuple[int, int]] = []
+    leases: list[tuple[int, int, Lease]] = []
+    """Heap of leases by expiry. Entries of ended and renewed leases are dropped when they are reached."""
 
     def make_ready(self, partition: int, priority: int = 0) -> None:
-        """Note that a partition may be taken, where there may be something of this priority."""
+        """Mark a partition as ready for messages of this priority."""
         known = self.ready.get(partition)
         if known is None or known[0] > -priority:
             self._set_ready(partition, priority)
@@ -289,29 +252,36 @@ class Group:
             heapq.heappush(self.ready_heap, (*rank, partition))
 
     def wake_at(self, partition: int, due: int, reason: EmptyReason = "waiting") -> None:
-        """Note that a partition may be taken from a time on."""
+        """Mark a partition as ready from a time on."""
         self.ready.pop(partition, None)
         if self.waking.get(partition) != (due, reason):
             self.waking[partition] = due, reason
             heapq.heappush(self.waking_heap, (due, partition))
             if len(self.waking_heap) > 2 * len(self.waking) + _HEAP_SLACK:
-                # Most of it is out of date. In place: who is going through it goes on with what is left.
+                # Most entries are out of date. The list stays the same, because `wake_due` may be iterating over it.
                 self.waking_heap[:] = [(at, number) for number, (at, _) in self.waking.items()]
                 heapq.heapify(self.waking_heap)
 
     def note_in_flight(self, position: Position) -> None:
-        """Count what leases hold of a position."""
+        """Count the leased messages of a position."""
         in_flight = position.in_flight
         self.in_flight += in_flight - position.noted
         position.noted = in_flight
 
     def refresh(self, position: Position, now: int) -> bool:
-        """Put a position where it belongs after it changed; True when it may be taken now."""
+        """Update the readiness of a position after a change. True: it is ready now."""
         self.note_in_flight(position)
         priority, due = position.readiness(now)
         if priority is not None:
             self._set_ready(position.partition.id, priority)
-            self._rise_at(position.partition.id, due)
+            if due is None:
+                self.rising.pop(position.partition.id, None)
+            elif self.rising.get(position.partition.id) != due:
+                self.rising[position.partition.id] = due
+                heapq.heappush(self.rising_heap, (due, position.partition.id))
+                if len(self.rising_heap) > 2 * len(self.rising) + _HEAP_SLACK:
+                    self.rising_heap[:] = [(at, number) for number, at in self.rising.items()]
+                    heapq.heapify(self.rising_heap)
             return True
         self.rising.pop(position.partition.id, None)
         if due is not None:
@@ -321,15 +291,8 @@ class Group:
             self.waking.pop(position.partition.id, None)
         return False
 
-    def _rise_at(self, partition: int, due: int | None) -> None:
-        if due is None:
-            self.rising.pop(partition, None)
-        elif self.rising.get(partition) != due:
-            self.rising[partition] = due
-            _schedule(self.rising_heap, due, partition, self.rising.items())
-
     def reevaluate(self, partition: int, now: int) -> bool:
-        """Check again whether a partition is ready; True if it can be leased now."""
+        """Check again whether a partition is ready. True: it is ready now."""
         position = self.positions.get(partition)
         if position is not None:
             return self.refresh(position, now)
@@ -337,7 +300,7 @@ class Group:
         return True
 
     def wake_due(self, now: int) -> list[int]:
-        """Move what has fallen due to the ready partitions; which those are."""
+        """Mark due partitions as ready. Returns them."""
         while self.rising_heap and self.rising_heap[0][0] <= now:
             due, partition = heapq.heappop(self.rising_heap)
             if self.rising.get(partition) == due:
@@ -365,14 +328,17 @@ class Group:
         return None
 
     def take_ready(self) -> int:
-        """Remove the partition that `next_ready` answered."""
+        """Remove the partition that `next_ready` returned."""
         partition = heapq.heappop(self.ready_heap)[2]
         del self.ready[partition]
         return partition
 
     def next_change(self, live: dict[str, Lease], partition: int | None = None) -> int | None:
-        """The earliest time at which something may become ready by itself, anywhere or in one partition."""
-        earliest = self._next_waking() if partition is None else self.waking.get(partition, (None,))[0]
+        """The earliest time at which a partition, or the given one, may become ready without a hint."""
+        while self.waking_heap and self.waking.get(self.waking_heap[0][1], _NEVER)[0] != self.waking_heap[0][0]:
+            heapq.heappop(self.waking_heap)
+        first = self.waking_heap[0][0] if self.waking_heap else None
+        earliest = first if partition is None else self.waking.get(partition, (None,))[0]
         while self.leases:
             expires_at, _, lease = self.leases[0]
             if live.get(lease.id) is lease and lease.expires_at == expires_at:
@@ -380,101 +346,92 @@ class Group:
             heapq.heappop(self.leases)
         return earliest
 
-    def _next_waking(self) -> int | None:
-        while self.waking_heap:
-            due, partition = self.waking_heap[0]
-            if self.waking.get(partition, _NEVER)[0] == due:
-                return due
-            heapq.heappop(self.waking_heap)
-        return None
 
-
-def _schedule(heap: list[tuple[int, int]], due: int, partition: int, valid: ItemsView[int, int]) -> None:
-    """Add to a schedule. It is rebuilt when most of its entries are out of date."""
-    heapq.heappush(heap, (due, partition))
-    if len(heap) > 2 * len(valid) + _HEAP_SLACK:
-        heap[:] = [(at, number) for number, at in valid]
-        heapq.heapify(heap)
+def remember(known: dict[K, V], key: K, value: V) -> None:
+    """Add to a table of the most recent entries."""
+    known[key] = value
+    if len(known) > _REMEMBERED:
+        del known[next(iter(known))]
 
 
 Label = tuple[str, str | None, str | None]
-"""A group's name with the namespace and task that it pops from."""
+"""The name of a group, and the namespace and task that it pops from."""
 
 
 class State:
-    """Everything in memory; thrown away whole when a commit fails."""
+    """All state in memory. It is dropped and loaded again when a commit fails."""
 
     def __init__(self, codec: IdCodec, refusal: Callable[[], HarkError | None] = lambda: None) -> None:
         self.codec = codec
         self.refusal = refusal
-        """Returns why nothing may be added to the store now, if so; called by the thread that writes."""
+        """Returns the reason if nothing may be added to the store now. The writer thread calls it."""
         self._turns = count(1)
         self.turns: dict[tuple[int, int], int] = {}
-        """When places (group, partition) that memory has dropped were last served, so that no partition starves."""
+        """The last served turns of positions (group, partition) that memory dropped, so that no partition starves."""
         self.endings: dict[tuple[int, int, int], Ending] = {}
-        """How groups settled the last messages (group, partition, offset) that no consumer completed."""
+        """The last messages (group, partition, offset) that ended without an acknowledgement."""
         self.leases_expired = 0
-        """How many since the start, here."""
+        """Number of expired leases since the start."""
         self.expiries_dead_lettered = 0
-        """How many messages became dead letters by that."""
+        """Number of messages that were dead-lettered because their lease expired."""
         self.clear()
 
     def remember_turns(self) -> None:
-        """Keep who was served when over a `clear`."""
+        """Keep the last served turns over a `clear`."""
         for group in self.groups.values():
             self.turns |= {(group.id, one.partition.id): one.served for one in group.positions.values() if one.served}
 
     def clear(self) -> None:
-        """Forget everything; the object stays, as others hold it."""
+        """Drop all state. The object stays, because other objects refer to it."""
         self.queues: dict[str, Queue] = {}
         self.partitions: dict[int, Partition] = {}
         self.partitions_by_uid: dict[str, Partition] = {}
         self.groups: dict[tuple[str, str], Group] = {}
         self.labels: dict[Label, tuple[Subscription, int]] = {}
-        """Where groups started that pop by namespace or task, and the highest partition then."""
+        """The starts of groups that pop by namespace or task, and the highest partition at that time."""
         self.leases: dict[str, Lease] = {}
         self.lease_heap: list[tuple[int, int, Lease]] = []
         self.expired_leases: dict[str, None] = {}
         """The last expired leases, so that late settlements get the right error."""
         self.removed: dict[tuple[int, int, int], None] = {}
-        """The last messages (group, partition, offset) that were removed while leased, for the same reason."""
+        """The last messages (group, partition, offset) that were removed while leased, for the same purpose."""
         self.completed: dict[tuple[int, int, int], str] = {}
-        """The leases under which groups completed the last messages (group, partition, offset)."""
+        """The leases of the last completed messages (group, partition, offset)."""
         self.largest_payload = 0
         self.ahead = 0
         """See `Engine.ahead`."""
         self.latest_due = 0
-        """The latest time of delivery that a shared group has passed, as stored."""
+        """The latest stored delivery time that a shared group has passed."""
         self.deleting: set[str] = set()
-        """Queues whose removal is being committed."""
+        """Queues whose deletion is being committed."""
         self.expiring: set[Group] = set()
-        """Groups with leases whose expiry is being committed: what those held is as good as free."""
+        """Groups with leases whose expiry is being committed."""
 
     def next_turn(self) -> int:
-        """A number higher than all before: who was served when, and ties among heap entries."""
+        """The next number of a sequence. It orders served positions, and equal heap entries."""
         return next(self._turns)
 
     def add_lease(self, lease: Lease) -> None:
-        """Register a lease and when it ends."""
+        """Add a lease."""
         self.leases[lease.id] = lease
         self.schedule_expiry(lease)
 
     def schedule_expiry(self, lease: Lease) -> None:
-        """Note a lease's (new) end."""
+        """Schedule the (new) expiry of a lease."""
         entry = (lease.expires_at, self.next_turn(), lease)
         self._push_expiry(self.lease_heap, entry)
         for group in {position.group for position in lease.parts}:
             self._push_expiry(group.leases, entry)
 
     def _push_expiry(self, heap: list[tuple[int, int, Lease]], entry: tuple[int, int, Lease]) -> None:
-        """Add to a schedule. It is rebuilt when most of its entries are of ended or renewed leases."""
+        """Add to a heap. It is rebuilt when most of its entries are of ended or renewed leases."""
         if len(heap) > 2 * len(self.leases) + _HEAP_SLACK:
             heap[:] = [one for one in heap if self.leases.get(one[2].id) is one[2] and one[2].expires_at == one[0]]
             heapq.heapify(heap)
         heapq.heappush(heap, entry)
 
     def next_expiry(self) -> int | None:
-        """When the next lease ends."""
+        """Expiry of the next lease."""
         heap = self.lease_heap
         while heap:
             expires_at, _, lease = heap[0]
@@ -484,54 +441,41 @@ class State:
         return None
 
     def is_due(self, now: int) -> bool:
-        """Whether a lease has ended by now."""
-        # No entry of the heap, valid or not, is earlier than the first.
+        """Whether a lease has expired."""
+        # The first entry of the heap is the earliest, valid or not.
         if not self.lease_heap or self.lease_heap[0][0] > now:
             return False
         due = self.next_expiry()
         return due is not None and due <= now
 
     def pop_expired(self, now: int) -> Lease | None:
-        """Take the next lease whose time is up off the schedule."""
+        """Remove the next expired lease from the heap."""
         expires_at = self.next_expiry()
         if expires_at is None or expires_at > now:
             return None
         return heapq.heappop(self.lease_heap)[2]
 
     def note_expired(self, lease: Lease) -> None:
-        """A lease is over because its time was up."""
+        """Note an expired lease."""
         del self.leases[lease.id]
         self.leases_expired += 1
-        self.expired_leases[lease.id] = None
-        if len(self.expired_leases) > _EXPIRED_REMEMBERED:
-            del self.expired_leases[next(iter(self.expired_leases))]
+        remember(self.expired_leases, lease.id, None)
 
     def note_removed(self, position: Position, leased: Iterable[LeasedMessage]) -> None:
-        """Messages were taken out of their consumers' hands."""
+        """Note leased messages that were removed."""
         for one in leased:
-            self.removed[position.group.id, position.partition.id, one[0]] = None
-            if len(self.removed) > _EXPIRED_REMEMBERED:
-                del self.removed[next(iter(self.removed))]
-
-    def note_completed(self, completed: dict[tuple[int, int, int], str]) -> None:
-        """Note under which leases messages were completed."""
-        known = self.completed
-        known.update(completed)
-        while len(known) > _EXPIRED_REMEMBERED:
-            del known[next(iter(known))]
+            remember(self.removed, (position.group.id, position.partition.id, one[0]), None)
 
     def note_ending(self, position: Position, offset: int, ending: Ending) -> None:
-        """Note that a group settled a message that no consumer completed."""
-        self.endings[position.group.id, position.partition.id, offset] = ending
-        if len(self.endings) > _EXPIRED_REMEMBERED:
-            del self.endings[next(iter(self.endings))]
+        """Note how a message ended for a group without an acknowledgement."""
+        remember(self.endings, (position.group.id, position.partition.id, offset), ending)
 
     def forget_endings(self, group: int) -> None:
-        """A group begins elsewhere: what it was done with may come again."""
+        """Forget settled messages of a group that moved: they may be delivered again."""
         self.endings = {key: ending for key, ending in self.endings.items() if key[0] != group}
         self.completed = {key: lease for key, lease in self.completed.items() if key[0] != group}
 
     def detach(self, lease: Lease, position: Position) -> bool:
-        """A lease has nothing to do with a position any more; True: it was the last one, and the lease is over."""
+        """Detach a lease from a position. True: it was the last one, and the lease has ended."""
         lease.parts.pop(position, None)
         return not lease.parts and self.leases.pop(lease.id, None) is not None

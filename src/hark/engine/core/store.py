@@ -1,8 +1,9 @@
-"""The database file: opening it safely, its connections, and wide statements.
+"""The database file: opening, locks and connections; rows of messages, and statements over many rows.
 
-apsw gives up the interpreter lock at every step of a statement, and getting it back from a busy event loop takes
-longer than the step itself (measured: 15 us a row instead of 4). So whatever touches many rows goes through
-SQLite in one step: rows are inserted 64 at a time, and many are read as one JSON text."""
+apsw releases the interpreter lock at every step of a statement, and it takes longer to get the lock back from a busy
+event loop than to do the step (measured: 15 us per row instead of 4). So statements over many rows take one step: rows
+are inserted 64 at a time, and read as one JSON text.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +11,11 @@ import fcntl
 import logging
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import disk_usage
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import apsw
 import msgspec
@@ -22,6 +23,7 @@ import msgspec
 from hark.engine.core import schema
 from hark.errors import DiskFull, StoreUnusable
 from hark.ids import TAG_BITS
+from hark.model import NULL_PAYLOAD
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +50,7 @@ Value = None | int | float | str | bytes
 
 
 def check_library(version: str | None = None) -> None:
-    """Refuse a SQLite library that can lose the write-ahead log when several connections reset it."""
+    """Reject a SQLite library that can lose the write-ahead log when several connections reset it."""
     found = version or apsw.sqlite_lib_version()
     if tuple(int(part) for part in found.split(".")) < _LEAST_SQLITE:
         least = ".".join(map(str, _LEAST_SQLITE))
@@ -59,7 +61,7 @@ def check_library(version: str | None = None) -> None:
 
 
 class Store:
-    """One database: the connection that writes, the one that claims read with, and more for those who look."""
+    """A database, with the connection of the writer, that of claims, and more for readers."""
 
     def __init__(self, path: str, min_free_bytes: int = AUTO) -> None:
         self.path = path
@@ -67,13 +69,13 @@ class Store:
         self._min_free_bytes = min_free_bytes
         self._is_short = False
         self.must_keep_log = False
-        """The database lacks what is in the log, although SQLite takes it for written."""
+        """The log has changes that the database lacks, although SQLite considers them written."""
         self.memory = path == MEMORY
         self._lock_file: int | None = None
         self._was_there = False
 
     def open(self) -> None:
-        """Open or create the database; raises `StoreUnusable` with what to do."""
+        """Open or create the database. Raises `StoreUnusable` with the remedy."""
         check_library()
         try:
             if not self.memory:
@@ -82,7 +84,7 @@ class Store:
             self._check_identity()
             if not self.memory:
                 self.writer.pragma("journal_mode", "wal")
-                # A commit returns when the log is on stable storage; checkpoints run in a thread of their own.
+                # A commit returns when the log is on stable storage. Checkpoints run in a separate thread.
                 self.writer.pragma("synchronous", "full")
                 self.writer.wal_autocheckpoint(0)
                 # A large commit that outgrows the page cache would be written twice.
@@ -99,7 +101,7 @@ class Store:
             raise
 
     def close(self) -> None:
-        """Close what is open and let other processes in."""
+        """Close the connections and release the lock."""
         for name in ("reader", "writer"):
             connection = self.__dict__.pop(name, None)
             if connection is not None:
@@ -112,7 +114,7 @@ class Store:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep servers away from the file without opening it; raises `StoreUnusable` when one has it."""
+        """Lock the file without opening it. Raises `StoreUnusable` if a server has it."""
         self._take_lock(Path(self.path))
         try:
             yield
@@ -121,14 +123,14 @@ class Store:
             self.close()
 
     def begin_to_replace(self) -> None:
-        """Under `locked`: no server starts from now on, not even after a power failure, until that has ended well."""
+        """Under `locked`: refuse the start of servers until the lock is released, even after a power failure."""
         self._sign_lock(_RESTORING_MARK)
         assert self._lock_file is not None
         os.fsync(self._lock_file)
         sync_directory(Path(self.path).parent)
 
     def refuse_half_restored(self) -> None:
-        """Raise if the files are what an interrupted `begin_to_replace` has left."""
+        """Raise if a replacement of the file was interrupted."""
         try:
             mark = Path(f"{self.path}.lock").read_bytes().partition(b"\n")[2]
         except FileNotFoundError:
@@ -141,17 +143,20 @@ class Store:
             )
 
     def commit(self) -> None:
-        """End the writer's transaction; returns when it is on stable storage."""
+        """Commit the transaction of the writer. Returns when it is on stable storage."""
         self.writer.execute("commit")
 
     def refusal(self) -> DiskFull | None:
-        """Why nothing may be added: so little space is left that settlements need it. For the thread that writes."""
+        """The reason if nothing may be added, because settlements need the remaining space. For the writer thread."""
         if self.memory or not self._min_free_bytes:
             return None
         disk = disk_usage(self._folder)
         least = least_free(disk.total, self._min_free_bytes)
-        # What was removed from the file is used again before the file grows.
-        short = disk.free < least and disk.free + self._unused_bytes() < least
+        # Free pages of the file are used before the file grows.
+        short = disk.free < least
+        if short:
+            unused = int(self.writer.pragma("freelist_count")) * int(self.writer.pragma("page_size"))
+            short = disk.free + unused < least
         if short is not self._is_short:
             self._is_short = short
             if short:
@@ -165,13 +170,10 @@ class Store:
             "effect; free disk space"
         )
 
-    def _unused_bytes(self) -> int:
-        return int(self.writer.pragma("freelist_count")) * int(self.writer.pragma("page_size"))
-
     def overwrite_failed_commit(self) -> None:
-        """Put another commit in the place of one that failed at the sync.
+        """Overwrite a commit whose sync failed.
 
-        Its frames are in the log, so that a process that reads the log after a crash would take it for done.
+        Its frames are in the log, so a process that reads the log after a crash would apply it.
         """
         with self.writer:
             self.writer.execute(
@@ -179,18 +181,12 @@ class Store:
             )
 
     def connect_reader(self) -> apsw.Connection:
-        """Another connection that sees what is committed and never waits for the writer."""
+        """A connection that reads committed rows and never waits for the writer."""
         connection = apsw.Connection(self.path, flags=apsw.SQLITE_OPEN_READONLY, statementcachesize=100)
-        schema.distrust(connection)  # It may be a restored copy.
+        schema.distrust(connection)  # The file may be a restored copy.
         connection.set_busy_timeout(10_000)
         connection.pragma("query_only", True)
         connection.pragma("cache_size", -_READER_CACHE_KIB)
-        return connection
-
-    def connect_checkpointer(self) -> apsw.Connection:
-        """The connection that moves the log into the database."""
-        connection = apsw.Connection(self.path)
-        connection.pragma("synchronous", "full")
         return connection
 
     def _connect(self) -> apsw.Connection:
@@ -202,7 +198,7 @@ class Store:
     def _lock(self) -> None:
         path = Path(self.path)
         self._take_lock(path)
-        # The second line outlives the owner: it says that there is a database beside the lock.
+        # The second line stays after the process ends. It says that a database exists.
         self.refuse_half_restored()
         assert self._lock_file is not None
         self._was_there = os.pread(self._lock_file, 64, 0).partition(b"\n")[2].startswith(_DATABASE_MARK)
@@ -284,7 +280,7 @@ class Store:
             raise StoreUnusable(f"{self.path} is a database of another program; choose another file")
         if version and self.writer.pragma("application_id") != schema.APPLICATION_ID:
             raise StoreUnusable(f"{self.path} is a database of another program; choose another file")
-        # quick_check reads everything; a damaged schema or index root shows here at no cost that grows with history.
+        # This finds a damaged schema or index root. `quick_check` would read the whole file.
         for table in ("queues", "partitions", "messages", "groups", "positions") if version else ():
             self.writer.execute(
                 f"select * from {table} order by rowid desc limit 1"
@@ -301,7 +297,7 @@ class Store:
         return int(tag)
 
     def explain(self, error: apsw.Error) -> str:
-        """Why the store can't be opened, and what to do."""
+        """Why the store cannot be opened, and the remedy."""
         if isinstance(error, (apsw.CorruptError, apsw.NotADBError)):
             return f"{self.path} is corrupt ({error}); restore it from a backup; nothing was changed"
         if isinstance(error, (apsw.CantOpenError, apsw.ReadOnlyError, apsw.PermissionsError)):
@@ -312,14 +308,14 @@ class Store:
 
 
 def least_free(total: int, min_free_bytes: int) -> int:
-    """Below how many free bytes nothing is added, on a disk of that size."""
+    """Free bytes below which nothing is added, on a disk of that size."""
     if min_free_bytes != AUTO:
         return min_free_bytes
     return min(_LEAST_FREE_BYTES, round(total * _LEAST_FREE_SHARE))
 
 
 def sync_directory(path: Path) -> None:
-    """Return when the names of files in a directory are on stable storage."""
+    """Sync the names of files in a directory."""
     directory = os.open(path, os.O_RDONLY)
     try:
         os.fsync(directory)
@@ -328,7 +324,7 @@ def sync_directory(path: Path) -> None:
 
 
 def insert_messages(connection: apsw.Connection, flat: list[Value]) -> None:
-    """Insert rows given as one flat list, eight values each, in as few steps as possible."""
+    """Insert rows from one flat list, eight values each, in as few steps as possible."""
     position, end = 0, len(flat)
     for rows in _ROWS_PER_INSERT:
         width = rows * _MESSAGE_COLUMNS
@@ -339,7 +335,7 @@ def insert_messages(connection: apsw.Connection, flat: list[Value]) -> None:
 
 
 def run(connection: apsw.Connection, sql: str, *parameters: Value) -> None:
-    """Execute a statement that answers nothing."""
+    """Execute a statement without a result."""
     connection.execute(sql, parameters)
 
 
@@ -349,9 +345,23 @@ def scalar(connection: apsw.Connection, sql: str, *parameters: Value) -> Any:
 
 
 def for_each(connection: apsw.Connection, sql: str, rows: Sequence[Any]) -> None:
-    """Run a statement over `json_each(?1)` of many small rows: one step, however many there are."""
+    """Run a statement over `json_each(?1)` of small rows, in one step."""
     if rows:
         connection.execute(sql, (msgspec.json.encode(rows).decode(),))
+
+
+def delete_traces(connection: apsw.Connection, addresses: Sequence[tuple[int, int]]) -> None:
+    """Delete the trace events of messages, given as (partition, offset)."""
+    found = "from traces where (partition, offset) in (select value ->> 0, value ->> 1 from json_each(?1))"
+    for_each(connection, f"delete from trace_names where trace in (select id {found})", addresses)
+    for_each(connection, f"delete {found}", addresses)
+
+
+DELETE_ROWS = """
+delete from {table} where (grp, partition, {key}) in
+    (select value ->> 0, value ->> 1, value ->> 2 from json_each(?1))
+"""
+"""For `for_each`: delete rows of a table of positions by their keys."""
 
 
 def rows_of(connection: apsw.Connection, sql: str, *parameters: Value, **named: Value) -> list[Any]:
@@ -360,9 +370,134 @@ def rows_of(connection: apsw.Connection, sql: str, *parameters: Value, **named: 
 
 
 def _protect(path: Path) -> None:
-    """Let only the owner read a database; SQLite gives its log the mode of the database."""
+    """Let only the owner read a database. SQLite gives the log the mode of the database."""
     path.touch(mode=0o600)
     for file in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm", ".lock"))):
-        with suppress(OSError):  # It does not exist, or it belongs to another user, who decides.
+        with suppress(OSError):  # It does not exist, or belongs to another user.
             if file.stat().st_mode & 0o077:
                 file.chmod(0o600)
+
+
+class Elsewhere(NamedTuple):
+    """The place of a payload outside the tables: in a record of the log of the S3 engine."""
+
+    record: int
+    offset: int
+    """Its first byte in the object of the record."""
+    length: int
+
+
+class Extra(msgspec.Struct, omit_defaults=True, gc=False, frozen=True):
+    """Rare attributes of messages. The names have one letter, because they are stored with each such message."""
+
+    t: str | None = None
+    """Trace id."""
+    u: str | None = None
+    """Producer (the subject of its token)."""
+    s: bool = False
+    """The payload is sealed."""
+    b: tuple[int, ...] | None = None
+    """Retry schedule of the message, in milliseconds."""
+    x: int = 0
+    """Expiry of the message."""
+    k: tuple[str, ...] = ()
+    """Keys that receive the payload of an undeliverable message, encoded, in hex."""
+    c: str | None = None
+    """Trace context."""
+    a: int = 0
+    """The delivery time by the system clock, if the producer gave one."""
+    r: Elsewhere | None = None
+    """The place of the payload, if it is not in the column, which is `null` then."""
+
+
+NO_EXTRA = Extra()
+
+
+class MessageRow(msgspec.Struct, array_like=True, gc=False):
+    """A message as a claim reads it; `fetch` is the index of its range."""
+
+    fetch: int
+    offset: int
+    created_at: int
+    priority: int
+    deliver_at: int | None
+    owner: int | None
+    """The only group that receives it, because it is a requeued dead letter."""
+    transaction_id: str | None
+    extra: Extra | None
+    payload: msgspec.Raw
+
+
+decode_messages = msgspec.json.Decoder(list[MessageRow]).decode
+decode_extra = msgspec.json.Decoder(Extra).decode
+encode_extra = msgspec.json.Encoder().encode
+
+
+def extra_of(text: str | None) -> Extra:
+    """The decoded column `extra`."""
+    return NO_EXTRA if text is None else decode_extra(text)
+
+
+def payload_of(payload: msgspec.Raw, extra: Extra | None) -> msgspec.Raw:
+    """The payload of a row, or an `Elsewhere`.
+
+    The type omits `Elsewhere` on purpose: only the engine that stores payloads elsewhere gets one, and it replaces it
+    before it answers.
+    """
+    if extra is None or extra.r is None:
+        return payload
+    return cast("msgspec.Raw", extra.r)
+
+
+def size_of(payload: msgspec.Raw, extra: Extra | None) -> int:
+    """The length of the payload of a row."""
+    if extra is None or extra.r is None:
+        return len(memoryview(payload))
+    return extra.r.length
+
+
+SELECT_MESSAGES = """
+select cast('[' || group_concat(
+    '[' || fetch || ',' || offset || ',' || created_at || ',' || priority || ',' || ifnull(deliver_at, 'null')
+    || ',' || ifnull(owner, 'null') || ',' || ifnull(json_quote(transaction_id), 'null')
+    || ',' || ifnull(extra, 'null') || ',' || payload || ']') || ']' as blob)
+from (
+    select wanted.key as fetch, message.*
+    from json_each(?1) as wanted
+    cross join messages as message indexed by messages_offset
+    where message.partition = wanted.value ->> 0
+      and message.offset between wanted.value ->> 1 and wanted.value ->> 2
+)
+"""
+"""Messages of many ranges (partition, first, last) as one JSON text, in offset order within a range."""
+
+Locate = Callable[[bytes], tuple[int, int, int] | None]
+"""Stores a payload elsewhere and returns its record, offset and length; None: it stays in its row."""
+
+_EXTRA, _PAYLOAD = 6, 7
+
+
+def set_locations(flat: list[Value], locate: Locate) -> None:
+    """Store the payloads of rows elsewhere, before `insert_messages`.
+
+    Rows with `keysIfUndelivered` keep theirs, because SQL alone may store it as a value. The loop runs for every
+    message.
+    """
+    for start in range(0, len(flat), _MESSAGE_COLUMNS):
+        text, payload = flat[start + _EXTRA], flat[start + _PAYLOAD]
+        assert isinstance(payload, bytes)
+        if text is None:
+            location = locate(payload)
+            if location is None:
+                continue
+            record, offset, length = location
+            flat[start + _EXTRA] = f'{{"r":[{record},{offset},{length}]}}'
+        else:
+            extra = decode_extra(str(text))
+            if extra.k or extra.r is not None:
+                continue
+            location = locate(payload)
+            if location is None:
+                continue
+            flat[start + _EXTRA] = encode_extra(msgspec.structs.replace(extra, r=Elsewhere(*location))).decode()
+        flat[start + _PAYLOAD] = NULL_PAYLOAD

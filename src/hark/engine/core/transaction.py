@@ -1,4 +1,4 @@
-"""One SQLite transaction: the rows that its verbs write, and what happens in memory once it is committed."""
+"""One SQLite transaction: the rows that its verbs write, and the changes of memory and the hints after the commit."""
 
 from __future__ import annotations
 
@@ -8,65 +8,32 @@ import apsw
 import msgspec
 
 from hark.clock import SECOND
+from hark.engine.core.handout import Picker
 from hark.engine.core.keyvalue import KeyBook
 from hark.engine.core.loader import Loader
-from hark.engine.core.notifications import Arrivals, Notifier
-from hark.engine.core.ordered import OrderedPosition, save_ordered
+from hark.engine.core.ordered import Draft, OrderedPosition, save_ordered
 from hark.engine.core.position import AnyDraft, Lease, Position, Stored
-from hark.engine.core.rows import Elsewhere, decode_extra, encode_extra
-from hark.engine.core.shared import SharedPosition
-from hark.engine.core.shared_rows import Picker, SharedRows
-from hark.engine.core.state import Group, Partition, Queue, State
-from hark.engine.core.store import Value, for_each, insert_messages, rows_of, run, scalar
+from hark.engine.core.shared import SharedDraft, SharedPosition, SharedRows
+from hark.engine.core.state import Bounds, Group, Partition, Queue, State, remember
+from hark.engine.core.store import Locate, Value, delete_traces, for_each, insert_messages, rows_of, run, scalar
 from hark.engine.hints import HintBook
 from hark.ids import IdSource
-from hark.model import NULL_PAYLOAD, Ending, Hint
-
-Locate = Callable[[bytes], tuple[int, int, int] | None]
-"""Puts a payload away and answers its record, offset and length; None: it stays in its row."""
-
-_COLUMNS = 8
-_EXTRA, _PAYLOAD = 6, 7
-
-
-def set_locations(flat: list[Value], locate: Locate) -> None:
-    """Move payloads away from rows that are about to be inserted, given as for `insert_messages`.
-
-    Two kinds of rows keep theirs: those that `locate` does not want, and those with `keysIfUndelivered`, whose payload
-    may have to become a value by SQL alone. Every line of the loop is paid for by every message.
-    """
-    for start in range(0, len(flat), _COLUMNS):
-        text, payload = flat[start + _EXTRA], flat[start + _PAYLOAD]
-        assert isinstance(payload, bytes)
-        if text is None:
-            location = locate(payload)
-            if location is None:
-                continue
-            record, offset, length = location
-            flat[start + _EXTRA] = f'{{"r":[{record},{offset},{length}]}}'
-        else:
-            extra = decode_extra(str(text))
-            if extra.k or extra.r is not None:
-                continue
-            location = locate(payload)
-            if location is None:
-                continue
-            flat[start + _EXTRA] = encode_extra(msgspec.structs.replace(extra, r=Elsewhere(*location))).decode()
-        flat[start + _PAYLOAD] = NULL_PAYLOAD
-
+from hark.model import Hint
 
 _BEFORE = """
 select first, last from gaps where partition = ?1 and first < ?2 and owner = 0 order by first desc limit 1
 """
-_WANTED = "in (select value ->> 0, value ->> 1 from json_each(?1))"
 _FIND = """
 select message.partition, message.offset, priority, deliver_at, owner from json_each(?2) as wanted
 cross join messages as message where message.partition = ?1 and message.offset = wanted.value
 """
+_NAMED_AT_MOST = 100
+MOST_NOTIFIED = 1000
+"""Maximum number of messages that a hint counts in one partition."""
 
 
 def dig(connection: apsw.Connection, partition: int, first: int, last: int) -> None:
-    """There is no message between these offsets (any more): one range with those beside it."""
+    """Store a gap of offsets without messages, merged with the adjacent gaps."""
     run(connection, "delete from gaps where partition = ?1 and first between ?2 and ?3", partition, first, last)
     for before in rows_of(connection, _BEFORE, partition, first):
         if before[1] >= first - 1:
@@ -79,21 +46,16 @@ def dig(connection: apsw.Connection, partition: int, first: int, last: int) -> N
     run(connection, "insert or replace into gaps (partition, first, last) values (?1, ?2, ?3)", partition, first, last)
 
 
-class Drops:
-    """What a transaction settles in queues that keep nothing (`drop_settled`)."""
+class Drops(msgspec.Struct, eq=False):
+    """The messages that a transaction settles in queues with `drop_settled`."""
 
-    def __init__(self) -> None:
-        self._settled: dict[Partition, dict[int, None]] = {}
-        self._gone: dict[Partition, list[int]] = {}
-        self._floors: dict[Partition, int] = {}
-
-    def note(self, partition: Partition, offset: int) -> None:
-        """A group is done with a message."""
-        self._settled.setdefault(partition, {})[offset] = None
+    settled: dict[Partition, dict[int, None]] = {}
+    _gone: dict[Partition, list[int]] = {}
+    _floors: dict[Partition, int] = {}
 
     def decide(self, transaction: WriteTransaction) -> None:
-        """Find out what all groups are done with, as the transaction leaves it."""
-        for partition, offsets in self._settled.items():
+        """Find the messages that all groups have settled, in this transaction."""
+        for partition, offsets in self.settled.items():
             gone = [offset for offset in offsets if offset > partition.floor]
             if len(partition.queue.groups) > 1:
                 gone = list(_settled_by_all(transaction, partition, gone))
@@ -101,14 +63,13 @@ class Drops:
                 self._gone[partition] = sorted(gone)
 
     def write(self, connection: apsw.Connection) -> None:
-        """Remove it; dead letters have been copied before."""
+        """Delete them. Dead letters have been copied before."""
         if not self._gone:
             return
         addresses = [(partition.id, offset) for partition, offsets in self._gone.items() for offset in offsets]
-        traces = f"from traces where (partition, offset) {_WANTED}"
-        for_each(connection, f"delete from trace_names where trace in (select id {traces})", addresses)
-        for_each(connection, f"delete {traces}", addresses)
-        for_each(connection, f"delete from messages where (partition, offset) {_WANTED}", addresses)
+        delete_traces(connection, addresses)
+        wanted = "in (select value ->> 0, value ->> 1 from json_each(?1))"
+        for_each(connection, f"delete from messages where (partition, offset) {wanted}", addresses)
         for partition, offsets in self._gone.items():
             lowest = scalar(connection, "select min(offset) from messages where partition = ?1", partition.id)
             tail = partition.next_tail
@@ -116,11 +77,11 @@ class Drops:
             sql = "update partitions set floor = ?1, tail = ?2 where id = ?3"
             run(connection, sql, floor, tail, partition.id)
             run(connection, "delete from gaps where partition = ?1 and last <= ?2", partition.id, floor)
-            for first, last in _runs(offset for offset in offsets if offset > floor):
+            for first, last in runs(offset for offset in offsets if offset > floor):
                 dig(connection, partition.id, first, last)
 
     def publish(self) -> None:
-        """It is gone."""
+        """Raise the floors of the partitions in memory."""
         for partition, floor in self._floors.items():
             partition.floor = max(partition.floor, floor)
 
@@ -135,8 +96,8 @@ def _settled_by_all(transaction: WriteTransaction, partition: Partition, offsets
             yield message.offset
 
 
-def _runs(offsets: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Ranges of offsets that follow each other."""
+def runs(offsets: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Ranges of consecutive offsets."""
     first = last = 0
     for offset in offsets:
         if first and offset == last + 1:
@@ -149,7 +110,7 @@ def _runs(offsets: Iterable[int]) -> Iterator[tuple[int, int]]:
         yield first, last
 
 
-# The payload goes from table to table without a detour through Python.
+# Payloads are copied inside SQLite, not through Python.
 _SAVE_DEAD_LETTERS = """
 insert into dead_letters (uid, queue, partition, partition_name, grp, offset, transaction_id, created_at, priority,
     payload, extra, attempts, error, failed_at)
@@ -168,239 +129,163 @@ insert into completions (grp, partition, offset, lease, at)
 select value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4 from json_each(?1) where true
 on conflict (grp, partition, offset) do update set lease = excluded.lease, at = excluded.at
 """
-# Two for each one that is added: so the table holds little more than what is young.
+# Two rows for each new one, so the table has few expired rows.
 _FORGET_COMPLETED = """
 delete from completions where (grp, partition, offset) in
     (select grp, partition, offset from completions where at < ?1 order by at limit ?2)
 """
 _REPEATABLE = 3600 * SECOND
-"""How long it is kept under which lease a transaction completed a message."""
+"""How long the leases of completed messages are stored, in microseconds."""
 
 
-class WriteTransaction:
-    """Collects what verbs want, writes it in few wide statements, and publishes it after the commit."""
+class Arrivals(msgspec.Struct, eq=False):
+    """The messages that a transaction pushed to one partition, except plain ones without a priority."""
 
-    def __init__(self, connection: apsw.Connection, state: State, now: int, ids: IdSource) -> None:
-        self.connection = connection
-        self.state = state
-        self.now = now
-        self.ids = ids
-        self.messages: list[Value] = []
-        """Rows for `messages`, flat."""
-        self.pushed: dict[Partition, None] = {}
-        self.new_transaction_ids: dict[tuple[int, str], int] = {}
-        self.pushed_count: dict[Queue, int] = {}
-        self.expired = 0
-        """Leases whose expiry it applied."""
-        self._arrivals: dict[Partition, Arrivals] = {}
-        self._drafted: dict[Position, None] = {}
-        # What a plain push needs none of is made when a verb first needs it.
-        self._ordered: list[OrderedPosition] = []
-        self._shared_rows: SharedRows | None = None
-        self._drops: Drops | None = None
-        self.keys: KeyBook | None = None
-        """What it writes of keys, if anything; `key_book` makes it."""
-        self._thinned: dict[Partition, None] = {}
-        self._dead: list[tuple[str, str, int, str, str, int, int, str, int]] = []
-        self._completed: dict[tuple[int, int, int], str] = {}
-        self._kept: list[tuple[int, int, int, str, int]] = []
-        """Rows for `completions`."""
-        self._counts: dict[tuple[str, str], int] = {}
-        self._settled_count: dict[Group, int] = {}
-        self._on_commit: list[Callable[[], object]] = []
-        self._ended_parts: list[tuple[Lease, Position]] = []
-        self.hints = HintBook()
-        """Whom to tell after the commit."""
-        self.locate: Locate | None = None
-        """Puts payloads of dead letters somewhere else; those of messages are placed before `flush`."""
-        self._swept = False
+    plain: dict[int, int] = {}
+    """Number of messages without a delay, by priority."""
+    due: dict[int, int] = {}
+    """First delivery time of messages with a delay, by priority."""
+    others: int = 0
+    """Number of messages that have a delay or are for one group only."""
+
+
+class WriteTransaction(msgspec.Struct, eq=False):
+    """Collects the changes of verbs: rows until the commit, changes of memory until afterwards."""
+
+    connection: apsw.Connection
+    state: State
+    now: int
+    ids: IdSource
+    messages: list[Value] = []
+    """Rows of `messages`, flat."""
+    pushed: dict[Partition, None] = {}
+    new_transaction_ids: dict[tuple[int, str], int] = {}
+    pushed_count: dict[Queue, int] = {}
+    settled_count: dict[Group, int] = {}
+    expired: int = 0
+    """Number of expired leases."""
+    thinned: dict[Partition, None] = {}
+    """Partitions that lost messages which a lane may have read ahead."""
+    completed: dict[tuple[int, int, int], str] = {}
+    """Leases of completed messages, by group, partition and offset."""
+    kept: list[tuple[int, int, int, str, int]] = []
+    """Rows of `completions`. A consumer that gets no answer may repeat its transaction, even after a restart."""
+    dead: list[tuple[str, str, int, str, str, int, int, str, int]] = []
+    """Dead letters to store."""
+    ended: list[tuple[Lease, Position]] = []
+    """Leases that end on a position."""
+    hints: HintBook = msgspec.field(default_factory=HintBook)
+    """Hints to send after the commit."""
+    locate: Locate | None = None
+    """Stores payloads of dead letters elsewhere. Those of messages are stored before `flush`."""
+    keys: KeyBook | None = None
+    """The changes of keys, if any; see `key_book`."""
+    _arrivals: dict[Partition, Arrivals] = {}
+    _drafted: dict[Position, None] = {}
+    _counts: dict[tuple[str, str], int] = {}
+    _on_commit: list[Callable[[], object]] = []
+    # A plain push needs none of these, so they are made when needed.
+    _ordered: list[OrderedPosition] = []
+    _shared_rows: SharedRows | None = None
+    _drops: Drops | None = None
 
     @property
     def loader(self) -> Loader:
-        """Loads what is not in memory."""
+        """Loads rows into the state."""
         return Loader(self.connection, self.state)
 
     def key_book(self) -> KeyBook:
-        """The keys that it writes."""
+        """The changes of keys."""
         if self.keys is None:
             self.keys = KeyBook(self.connection, self.now)
         return self.keys
 
-    # What verbs say ----------------------------------------------------------------------------------------
+    # For verbs ---------------------------------------------------------------------------------------------
 
     def draft(self, position: Position) -> AnyDraft:
-        """The position as this transaction changes it."""
+        """The draft of a position."""
         draft = position.draft
         if draft is None:
-            draft = position.new_draft()
+            if isinstance(position, SharedPosition):
+                draft = position.draft = SharedDraft(position)
+            else:
+                assert isinstance(position, OrderedPosition)
+                draft = position.draft = Draft(position)
             self._drafted[position] = None
         return draft
 
     def note_lane(self, partition: Partition, priority: int, deliver_at: int | None) -> None:
-        """A message was pushed that has a priority or a delay."""
-        self._arrivals_of(partition).add(priority, deliver_at)
-        if deliver_at is not None:
+        """Note a pushed message with a priority or a delay."""
+        arrivals = self._arrivals.setdefault(partition, Arrivals())
+        if deliver_at is None:
+            arrivals.plain[priority] = arrivals.plain.get(priority, 0) + 1
+        else:
+            arrivals.others += 1
+            arrivals.due[priority] = min(deliver_at, arrivals.due.get(priority, deliver_at))
             partition.coming = min(deliver_at, partition.coming or deliver_at)
 
     def note_requeued(self, partition: Partition) -> None:
-        """A message was stored that is for one group only."""
+        """Note a stored message that is for one group only."""
         self.pushed[partition] = None
-        self._arrivals_of(partition).others += 1
-
-    def _arrivals_of(self, partition: Partition) -> Arrivals:
-        return self._arrivals.setdefault(partition, Arrivals())
-
-    def note_removal(self, partition: Partition) -> None:
-        """Note the removal of messages that a lane may have read ahead."""
-        self._thinned[partition] = None
+        self._arrivals.setdefault(partition, Arrivals()).others += 1
 
     def settle(self, position: Position, offset: int) -> None:
-        """The group is done with an offset, for whatever reason."""
+        """Settle a message for a group, for any reason."""
         draft = position.draft or self.draft(position)
         draft.finish(offset)
         draft.settled_at = self.now
         if position.partition.queue.info.options.drop_settled:
             self._drops = self._drops or Drops()
-            self._drops.note(position.partition, offset)
-        self._settled_count[position.group] = self._settled_count.get(position.group, 0) + 1
-
-    def note_completed(self, position: Position, offset: int, lease_id: str) -> None:
-        """Note under which lease a message was completed."""
-        self._completed[position.group.id, position.partition.id, offset] = lease_id
-
-    def keep_completed(self, position: Position, offset: int, lease_id: str) -> None:
-        """Store it too: a consumer that gets no answer may repeat its transaction, even after a restart."""
-        self._kept.append((position.group.id, position.partition.id, offset, lease_id, self.now))
-
-    def forget_completed(self, position: Position) -> None:
-        """What a group completed here may be delivered again: under whatever lease that was, it is not done."""
-        key = (position.group.id, position.partition.id)
-        self._kept = [one for one in self._kept if one[:2] != key]
-        run(self.connection, "delete from completions where grp = ?1 and partition = ?2", *key)
-
-    def completed_under(self, position: Position, offset: int) -> str | None:
-        """The lease under which a message was completed, if that is still known."""
-        key = (position.group.id, position.partition.id, offset)
-        lease: str | None = self._completed.get(key) or self.state.completed.get(key)
-        if lease is None:
-            sql = "select lease from completions where grp = ?1 and partition = ?2 and offset = ?3"
-            lease = scalar(self.connection, sql, *key)
-        return lease
-
-    def dead_letter(
-        self,
-        position: Position,
-        offset: int,
-        attempts: int,
-        error: str,
-        failed_at: int,
-        *,
-        exhausted: bool,
-        always: bool = False,
-    ) -> bool:
-        """Settle a message that can't be delivered, as a dead letter if the queue keeps them, or always (rule 18)."""
-        partition = position.partition
-        options = partition.queue.info.options
-        self.settle(position, offset)
-        self.key_book().set_undelivered(partition.id, offset, partition.queue.name)
-        keeps = always or (options.dead_letter_queue and (options.dlq_after_max_retries or not exhausted))
-        if not keeps:
-            self.count(partition.queue.name, "discarded")
-            ending = Ending("discarded", failed_at, attempts, error)
-            self.on_commit(lambda: self.state.note_ending(position, offset, ending))
-            return False
-        self._dead.append(
-            (
-                self.ids.new(),
-                partition.queue.name,
-                partition.id,
-                partition.name,
-                position.group.name,
-                offset,
-                attempts,
-                error,
-                failed_at,
-            )
-        )
-        return True
+            self._drops.settled.setdefault(position.partition, {})[offset] = None
+        self.settled_count[position.group] = self.settled_count.get(position.group, 0) + 1
 
     @property
     def changed(self) -> list[Position]:
-        """The places that it changes, so far."""
+        """The positions with a draft."""
         return list(self._drafted)
 
-    def settled_by_group(self) -> dict[int, int]:
-        """How many messages each group is done with by this transaction, so far."""
-        return {group.id: number for group, number in self._settled_count.items()}
-
     def discard(self, group: Group) -> None:
-        """A group is removed: nothing that was to be written of it may be."""
+        """Drop the drafts of a deleted group."""
         for position in [position for position in self._drafted if position.group is group]:
             del self._drafted[position]
             self.on_commit(lambda position=position: setattr(position, "draft", None))  # type: ignore[misc]
 
     def save_dead_letters(self) -> None:
-        """Copy what died so far; to be done before any message is removed, or there is nothing left to copy."""
-        for_each(self.connection, _SAVE_DEAD_LETTERS, self._dead)
-        self._dead = []
-
-    def discard_dead_letters(self, queue: str) -> None:
-        """Drop the unsaved dead letters of a removed queue."""
-        self._dead = [one for one in self._dead if one[1] != queue]
+        """Copy dead messages to `dead_letters`. This must precede each removal of messages."""
+        for_each(self.connection, _SAVE_DEAD_LETTERS, self.dead)
+        self.dead = []
 
     def count(self, queue: str, what: str, number: int = 1) -> None:
-        """Add to one of a queue's counters."""
+        """Add to a counter of a queue."""
         self._counts[queue, what] = self._counts.get((queue, what), 0) + number
 
     def release(self, position: Position, lease: Lease) -> None:
-        """One message of a lease is no longer open; with the last one the lease frees the position."""
+        """Take one open message off a lease. With the last one, the lease releases the position."""
         part = lease.parts.get(position)
         if part is None:
             return
         part.open -= 1
         if part.open <= 0:
             (position.draft or self.draft(position)).detach(lease)
-            self._ended_parts.append((lease, position))
+            self.ended.append((lease, position))
 
     def detach(self, lease: Lease, position: Position) -> None:
-        """A lease has nothing to do with a position any more; with its last one it is over."""
+        """Detach a lease from a position in memory. With its last position the lease ends."""
         if self.state.detach(lease, position):
             self.hints.ended(position.group.queue_name, position.group.name, lease.id)
-
-    def end_lease(self, lease: Lease) -> None:
-        """A lease is over as a whole."""
-        for position in lease.parts:
-            self.hints.ended(position.group.queue_name, position.group.name, lease.id)
-
-    def void_leases(self, position: Position) -> None:
-        """What is held on a position is held no more."""
-        leases = position.leases()
-        self.state.note_removed(position, [leased for lease in leases for leased in position.leased_by(lease)])
-        self.draft(position).voided = True
-
-        self._ended_parts += [(lease, position) for lease in leases]
 
     def settled_many(self, queue: Queue) -> None:
         """Request a new count of the unsettled messages of a queue."""
         self.on_commit(lambda: setattr(queue, "open", None))
 
-    def want_sweep(self) -> None:
-        """Make `collect` look for messages that were purged, or whose queue was deleted."""
-        if not self._swept:
-            self._swept = True
-            run(
-                self.connection,
-                "insert into meta values ('sweep', 1) on conflict (key) do update set value = value + 1",
-            )
-
     def on_commit(self, action: Callable[[], object]) -> None:
-        """Do something in memory once all is on stable storage."""
+        """Change memory after the commit."""
         self._on_commit.append(action)
 
-    # What the writer does with it -------------------------------------------------------------------------
+    # For the writer ----------------------------------------------------------------------------------------
 
     def seal(self) -> None:
-        """All verbs have spoken: take down, under the lock, what memory will not keep still for."""
+        """Collect, under the lock, the rows that depend on memory which claims change."""
         if self._drops is not None:
             self._drops.decide(self)
         for position in self._drafted:
@@ -410,20 +295,20 @@ class WriteTransaction:
             elif isinstance(position, OrderedPosition):
                 self._ordered.append(position)
         if self._shared_rows is not None and self._shared_rows.latest_due > self.state.latest_due:
-            # Time never goes back behind what was due: not even when the clock does, over a restart.
+            # After a restart the time must not be earlier than this, even if the clock was set back.
             self.state.latest_due = self._shared_rows.latest_due
             run(self.connection, "insert or replace into meta values ('latest_due', ?1)", self.state.latest_due)
 
     def flush(self) -> None:
-        """Write everything that was collected."""
+        """Write all collected rows."""
         connection = self.connection
         if self.messages:
             insert_messages(connection, self.messages)
-        if self._dead:
+        if self.dead:
             self.save_dead_letters()
-        if self._kept:
-            for_each(connection, _SAVE_COMPLETED, self._kept)
-            run(connection, _FORGET_COMPLETED, self.now - _REPEATABLE, 2 * len(self._kept))
+        if self.kept:
+            for_each(connection, _SAVE_COMPLETED, self.kept)
+            run(connection, _FORGET_COMPLETED, self.now - _REPEATABLE, 2 * len(self.kept))
         if self._ordered:
             save_ordered(connection, self._ordered)
         if self._shared_rows is not None:
@@ -434,70 +319,155 @@ class WriteTransaction:
             self._drops.write(connection)
 
     def publish(self) -> list[Hint]:
-        """The commit is through: take it over into memory, and answer the hints."""
-        self.state.expiring.clear()
-        self.state.deleting.clear()
-        if self._completed:
-            self.state.note_completed(self._completed)
+        """Change memory after the commit, and return the hints."""
+        state = self.state
+        state.expiring.clear()
+        state.deleting.clear()
+        for locate, lease_id in self.completed.items():
+            remember(state.completed, locate, lease_id)
         for action in self._on_commit:
             action()
-        for lease, position in self._ended_parts:
+        for lease, position in self.ended:
             self.detach(lease, position)
-        for group, number in self._settled_count.items():
-            queue = self.state.queues.get(group.queue_name)
+        for group, number in self.settled_count.items():
+            queue = state.queues.get(group.queue_name)
             if queue is not None and queue.open is not None:
                 queue.open[group.id] = queue.open.get(group.id, 0) - number
-        numbers = {partition: partition.next_tail - partition.tail for partition in self.pushed}
-        for partition in self.pushed:
-            partition.tail, partition.coming = partition.next_tail, None
         if self._drops is not None:
             self._drops.publish()
         for queue, number in self.pushed_count.items():
             if queue.open is not None:
                 queue.open = {group_id: open_ + number for group_id, open_ in queue.open.items()}
-        if self._thinned:
-            self._look_anew()
-        notifier = Notifier(self.hints, self.connection, self.state, self.now)
+        came: dict[Queue, dict[Partition, int]] = {}
+        for partition in self.pushed:
+            came.setdefault(partition.queue, {})[partition] = partition.next_tail - partition.tail
+            partition.tail, partition.coming = partition.next_tail, None
+        if self.thinned:
+            self._read_ahead_again()
         if self._drafted:
-            self._publish_positions(notifier)
-        queues: dict[Queue, dict[Partition, int]] = {}
-        for partition, number in numbers.items():
-            queues.setdefault(partition.queue, {})[partition] = number
-        for queue, arrived in queues.items():
-            notifier.arrived(queue, arrived, self._arrivals, self._drafted)
+            self._publish_positions()
+        for queue, arrived in came.items():
+            self._publish_arrivals(queue, arrived)
         return self.hints.hints()
 
-    def _look_anew(self) -> None:
-        """What shared groups have read ahead may be gone."""
+    def _read_ahead_again(self) -> None:
+        """Read the lanes of shared groups again, because messages were removed."""
         picker = Picker(self.connection, self.now)
-        for partition in self._thinned:
+        for partition in self.thinned:
             positions = [group.positions.get(partition.id) for group in partition.queue.groups.values()]
             for position in positions:
                 if isinstance(position, SharedPosition):
-                    position.forget_ahead()
+                    for lane in position.lanes:
+                        lane.forget()
                     picker.look(position)
                     position.group.refresh(position, self.now)
 
-    def _publish_positions(self, notifier: Notifier) -> None:
+    def _publish_positions(self) -> None:
         changed: dict[str, list[Group]] = {}
         for position in self._drafted:
-            changed.setdefault(position.group.queue_name, []).append(position.group)
-            if isinstance(position, SharedPosition) and position.draft is not None and position.draft.voided:
-                self._restart(notifier, position)
-            else:
-                notifier.changed(position)
-        for name, groups in changed.items():
-            queue = self.state.queues.get(name)
+            group, name = position.group, position.partition.name
+            changed.setdefault(group.queue_name, []).append(group)
+            if isinstance(position, SharedPosition):
+                if position.draft is not None and position.draft.voided:
+                    self._restart(position)
+                    continue
+                notified = position.publish(self.now)
+                group.refresh(position, self.now)
+                if notified:
+                    self.hints.add(group.queue_name, group.name, (name,), counts={name: notified})
+                continue
+            position.publish(self.now)
+            if group.refresh(position, self.now):
+                self.hints.add(group.queue_name, group.name, (name,))
+        for queue_name, groups in changed.items():
+            queue = self.state.queues.get(queue_name)
             if queue is not None and (queue.bounds.blocked or any(group.bounds.blocked for group in groups)):
-                notifier.room(queue, list(dict.fromkeys(groups)))
+                self._publish_room(queue, list(dict.fromkeys(groups)))
 
-    def _restart(self, notifier: Notifier, position: SharedPosition) -> None:
-        """A place that was moved is loaded again: what it had in memory is void."""
-        group = position.group
-        if group.positions.pop(position.partition.id, None) is not position:
+    def _restart(self, position: SharedPosition) -> None:
+        """Load a position again after a seek, because its memory is void."""
+        group, partition = position.group, position.partition
+        if group.positions.pop(partition.id, None) is not position:
             return
         group.in_flight -= position.noted
-        anew = self.loader.position(group, position.partition.id)
-        if isinstance(anew, SharedPosition):
-            anew.served = position.served
-            notifier.restarted(anew)
+        again = self.loader.position(group, partition.id)
+        if isinstance(again, SharedPosition):
+            again.served = position.served
+            if group.refresh(again, self.now) or partition.id in group.waking:
+                counts = {partition.name: again.count_ready(MOST_NOTIFIED)}
+                self.hints.add(group.queue_name, group.name, counts, counts=counts)
+
+    def _publish_arrivals(self, queue: Queue, arrived: dict[Partition, int]) -> None:
+        """Notify of the messages that were pushed to the partitions of a queue."""
+        numbers = {partition.name: number for partition, number in arrived.items()}
+        self.hints.arrived(queue.name, numbers, queue.groups, numbers)
+        for group in queue.groups.values():
+            offered: dict[str, int] = {}
+            for partition, number in arrived.items():
+                if group.mode == "shared":
+                    count = self._offer_shared(group, partition, number)
+                else:
+                    count = int(self._offer(group, partition))
+                if count:
+                    offered[partition.name] = count
+            if offered:
+                self.hints.add(queue.name, group.name, offered, "message", offered if group.mode == "shared" else None)
+
+    def _offer(self, group: Group, partition: Partition) -> bool:
+        """Whether new messages of a partition are ready for an ordered group. Else a later hint says so."""
+        position = group.positions.get(partition.id)
+        if position is not None and (position in self._drafted or position.readiness(self.now).priority is None):
+            return False
+        if partition.id in group.waking:
+            return False
+        group.make_ready(partition.id)
+        return True
+
+    def _offer_shared(self, group: Group, partition: Partition, number: int) -> int:
+        """About how many of the new messages a shared group can receive, or 1 if a consumer must learn a due time."""
+        came = self._arrivals.setdefault(partition, Arrivals())
+        rest = number - came.others - sum(came.plain.values())
+        if rest > 0:
+            came.plain[0] = rest
+        if not came.plain and not came.due:
+            return 0
+        position = group.positions.get(partition.id)
+        number = sum(came.plain.values())
+        if not isinstance(position, SharedPosition):
+            group.make_ready(partition.id, max(came.plain, default=0))
+            late = self.loader.position(group, partition.id) if came.due else None
+            if late is not None:  # Its rank changes with time.
+                group.refresh(late, self.now)
+            return max(1, number)
+        known = position.readiness(self.now)
+        position.arrived(came.plain, came.due)
+        if group.waking.get(partition.id, (0, ""))[1] == "window_buffer":
+            return 0
+        group.refresh(position, self.now)
+        found = position.readiness(self.now)
+        if found.priority is not None:
+            young = partition.queue.info.options.delayed_processing
+            return number if number and not young else int(known.priority is None)
+        return int(found.due is not None and (known.due is None or found.due < known.due))
+
+    def _publish_room(self, queue: Queue, groups: list[Group]) -> None:
+        """Notify groups that were refused because of `max_in_flight`, when there is room again."""
+        if queue.bounds.blocked and _has_room(queue.bounds, queue.in_flight):
+            queue.bounds.blocked = False
+            groups = list(queue.groups.values())
+        else:
+            groups = [one for one in groups if one.bounds.blocked and _has_room(one.bounds, one.in_flight)]
+        for group in groups:
+            group.bounds.blocked = False
+            known = [group.positions[one].partition.name for one in group.ready if one in group.positions]
+            if not group.ready:
+                continue
+            if len(known) < len(group.ready) or len(known) > _NAMED_AT_MOST:
+                self.hints.add(queue.name, group.name, None)
+            else:
+                counts = dict.fromkeys(known, 1) if group.mode == "shared" else None
+                self.hints.add(queue.name, group.name, known, counts=counts)
+
+
+def _has_room(bounds: Bounds, in_flight: int) -> bool:
+    return not bounds.limits.max_in_flight or in_flight < bounds.limits.max_in_flight

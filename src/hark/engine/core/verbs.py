@@ -1,29 +1,31 @@
-"""The verbs of engines that keep the tables of `schema.py`: SQLite and S3.
+"""The verbs of the engines with the tables of `schema.py` (SQLite and S3), and the calls that carry them to a thread.
 
-A verb is bound to the function that does its work. The engine decides how a write, a look at memory and a read of the
-tables travel to their thread, and when a write counts as committed. `engine/api.py` documents the verbs.
+A verb is bound to the function that does its work. The engine decides which thread runs a call, and when a write
+counts as committed. `engine/api.py` documents the verbs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import apsw
 
+from hark import model
 from hark.batching import Answer
 from hark.clock import Clock
-from hark.engine.api import Answers
+from hark.engine.api import Answers, KeyListener, Listener
 from hark.engine.core import browse, explain, groups, keyvalue, push, queues, settle, views
 from hark.engine.core.browse import Browser
-from hark.engine.core.calls import Call, Claim, Expire
 from hark.engine.core.claim import Claimer
 from hark.engine.core.collect import Collector
 from hark.engine.core.explain import Explainer, LeaseView
-from hark.engine.core.groups import note_seen
 from hark.engine.core.loader import Loader
 from hark.engine.core.ordered import Draft
 from hark.engine.core.position import Position
@@ -31,35 +33,8 @@ from hark.engine.core.state import Group, State
 from hark.engine.core.store import rows_of, run
 from hark.engine.core.transaction import WriteTransaction
 from hark.engine.keyvalue import StatsMemory, written_of
-from hark.errors import HarkError
+from hark.errors import DiskFull, EngineFailure, HarkError
 from hark.ids import IdCodec
-from hark.model import (
-    BrowseFrom,
-    Collected,
-    Expired,
-    Explain,
-    Facts,
-    KeyStats,
-    KeyWrite,
-    KeyWritten,
-    LeaseFilter,
-    Leases,
-    NewMessage,
-    PartitionOffset,
-    PopRequest,
-    PopResult,
-    PushOutcome,
-    QueueInfo,
-    Read,
-    ReadResult,
-    Renewal,
-    RenewOutcome,
-    Settlement,
-    SettleOutcome,
-    Totals,
-    Transaction,
-    TransactionOutcome,
-)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -68,8 +43,128 @@ Async = Coroutine[Any, Any, T]
 _FLAG = "flag:"
 
 
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Call:
+    """A call to an engine thread, with the future of the caller."""
+
+    future: asyncio.Future[Any] | None
+    result: Any = field(default=None, init=False)
+    error: Exception | None = field(default=None, init=False)
+
+
+@dataclass(eq=False)
+class Write(Call):
+    """A call that changes the store, answered after the commit."""
+
+    body: Callable[[WriteTransaction], object]
+
+
+class Expire(Write):
+    """The verb `expire`. Every transaction expires leases; one with only this call expires at most `limit`."""
+
+    def __init__(self, future: asyncio.Future[Any], limit: int) -> None:
+        super().__init__(
+            future, lambda transaction: model.Expired(transaction.expired, transaction.state.next_expiry())
+        )
+        self.limit = limit
+
+
+@dataclass(eq=False)
+class Look(Call):
+    """A call that needs only memory, such as a renewal, answered at once."""
+
+    body: Callable[[State, int], object]
+
+
+@dataclass(eq=False)
+class Claim(Call):
+    """Pops, answered at once, or with `auto_ack` after the commit that settles the messages."""
+
+    requests: Sequence[model.PopRequest]
+    answers: list[model.PopResult | HarkError | None] = field(init=False)
+    uncommitted: dict[int, model.PopResult | HarkError | None] = field(default_factory=dict, init=False)
+    """Answers that become valid with the commit of their transaction, by the index of the request."""
+
+    def __post_init__(self) -> None:
+        self.answers = [None] * len(self.requests)
+
+    @property
+    def open(self) -> list[int]:
+        """Indexes of the requests without an answer."""
+        return [index for index, answer in enumerate(self.answers) if answer is None]
+
+
+class Stop(Call):
+    """The last call of a thread."""
+
+
+class Outbox:
+    """Answers, hints and key notifications on their way to the event loop, in the order of their commits."""
+
+    def __init__(self, listener: Listener, key_listener: KeyListener) -> None:
+        self._listener = listener
+        self._key_listener = key_listener
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[tuple[Sequence[Call], Sequence[model.Hint], model.KeyNotification | None]] = deque()
+
+    def post(
+        self, answers: Sequence[Call], hints: Sequence[model.Hint], keys: model.KeyNotification | None = None
+    ) -> None:
+        """Add answers and hints. The caller holds the lock, so that no answer is older than a hint before it."""
+        if answers or hints or keys is not None:
+            self._waiting.append((answers, hints, keys))
+
+    def deliver(self) -> None:
+        """Let the event loop empty it. The lock must be free: waking up the loop can cost a turn."""
+        if self._waiting:
+            self._loop.call_soon_threadsafe(self._empty)
+
+    def deliver_soon(self) -> None:
+        """Do the same from the event loop itself."""
+        if self._waiting:
+            self._loop.call_soon(self._empty)
+
+    def _empty(self) -> None:
+        while self._waiting:
+            answers, hints, keys = self._waiting.popleft()
+            for call in answers:
+                future = call.future
+                if future is None or future.done():
+                    continue
+                if call.error is not None:
+                    future.set_exception(call.error)
+                else:
+                    future.set_result(call.result)
+            try:
+                if keys is not None:
+                    self._key_listener(keys)
+                if hints:
+                    self._listener(hints)
+            except Exception:
+                log.exception("hint listener raised; remaining responses are still sent")
+
+
+def translate(error: Exception) -> HarkError:
+    """The error for the caller, if the store failed with `error`."""
+    if isinstance(error, HarkError):
+        return error
+    if isinstance(error, apsw.FullError):
+        return DiskFull("the disk of the store is full; the request had no effect; free disk space")
+    if isinstance(error, apsw.Error):
+        return EngineFailure(f"the store failed: {error}; the request had no effect; see the server log")
+    log.exception("the engine failed because of a bug; please report it", exc_info=error)
+    text = f"internal error: {type(error).__name__}; the request had no effect; see the server log"
+    return EngineFailure(text, code="internal")
+
+
 class Notes:
-    """What claims change without a commit: positions moved past removed messages, expired messages, groups seen."""
+    """Changes that claims make in memory, to be saved with the next transaction.
+
+    These are positions that moved past removed messages, counts of expired messages, and groups that were seen.
+    """
 
     def __init__(self) -> None:
         self._stepped: dict[Position, set[int]] = {}
@@ -101,7 +196,9 @@ class Notes:
                 queue.open = None
         for name, number in self._expired.items():
             transaction.count(name, "expired", number)
-        note_seen(transaction, self._seen)
+        for group in self._seen:
+            sql = "update groups set last_seen = ?1 where id = ?2"
+            run(transaction.connection, sql, group.last_seen, group.id)
         self.clear()
 
     def clear(self) -> None:
@@ -110,9 +207,7 @@ class Notes:
         self.waiting = False
 
 
-def _writes(
-    body: Callable[Concatenate[WriteTransaction, P], T],
-) -> Callable[Concatenate[TableVerbs, P], Async[T]]:
+def _writes(body: Callable[Concatenate[WriteTransaction, P], T]) -> Callable[Concatenate[TableVerbs, P], Async[T]]:
     """Bind a verb that runs inside a transaction of the writer."""
 
     async def verb(self: TableVerbs, /, *args: P.args, **named: P.kwargs) -> T:
@@ -150,10 +245,8 @@ def _looks(body: Callable[Concatenate[State, int, P], T]) -> Callable[Concatenat
     return verb
 
 
-def _queries(
-    body: Callable[Concatenate[apsw.Connection, int, P], T],
-) -> Callable[Concatenate[TableVerbs, P], Async[T]]:
-    """Bind a verb that queries what is stored, whatever is leased."""
+def _queries(body: Callable[Concatenate[apsw.Connection, int, P], T]) -> Callable[Concatenate[TableVerbs, P], Async[T]]:
+    """Bind a verb that queries the committed tables, without leases."""
 
     async def verb(self: TableVerbs, /, *args: P.args, **named: P.kwargs) -> T:
         now = self._clock.now()
@@ -163,7 +256,7 @@ def _queries(
 
 
 class TableVerbs(ABC):
-    """The verbs; see the module's text."""
+    """The verbs of an engine with tables."""
 
     _collector: Collector
     _codec: IdCodec
@@ -172,7 +265,7 @@ class TableVerbs(ABC):
         self._clock = clock
         self._key_stats = StatsMemory(self._count_all)
 
-    # How calls travel --------------------------------------------------------------------------------------
+    # Calls -------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def _submit(self, call: Call) -> None: ...
@@ -181,7 +274,7 @@ class TableVerbs(ABC):
     def _write(self, body: Callable[[WriteTransaction], T]) -> Awaitable[T]: ...
 
     def _chore(self, body: Callable[[WriteTransaction], T]) -> Awaitable[T]:
-        """Write what is tried again periodically."""
+        """Run a write that upkeep repeats periodically."""
         return self._write(body)
 
     @abstractmethod
@@ -189,11 +282,11 @@ class TableVerbs(ABC):
 
     @abstractmethod
     def _memory(self) -> State:
-        """Return the memory itself, which other threads may be changing."""
+        """The state itself, which other threads may be changing."""
 
     @abstractmethod
     async def _examine(self, body: Callable[[apsw.Connection, State, int], T]) -> T:
-        """Look at memory and its tables together. Nothing is delivered meanwhile, so the body must be short."""
+        """Read memory and tables together. Nothing is delivered meanwhile, so the body must be short."""
 
     @abstractmethod
     async def _read(self, body: Callable[[apsw.Connection, LeaseView], T]) -> T: ...
@@ -207,29 +300,29 @@ class TableVerbs(ABC):
     shorten = _looks(explain.shorten)
     release = _writes(settle.release)
 
-    def push(self, requests: Sequence[Sequence[NewMessage]]) -> Awaitable[Answers[list[PushOutcome]]]:
+    def push(self, requests: Sequence[Sequence[model.NewMessage]]) -> Awaitable[Answers[list[model.PushOutcome]]]:
         return self._write(partial(push.push, requests=requests))
 
-    def pop(self, requests: Sequence[PopRequest]) -> Awaitable[Answers[PopResult]]:
-        answer: Answer[Answers[PopResult]] = Answer()
+    def pop(self, requests: Sequence[model.PopRequest]) -> Awaitable[Answers[model.PopResult]]:
+        answer: Answer[Answers[model.PopResult]] = Answer()
         self._submit(Claim(answer, requests))
         return answer
 
-    def settle(self, requests: Sequence[Sequence[Settlement]]) -> Awaitable[Answers[list[SettleOutcome]]]:
+    def settle(self, requests: Sequence[Sequence[model.Settlement]]) -> Awaitable[Answers[list[model.SettleOutcome]]]:
         return self._write(partial(settle.settle, requests=requests))
 
-    def transact(self, requests: Sequence[Transaction]) -> Awaitable[Answers[TransactionOutcome]]:
+    def transact(self, requests: Sequence[model.Transaction]) -> Awaitable[Answers[model.TransactionOutcome]]:
         return self._write(partial(settle.transact, requests=requests))
 
-    def renew(self, requests: Sequence[Renewal]) -> Awaitable[Answers[RenewOutcome]]:
+    def renew(self, requests: Sequence[model.Renewal]) -> Awaitable[Answers[model.RenewOutcome]]:
         return self._look(lambda state, now: explain.renew(state, now, requests))
 
-    async def expire(self, limit: int = 1000) -> Expired:
-        future: asyncio.Future[Expired] = asyncio.get_running_loop().create_future()
+    async def expire(self, limit: int = 1000) -> model.Expired:
+        future: asyncio.Future[model.Expired] = asyncio.get_running_loop().create_future()
         self._submit(Expire(future, limit))
         return await future
 
-    async def collect(self, limit: int = 1000) -> Collected:
+    async def collect(self, limit: int = 1000) -> model.Collected:
         collector = self._collector
         if collector.is_empty:
             # Claims note in memory when a group was last seen. The search reads it from the tables.
@@ -241,18 +334,18 @@ class TableVerbs(ABC):
         if part.messages or part.swept is not None:
             removed = await self._chore(lambda transaction: collector.remove(transaction, part))
             collector.note_removed(part, removed)
-        return Collected(len(part.messages), removed, part.more)
+        return model.Collected(len(part.messages), removed, part.more)
 
-    async def read(self, requests: Sequence[Read]) -> Answers[ReadResult]:
+    async def read(self, requests: Sequence[model.Read]) -> Answers[model.ReadResult]:
         return await self._read_committed(lambda connection: browse.read(connection, self._codec, requests))
 
     async def offsets(
         self,
         queue: str,
-        start: BrowseFrom,
+        start: model.BrowseFrom,
         partition: str | None = None,
         changed_since: int | None = None,  # noqa: ARG002  # for engines that share a store
-    ) -> list[PartitionOffset]:
+    ) -> list[model.PartitionOffset]:
         return await self._read_committed(lambda connection: browse.offsets(connection, queue, start, partition))
 
     cancel = _writes(queues.cancel)
@@ -268,7 +361,7 @@ class TableVerbs(ABC):
     queue_stats = _reads(views.queue_stats)
     partition_stats = _reads(views.partition_stats)
 
-    async def queue_infos(self, names: Sequence[str] | None = None) -> list[QueueInfo]:
+    async def queue_infos(self, names: Sequence[str] | None = None) -> list[model.QueueInfo]:
         wanted = None if names is None else set(names)
         return await self._look(
             lambda state, _: [q.info for q in state.queues.values() if wanted is None or q.name in wanted]
@@ -276,7 +369,7 @@ class TableVerbs(ABC):
 
     survey = _queries(views.survey)
 
-    async def totals(self) -> Totals:
+    async def totals(self) -> model.Totals:
         leased = await self._look(lambda state, _: views.leased_counts(state))
         return await self._read_committed(lambda connection: views.totals(connection, leased))
 
@@ -300,10 +393,10 @@ class TableVerbs(ABC):
     traces = _browses(Browser.traces)
     trace_names = _browses(Browser.trace_names)
 
-    async def explain(self, requests: Sequence[Explain]) -> Answers[Facts]:
+    async def explain(self, requests: Sequence[model.Explain]) -> Answers[model.Facts]:
         return await self._examine(lambda connection, state, now: Explainer(connection, state, now).explain(requests))
 
-    async def leases(self, where: LeaseFilter) -> Leases:
+    async def leases(self, where: model.LeaseFilter) -> model.Leases:
         return await self._examine(lambda _connection, state, _now: explain.page(state, where))
 
     async def queues_of(self, ids: Sequence[str]) -> list[str | None]:
@@ -324,15 +417,15 @@ class TableVerbs(ABC):
     list_keys = _queries(keyvalue.list_keys)
     count_keys = _queries(keyvalue.count_keys)
 
-    async def write_keys(self, requests: Sequence[KeyWrite]) -> Answers[KeyWritten]:
-        transactions = [Transaction((), keys=request) for request in requests]
+    async def write_keys(self, requests: Sequence[model.KeyWrite]) -> Answers[model.KeyWritten]:
+        transactions = [model.Transaction((), keys=request) for request in requests]
         outcomes = await self._write(partial(settle.transact, requests=transactions))
         return [outcome if isinstance(outcome, HarkError) else written_of(outcome) for outcome in outcomes]
 
     async def sweep_keys(self, limit: int = 1000) -> int:
         return await self._chore(lambda transaction: transaction.key_book().sweep(limit))
 
-    async def key_stats(self) -> KeyStats:
+    async def key_stats(self) -> model.KeyStats:
         return await self._key_stats.stats(self._clock.now())
 
     _count_all = _queries(keyvalue.key_stats)

@@ -1,35 +1,21 @@
-"""Counts of queues, partitions and groups for administrators. They are read beside the writer."""
+"""Counts of queues, partitions and groups, read beside the writer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import apsw
 import msgspec
 
+from hark import model
 from hark.clock import SECOND
 from hark.engine.core.explain import LeaseView
-from hark.engine.core.rows import DELAYED, HAS_LANES, OPEN, POSITION, PRIORITIES, SCHEDULED, STORED, WANTS_PARTITION
+from hark.engine.core.schema import DELAYED, HAS_LANES, OPEN, POSITION, PRIORITIES, SCHEDULED, STORED, WANTS_PARTITION
 from hark.engine.core.state import State
 from hark.engine.core.store import Value, rows_of, scalar
-from hark.model import (
-    Counts,
-    Depth,
-    GroupStats,
-    Limits,
-    PartitionStats,
-    PositionStats,
-    QueueFilter,
-    QueueInfo,
-    QueueOptions,
-    QueuePage,
-    QueueStats,
-    Subscription,
-    Survey,
-    Totals,
-)
 
-# Places are chosen first: what is open there costs more to tell.
+# Partitions are chosen first, because it costs more to count their open messages.
 _CHOSEN = f"""
 select groups.id as grp, partition.id as partition
 from groups
@@ -40,7 +26,7 @@ where (:queue is null or queues.name = :queue)
   and (:queues is null or queues.name in (select value from json_each(:queues)))
   and (:group is null or groups.name = :group) and {WANTS_PARTITION}
 """
-# One row per chosen partition and group: where the group stands and what it has open.
+# One row per chosen partition and group: its cursor, and its open and scheduled messages.
 _OPEN = f"""
 at as materialized (
     select queues.name as queue, groups.name as group_name, partition.name as name,
@@ -81,7 +67,7 @@ from page as partition
 order by partition.name
 """
 
-# What an ordered group has open: the ranges beyond the cursor are few, the messages in them may be many.
+# The open messages of an ordered group. There are few ranges beyond the cursor, but they may have many messages.
 _UNSETTLED = """
 message.partition = {partition} and (message.offset > {cursor}
     and not exists (select 1 from ranges where ranges.grp = {grp} and ranges.partition = {partition}
@@ -93,8 +79,8 @@ _DUE = """
 and not exists (select 1 from retries where retries.grp = {grp} and retries.partition = {partition}
                 and retries.offset = message.offset and due > :now)
 """
-# Since when the first message has been waiting that is not scheduled. Times never decrease with the offset, so only
-# behind a message that was delayed may be one that has waited longer.
+# Since when the first message that is not scheduled has waited. Times never decrease with the offset, so only a message
+# after a delayed one can have waited longer.
 _OLDEST = f"""
 (select iif(ifnull(message.deliver_at, 0) <= message.created_at, message.created_at, min(message.deliver_at, ifnull(
     (select message.created_at from messages as message
@@ -107,7 +93,7 @@ _LEVELS = f"""
 from {PRIORITIES} as level
 left join lanes as lane on lane.grp = {{grp}} and lane.partition = {{partition}} and lane.priority = level.value
 """
-# The same in a shared group, from the first of each lane and the outstanding.
+# The same in a shared group: from the first message of each lane, and the outstanding messages.
 _FIRSTS = """
 select (select created_at from messages where partition = {partition}
     and offset > max({cursor}, ifnull((select cursor from lanes
@@ -137,7 +123,7 @@ _NEVER = "9223372036854775807"
 
 
 def _first_shared(**named: str) -> str:
-    """The first time that a shared group finds in its lanes; most partitions have no messages but in the first lane."""
+    """The first time in the lanes of a shared group. Most partitions have messages only in the first lane."""
     firsts, lanes = _FIRSTS.format(**_HERE, **named), _LANES.format(**_HERE, **named)
     return f"""iif({HAS_LANES.format(**_HERE)},
         (select min(time) from ({firsts} {lanes})), (select min(time) from ({firsts})))"""
@@ -145,7 +131,7 @@ def _first_shared(**named: str) -> str:
 
 OLDEST_OPEN = f"""iif(open.shared, {_first_shared(delayed="min(max(created_at, deliver_at))", until=":now")},
     {_OLDEST.format(**_HERE)})"""
-"""Since when the first message has been waiting that a row of `open` has and that is not scheduled."""
+"""Since when the first message in a row of `open` that is not scheduled has waited."""
 _OLDEST_UNSETTLED_OPEN = f"""iif(open.shared, {_first_shared(delayed="min(created_at)", until=_NEVER)},
     {_OLDEST_UNSETTLED.format(**_HERE)})"""
 
@@ -166,7 +152,7 @@ order by queue, name, grp limit :limit
 """
 _ALL_POSITIONS = _POSITIONS.format(named="")
 _NAMED_POSITIONS = _POSITIONS.format(named="and partition.name in (select value from json_each(:names))")
-_decode_limits = msgspec.json.Decoder(Limits).decode
+_decode_limits = msgspec.json.Decoder(model.Limits).decode
 _encode_names = msgspec.json.Encoder().encode
 
 
@@ -177,16 +163,16 @@ def partition_stats(
     search: str | None = None,
     limit: int = 1000,
     offset: int = 0,
-) -> list[PartitionStats]:
+) -> list[model.PartitionStats]:
     """A page of a queue's partitions, with counts."""
     page = []
     for row in rows_of(connection, _PARTITIONS, queue=queue, search=search, limit=limit, offset=offset, now=leases.now):
         partition, name, created_at, total, worst, delayed, dead, failed, oldest, newest = row
         group, open_, scheduled = (None, total, delayed) if worst is None else msgspec.json.decode(worst)
-        processing = 0 if group is None else leases.leased_in(group, partition)
+        processing = 0 if group is None else len(leases.leased.get((group, partition), ()))
         counts = counts_from(total, open_, scheduled, processing, failed, dead)
         page.append(
-            PartitionStats(
+            model.PartitionStats(
                 id=leases.codec.encode(partition, 0),
                 name=name,
                 created_at=created_at,
@@ -198,9 +184,9 @@ def partition_stats(
     return page
 
 
-def counts_from(total: int, open_: int, scheduled: int, processing: int, failed: int, dead: int) -> Counts:
-    """Messages by state, from what is stored and what a group has open, cannot have yet, holds and has failed at."""
-    return Counts(
+def counts_from(total: int, open_: int, scheduled: int, processing: int, failed: int, dead: int) -> model.Counts:
+    """Messages by state, from the numbers of stored, open, scheduled, leased, failed and dead-lettered ones."""
+    return model.Counts(
         total=total,
         pending=max(0, open_ - processing - scheduled),
         scheduled=scheduled,
@@ -220,8 +206,8 @@ def position_stats(
     limit: int = 1000,
     partitions: Sequence[str] | None = None,
     queues: Sequence[str] | None = None,
-) -> list[PositionStats]:
-    """Positions of groups in partitions. With `min_lag_seconds`, only those that wait for longer."""
+) -> list[model.PositionStats]:
+    """Positions of groups. With `min_lag_seconds`, only those where a message has waited that long."""
     stats = []
     sql = _ALL_POSITIONS if partitions is None else _NAMED_POSITIONS
     named: dict[str, Value] = {
@@ -235,9 +221,9 @@ def position_stats(
     }
     for row in rows_of(connection, sql, **named):
         queue_name, group_id, group_name, partition, name, cursor, settled_at, open_, scheduled, oldest, first = row
-        lease = leases.lease_of(group_id, partition)
+        lease = leases.leases.get((group_id, partition))
         stats.append(
-            PositionStats(
+            model.PositionStats(
                 group=group_name,
                 queue=queue_name,
                 partition=name,
@@ -262,7 +248,7 @@ def group_stats(
     queue: str | None = None,
     queues: Sequence[str] | None = None,
     uncounted: Sequence[str] = (),
-) -> list[GroupStats]:
+) -> list[model.GroupStats]:
     """Groups, one entry per (group, queue)."""
     named: dict[str, Value] = {
         "queue": queue,
@@ -283,20 +269,20 @@ def group_stats(
     for row in rows_of(connection, sql, **named):
         lag, lagging, scheduled, oldest = totals.get(row[0], (0, 0, 0, None))
         stats.append(
-            GroupStats(
+            model.GroupStats(
                 group=row[2],
                 queue=row[1],
                 mode=row[3],
-                subscription=Subscription(row[4], row[5]),
+                subscription=model.Subscription(row[4], row[5]),
                 created_at=row[7],
                 last_seen=row[8],
                 paused=bool(row[6]),
                 lag=lag,
                 partitions_with_lag=lagging,
                 oldest_waiting=oldest,
-                leases=leases.leases_of_group(row[0]),
+                leases=leases.leases_by_group.get(row[0], 0),
                 scheduled=scheduled,
-                in_flight=leases.leased_by_group(row[0]),
+                in_flight=leases.messages_by_group.get(row[0], 0),
                 limits=_decode_limits(row[9]),
             )
         )
@@ -312,7 +298,7 @@ _CONDITIONS = {
     "paused": "paused = :paused",
 }
 
-# Joined from the page outwards, whatever the planner thinks of the sizes of the tables.
+# Cross joins, so that the planner starts with the page whatever the sizes of the tables.
 _PAGE = f"""
 with page as materialized (select * from queues where {{where}} order by {{order}} limit :limit offset :offset),
 counted as materialized (select * from page where name not in (select value from json_each(:uncounted))),
@@ -345,11 +331,11 @@ left join worst on worst.queue = page.id and worst.partition = 1
 order by page.{{order}}
 """
 
-decode_options = msgspec.json.Decoder(QueueOptions).decode
+decode_options = msgspec.json.Decoder(model.QueueOptions).decode
 
 
-def queue_stats(connection: apsw.Connection, leases: LeaseView, where: QueueFilter) -> QueuePage:
-    """A page of queues with counts, and how many there are."""
+def queue_stats(connection: apsw.Connection, leases: LeaseView, where: model.QueueFilter) -> model.QueuePage:
+    """A page of queues with counts, and their total number."""
     given = {
         "names": None if where.names is None else msgspec.json.encode(list(where.names)).decode(),
         "search": where.search,
@@ -366,42 +352,34 @@ def queue_stats(connection: apsw.Connection, leases: LeaseView, where: QueueFilt
         "limit": -1 if where.limit is None else where.limit,
         "offset": where.offset,
     }
-    return QueuePage([_stats(leases, row) for row in connection.execute(sql, page)], total)
+    return model.QueuePage([_stats(leases, row) for row in connection.execute(sql, page)], total)
 
 
-def _stats(leases: LeaseView, row: apsw.SQLiteValues) -> QueueStats:
-    uid, name, namespace, task, options, created_at, paused, *rest = row
-    expired, discarded, partitions, total, group, open_, scheduled, dead, failed = (
-        None if number is None else int(str(number)) for number in rest
-    )
-    return QueueStats(
-        info=QueueInfo(
-            id=str(uid),
-            name=str(name),
-            namespace=str(namespace),
-            task=str(task),
-            options=decode_options(str(options)),
-            created_at=int(str(created_at)),
+def _stats(leases: LeaseView, row: Sequence[Any]) -> model.QueueStats:
+    uid, name, namespace, task, options, created_at, paused, expired, discarded, partitions, *rest = row
+    total, group, open_, scheduled, dead, failed = rest
+    leased = 0 if group is None else leases.messages_by_group.get(group, 0)
+    return model.QueueStats(
+        info=model.QueueInfo(
+            id=uid,
+            name=name,
+            namespace=namespace,
+            task=task,
+            options=decode_options(options),
+            created_at=created_at,
             paused=bool(paused),
         ),
-        partitions=partitions or 0,
-        counts=counts_from(
-            total or 0,
-            open_ or 0,
-            scheduled or 0,
-            0 if group is None else leases.leased_by_group(group),
-            failed or 0,
-            dead or 0,
-        ),
-        expired=expired or 0,
-        discarded=discarded or 0,
+        partitions=partitions,
+        counts=counts_from(total, open_, scheduled, leased, failed, dead),
+        expired=expired,
+        discarded=discarded,
     )
 
 
 SurveyPoint = tuple[int, str]
-"""Where a step ended: a queue's number and a partition's name."""
+"""Where a step ended: the number of a queue and the name of a partition."""
 
-# The index on (queue, name) has the partitions of a queue beside each other. Queue 0 was deleted.
+# The index on (queue, name) groups the partitions by queue. Queue 0 has those of deleted queues.
 _STEP = """
 with step as materialized (
     select * from partitions as partition
@@ -436,15 +414,15 @@ from open group by queue, grp order by queue
 """
 
 
-def survey(connection: apsw.Connection, now: int, after: SurveyPoint = (0, ""), limit: int = 1000) -> Survey:
-    """What is stored and open in the partitions after a place, as many of them as one step takes."""
+def survey(connection: apsw.Connection, now: int, after: SurveyPoint = (0, ""), limit: int = 1000) -> model.Survey:
+    """The stored and open messages of the partitions after a place, at most `limit` of them."""
     named: dict[str, Value] = {"queue": after[0], "name": after[1], "limit": limit, "now": now}
     [(partitions, queue, name)] = rows_of(connection, _END, **named)
-    stored = [Depth(*row) for row in rows_of(connection, _STORED, **named)]
-    opened = [Depth(*row) for row in rows_of(connection, _SURVEY_OPEN, **named)]
+    stored = [model.Depth(*row) for row in rows_of(connection, _STORED, **named)]
+    opened = [model.Depth(*row) for row in rows_of(connection, _SURVEY_OPEN, **named)]
     order = {depth.queue: number for number, depth in enumerate(stored)}
     depths = sorted((*stored, *(one for one in opened if one.queue in order)), key=lambda one: order[one.queue])
-    return Survey(depths, (queue, name) if partitions == limit else None)
+    return model.Survey(depths, (queue, name) if partitions == limit else None)
 
 
 def group_names(connection: apsw.Connection, _leases: LeaseView, queue: str | None = None) -> list[str]:
@@ -453,9 +431,9 @@ def group_names(connection: apsw.Connection, _leases: LeaseView, queue: str | No
     return [row[0] for row in rows_of(connection, sql, queue)]
 
 
-def totals(connection: apsw.Connection, leased: dict[tuple[str, str], int]) -> Totals:
-    """How many queues and dead letters there are."""
-    return Totals(
+def totals(connection: apsw.Connection, leased: dict[tuple[str, str], int]) -> model.Totals:
+    """The numbers of queues, dead letters and leased messages."""
+    return model.Totals(
         int(scalar(connection, "select count(*) from queues")),
         dict(rows_of(connection, "select queue, count(*) from dead_letters group by queue")),
         leased,
@@ -463,7 +441,7 @@ def totals(connection: apsw.Connection, leased: dict[tuple[str, str], int]) -> T
 
 
 def leased_counts(state: State) -> dict[tuple[str, str], int]:
-    """How many messages are on leases, by queue and group."""
+    """Number of leased messages by queue and group."""
     leased: dict[tuple[str, str], int] = {}
     for lease in state.leases.values():
         for position in lease.parts:

@@ -14,12 +14,11 @@ import apsw
 from hark.clock import Clock
 from hark.engine.api import Answers, KeyListener, Listener, ignore_keys
 from hark.engine.core import explain
-from hark.engine.core.calls import Call, Look, Outbox, Stop, Write
 from hark.engine.core.collect import Collector
 from hark.engine.core.explain import LeaseView
 from hark.engine.core.state import State
 from hark.engine.core.transaction import WriteTransaction
-from hark.engine.core.verbs import TableVerbs
+from hark.engine.core.verbs import Call, Look, Outbox, Stop, TableVerbs, Write
 from hark.engine.s3.bucket import Address, Bucket, Refused
 from hark.engine.s3.bucket_client import S3Bucket
 from hark.engine.s3.flush import Chore, Confirm, Renew

@@ -9,16 +9,15 @@ from typing import Any, TypeVar
 
 import apsw
 
-from hark.engine.core.calls import Call, Claim, Expire, Write
 from hark.engine.core.claim import Claimer
 from hark.engine.core.groups import first_contact
 from hark.engine.core.position import Position
 from hark.engine.core.settle import expire, settle_leased
 from hark.engine.core.shared import SharedPosition
 from hark.engine.core.state import State
-from hark.engine.core.store import run
-from hark.engine.core.transaction import WriteTransaction, set_locations
-from hark.engine.core.verbs import Notes
+from hark.engine.core.store import run, set_locations
+from hark.engine.core.transaction import WriteTransaction
+from hark.engine.core.verbs import Call, Claim, Expire, Notes, Write
 from hark.engine.hints import HintBook
 from hark.engine.s3 import leases
 from hark.engine.s3.bucket import Stored

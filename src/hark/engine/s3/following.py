@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from hark.engine.core.calls import Outbox
+from hark.engine.core.verbs import Outbox
 from hark.engine.hints import HintBook
 from hark.engine.s3 import objects, scratch
 from hark.engine.s3 import objects as records

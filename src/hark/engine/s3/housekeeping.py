@@ -14,8 +14,8 @@ import msgspec
 
 from hark.clock import SECOND
 from hark.engine.core import schema
-from hark.engine.core.calls import Call
 from hark.engine.core.store import for_each, scalar
+from hark.engine.core.verbs import Call
 from hark.engine.s3 import objects, scratch
 from hark.engine.s3.bucket import Bucket, BucketError
 from hark.engine.s3.bucket_client import IoThread

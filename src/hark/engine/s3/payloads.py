@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from hark.engine.core.rows import Elsewhere
+from hark.engine.core.store import Elsewhere
 from hark.engine.s3 import objects
 from hark.engine.s3.bucket import Bucket, BucketError, Conflicting, Unclear
 from hark.errors import EngineFailure, HarkError

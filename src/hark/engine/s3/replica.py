@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 from hark.clock import SECOND
-from hark.engine.core.calls import Call, Outbox
+from hark.engine.core.verbs import Call, Outbox
 from hark.engine.s3.bucket import Bucket, BucketError, Stored, Unclear
 from hark.engine.s3.bucket_client import IoThread, probe
 from hark.engine.s3.flush import Found, Wake, WritePacing

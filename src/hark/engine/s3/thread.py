@@ -19,7 +19,7 @@ from queue import Empty, SimpleQueue
 
 import apsw
 
-from hark.engine.core.calls import Call, Claim, Look, Outbox, Stop, Write, translate
+from hark.engine.core.verbs import Call, Claim, Look, Outbox, Stop, Write, translate
 from hark.engine.s3 import objects as records
 from hark.engine.s3 import scratch
 from hark.engine.s3.flush import CallFailed, Chore, Confirm, Flush, Found, Renew, Wake, WritePacing

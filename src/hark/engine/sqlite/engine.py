@@ -1,4 +1,4 @@
-"""The SQLite engine: the embedded default, in the server's process."""
+"""The SQLite engine, the default: it runs in the process of the server."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ import apsw
 from hark.batching import Answer
 from hark.clock import Clock, ShiftedClock
 from hark.engine.api import KeyListener, Listener, ignore_keys
-from hark.engine.core.calls import Call, Look, Stop, Write
 from hark.engine.core.collect import Collector
 from hark.engine.core.explain import LeaseView
 from hark.engine.core.state import State
 from hark.engine.core.store import AUTO, Store
 from hark.engine.core.transaction import WriteTransaction
-from hark.engine.core.verbs import TableVerbs
+from hark.engine.core.verbs import Call, Look, Stop, TableVerbs, Write
 from hark.engine.sqlite import files
 from hark.engine.sqlite.files import resume
 from hark.engine.sqlite.threads import StoreThreads
@@ -35,7 +34,7 @@ _SECRET_BYTES = 32
 
 
 class SqliteEngine(TableVerbs):
-    """One database file (or `:memory:`), one server."""
+    """An engine with one database file (or `:memory:`) for one server."""
 
     shared = False
     follows = False
@@ -66,11 +65,9 @@ class SqliteEngine(TableVerbs):
 
     @property
     def ahead(self) -> int:
-        """See `Engine.ahead`."""
         return self._time.ahead
 
     async def start(self, listener: Listener, key_listener: KeyListener = ignore_keys) -> None:
-        """Open the database."""
         self._store.open()
         self._time.ahead = resume(self._store, self._system_clock)
         self._pool = ThreadPoolExecutor(_READERS, thread_name_prefix="hark-store-read")
@@ -79,7 +76,6 @@ class SqliteEngine(TableVerbs):
         self._threads.start()
 
     async def close(self) -> None:
-        """Finish what was accepted and close the database."""
         thread, self._threads = self._threads, None
         if thread is None:
             return
@@ -93,15 +89,14 @@ class SqliteEngine(TableVerbs):
         self._store.close()
 
     async def ping(self) -> None:
-        """Raise unless the claimer can read and the writer can begin and end a transaction."""
+        # Both threads must work.
         await self._look(lambda _state, _now: self._store.reader.execute("select 1 from meta limit 1").get)
         await self._write(lambda _transaction: None)
 
     async def store_metrics(self) -> dict[str, float]:
-        """See `Engine.store_metrics`."""
         return await self._look(lambda state, _now: files.store_metrics(self._store, state))
 
-    # How calls travel --------------------------------------------------------------------------------------
+    # Calls -------------------------------------------------------------------------------------------------
 
     def _running(self) -> StoreThreads:
         if self._threads is None:
@@ -128,14 +123,14 @@ class SqliteEngine(TableVerbs):
         return await self._look(lambda state, now: body(self._store.reader, state, now))
 
     async def _read(self, body: Callable[[apsw.Connection, LeaseView], T]) -> T:
-        """Run a query beside the writer, after everything that is due has been applied."""
+        """Run a query beside the writer, after due leases have been expired."""
         if self._store.memory:
             return await self._look(lambda state, now: body(self._store.writer, LeaseView(state, now)))
         leased = await self._look(LeaseView)
         return await self._read_committed(lambda connection: body(connection, leased))
 
     async def _read_committed(self, body: Callable[[apsw.Connection], T]) -> T:
-        """Run a query beside the writer on what is stored; leases, and whether one is due, do not matter to it."""
+        """Run a query beside the writer on committed rows, without leases."""
         if self._store.memory:
             return await self._look(lambda _state, _now: body(self._store.writer))
         self._running()
@@ -153,10 +148,8 @@ class SqliteEngine(TableVerbs):
 
     # Other servers -----------------------------------------------------------------------------------------
 
-    def on_hints(self, hints: Sequence[Hint]) -> list[Hint]:  # noqa: ARG002  # nobody else has this store
-        """See `Engine.on_hints`."""
+    def on_hints(self, hints: Sequence[Hint]) -> list[Hint]:  # noqa: ARG002  # no other server uses this store
         return []
 
     async def peer_secret(self) -> bytes:
-        """See `Engine.peer_secret`."""
         return self._peer_secret

@@ -20,7 +20,7 @@ from hark.ids import TAG_BITS
 
 
 def store_metrics(store: Store, state: State) -> dict[str, float]:
-    """Sizes by name; in memory there is no log."""
+    """Sizes of the store by name."""
     log = Path(f"{store.path}-wal")
     page = store.reader.pragma("page_size")
     return {
@@ -32,21 +32,19 @@ def store_metrics(store: Store, state: State) -> dict[str, float]:
 
 
 def expiry_metrics(state: State) -> dict[str, float]:
-    """What became of leases that nobody ended."""
+    """Counts of leases that expired."""
     return {"leases_expired": state.leases_expired, "expiries_dead_lettered": state.expiries_dead_lettered}
 
 
-# All stored times are times of the store. So whatever lasts for a time (delays, retries, times to live) goes on where
-# it
-# was. Only `deliverAt` is a time of the system clock: messages keep it (`Extra.a`), and their time of delivery is
-# computed again when the store is ahead of the system clock by another time than before.
-
+# All stored times are times of the store, so delays, retries and times to live continue where they were. `deliverAt`
+# alone is a time of the system clock. Messages keep it (`Extra.a`), and their delivery time is computed again when the
+# difference between store and system clock changes.
 
 log = logging.getLogger(__name__)
 
 _NOTED = "select value from meta where key = ?1"
 _NOTE = "insert or replace into meta values (?1, ?2)"
-# What was due stays due. The others come after everything that shared groups have passed (`State.latest_due`).
+# Due messages stay due. The others become due after all messages that shared groups have passed (`State.latest_due`).
 _MOVE = """
 update messages indexed by messages_delayed set deliver_at = max((extra ->> 'a') + ?1, ?2 + 1)
 where deliver_at > ?2 and extra ->> 'a' is not null
@@ -54,7 +52,7 @@ where deliver_at > ?2 and extra ->> 'a' is not null
 
 
 def resume(store: Store, clock: Clock) -> int:
-    """Find out how far the store is ahead of the clock, in microseconds, and move absolute times by that."""
+    """Determine how far the store is ahead of the clock, in microseconds, and move absolute times by that."""
     last = max(_noted(store.writer, "time"), _noted(store.writer, "latest_due"))
     ahead = max(0, last - clock.now())
     if ahead != _noted(store.writer, "ahead"):
@@ -91,7 +89,7 @@ _BLOCKING_PAGES = 40_000
 
 
 class Checkpointer:
-    """A thread that is woken when the log has grown."""
+    """The thread that moves the log into the database when it has grown."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -101,12 +99,12 @@ class Checkpointer:
         self._thread = threading.Thread(target=self._run, name="hark-store-move", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch the writer's commits."""
+        """Start to watch the commits of the writer."""
         self._store.writer.set_wal_hook(self._note_pages)
         self._thread.start()
 
     def stop(self) -> None:
-        """End; what is left in the log is moved when the database is closed."""
+        """End the thread. Closing the database moves the rest of the log."""
         self._stopping = True
         self._wanted.set()
         self._thread.join()
@@ -118,7 +116,8 @@ class Checkpointer:
         return apsw.SQLITE_OK
 
     def _run(self) -> None:
-        connection = self._store.connect_checkpointer()
+        connection = apsw.Connection(self._store.path)
+        connection.pragma("synchronous", "full")
         while True:
             self._wanted.wait()
             self._wanted.clear()
@@ -131,7 +130,7 @@ class Checkpointer:
             try:
                 connection.wal_checkpoint(mode=mode)
             except apsw.BusyError:
-                pass  # A reader is in the way; the next commit asks again.
+                pass  # A reader blocks it; the next commit tries again.
             except apsw.Error as error:
                 if getattr(error, "extendedresult", None) == apsw.SQLITE_IOERR_FSYNC:
                     self._keep_log(error)
@@ -145,10 +144,10 @@ class Checkpointer:
         connection.close()
 
     def _keep_log(self, error: apsw.Error) -> None:
-        """Never move the log again in this process.
+        """Stop checkpoints in this process.
 
-        What a failed sync did not write is gone, and the next sync does not say so. SQLite would write only what came
-        later, and begin the log anew. The next start moves all of the log.
+        A failed sync loses pages, and the next sync does not report that. SQLite would then write only later changes,
+        and restart the log. The next start moves the whole log.
         """
         self._store.must_keep_log = True
         log.critical(
@@ -159,18 +158,18 @@ class Checkpointer:
 
 
 Progress = Callable[[int, int], None]
-"""Told how many pages are copied, of how many."""
+"""Receives the number of copied pages and the number of all pages."""
 
 _PAGES_PER_STEP = 1000
 _PART = ".part"
 _OWN = ("", "-wal", "-shm", ".lock")
-"""How the names of files of a store end."""
+"""Suffixes of the files of a store."""
 
 
 def backup(path: Path, target: Path, progress: Progress, *, replace: bool = False) -> None:
-    """Copy one moment of a database to a file of its own, whoever writes to it meanwhile.
+    """Copy a consistent state of a database to a file, while a server may write to it.
 
-    The copy is checked before it gets its name, so that a file of that name is a good one.
+    The copy is checked before it gets its name, so that a file with that name is valid.
     """
     Store(str(path)).refuse_half_restored()
     if not path.exists():
@@ -188,27 +187,27 @@ def backup(path: Path, target: Path, progress: Progress, *, replace: bool = Fals
 
 
 def _refuse_stores(path: Path, target: Path) -> None:
-    """A copy must not replace a store: its server would go on with the file it has open, and lose what it writes."""
+    """Refuse to replace a store: its server would continue to write to the replaced file."""
     real = path.resolve()
     if target.resolve() in [real.with_name(real.name + ending) for ending in _OWN]:
         raise StoreUnusable(f"{target} belongs to the store itself; choose another name")
     if target.is_dir():
         raise StoreUnusable(f"{target} is a directory; pass a file name")
     log = target.with_name(f"{target.name}-wal")
-    if log.exists() and log.stat().st_size:  # It would be taken for the log of the copy.
+    if log.exists() and log.stat().st_size:  # SQLite would apply it to the copy.
         raise StoreUnusable(
             f"{target} has a write-ahead log, so it is a store in use or was not closed; choose another name"
         )
 
 
 def restore(copy: Path, path: Path, progress: Progress, *, set_aside: Path | None = None) -> None:
-    """Put a copy in the place of a database that no server has open; one that is there moves to `set_aside`.
+    """Replace a database that no server uses by a copy. An existing database is moved to `set_aside`.
 
-    Whenever it is interrupted, the next start finds the old store, finds the new one, or is refused.
+    After an interruption, the next start opens the old store or the new one, or is refused.
     """
     check(copy)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # The lock of a server: nobody can start between our look and our copy.
+    # The lock of a server, so that no server starts between the check and the copy.
     store = Store(str(path))
     with store.locked():
         if set_aside is None and (there := _of_worth(path)):
@@ -223,7 +222,7 @@ def restore(copy: Path, path: Path, progress: Progress, *, set_aside: Path | Non
             store.begin_to_replace()
             if set_aside is not None:
                 _set_aside(path, set_aside)
-            for leftover in _files(path):  # A log of nothing, or the index of one that is gone.
+            for leftover in _files(path):  # An empty log, or the index of a log that is gone.
                 leftover.unlink()
             _keep(part, path)
         finally:
@@ -231,7 +230,7 @@ def restore(copy: Path, path: Path, progress: Progress, *, set_aside: Path | Non
 
 
 def check(path: Path) -> None:
-    """Raise unless a file is a whole database that this Hark can open."""
+    """Raise unless a file is a complete database that this Hark can open."""
     if not path.is_file():
         raise StoreUnusable(f"the file {path} does not exist; check the path")
     try:
@@ -273,7 +272,7 @@ def _copy_pages(reader: apsw.Connection, target: Path, progress: Progress) -> No
     target.touch(mode=0o600)
     writer = apsw.Connection(str(target))
     try:
-        # One read transaction over all steps holds one moment: without it a write of the server starts the copy over.
+        # All steps are in one read transaction. Without it, a write of the server would restart the copy.
         reader.execute("begin")
         reader.execute("select count(*) from sqlite_schema").fetchall()
         with writer.backup("main", reader, "main") as copying:
@@ -287,7 +286,7 @@ def _copy_pages(reader: apsw.Connection, target: Path, progress: Progress) -> No
 
 
 def _mark_anew(part: Path) -> None:
-    """Give a restored store another tag: else new messages would get the ids of those that came after the backup."""
+    """Give a restored store another tag, so that new messages do not get the ids of messages after the backup."""
     connection = apsw.Connection(str(part))
     schema.distrust(connection)
     try:
@@ -301,7 +300,7 @@ def _mark_anew(part: Path) -> None:
 
 
 def _keep(part: Path, target: Path) -> None:
-    """Give a finished copy its name; after a power failure it is there whole, or not at all."""
+    """Give a finished copy its name. After a power failure it is complete or missing."""
     descriptor = os.open(part, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -312,18 +311,18 @@ def _keep(part: Path, target: Path) -> None:
 
 
 def _set_aside(path: Path, aside: Path) -> None:
-    """Move a database away with its log, without which it would not be whole, and which no other one must meet."""
+    """Move a database with its log, which belongs to it alone."""
     for file in _files(path):
         file.rename(aside.with_name(aside.name + file.name.removeprefix(path.name)))
 
 
 def _of_worth(path: Path) -> list[Path]:
-    """Files of a database that say something: a reader may have left an empty log."""
+    """Files of a database that have content. A reader may have left an empty log."""
     return [file for file in _files(path) if file == path or (file.name.endswith("-wal") and file.stat().st_size)]
 
 
 def _files(path: Path) -> list[Path]:
-    """What there is of a database: its log, and itself."""
+    """The existing files of a database."""
     files = [path.with_name(path.name + ending) for ending in ("-wal", "-shm", "")]
     return [file for file in files if file.exists()]
 

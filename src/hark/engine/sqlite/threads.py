@@ -1,23 +1,23 @@
-"""The threads of the store: who may touch the state when, and the order in which calls are served.
+"""The threads of the store, and the order in which they serve calls.
 
-Two threads share the state under one lock. The writer runs all write calls that wait as one transaction; it holds the
-lock while their bodies run and again to publish what was committed, but not while it waits for the disk. Meanwhile
-the claimer goes on with what needs only memory and reads: pops that lease, renewals, looks. The event loop itself
-serves small pops while the lock is free.
+Two threads share the state under one lock. The writer runs all waiting write calls as one transaction. It holds the
+lock while their bodies run and while it publishes the commit, but not while it waits for the disk. Meanwhile the
+claimer serves calls that need only memory and reads: pops with leases, renewals, looks. The event loop serves small
+pops itself while the lock is free.
 
     event loop --writes--> writer thread --(lock) bodies; write rows, commit; (lock) publish--+
-        |                     ^  |  calls that a commit is in the way of, or has to go before  |
+        |                     ^  |  calls that must wait for a commit, or need one first       |
         |                     |  v                                                             |
         +--pops, looks---> claimer thread --(lock) claims--+                                   |
         ^                                                  |                                   |
         +---------------------answers and hints------------+-----------------------------------+
 
-There is no handing over between "run" and "commit": with a busy event loop each change of thread can cost
-a turn of the interpreter lock.
+One thread runs the bodies and commits them, because with a busy event loop each change of thread can cost a turn of the
+interpreter lock.
 
-When a commit fails everything in memory is thrown away and read again, and the calls are tried one by one: only
-the one that can't be done fails. (Leases are lost then, as in a crash: their messages are delivered again.) A commit
-whose sync failed is in the log although it did not happen: nobody is answered before another one has its place.
+When a commit fails, memory is dropped and loaded again, and the calls are retried one by one, so that only those that
+cannot be done fail. Leases are lost then, as in a crash, and their messages are redelivered. A commit whose sync failed
+is still in the log: no call is answered before another commit has overwritten it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ import apsw
 
 from hark.clock import SECOND, Clock
 from hark.engine.api import KeyListener, Listener
-from hark.engine.core.calls import Call, Claim, Expire, Look, Nudge, Outbox, Stop, Write, translate
 from hark.engine.core.claim import Claimer
 from hark.engine.core.groups import first_contact
 from hark.engine.core.loader import Loader
@@ -42,7 +41,7 @@ from hark.engine.core.settle import expire, settle_leased
 from hark.engine.core.state import State
 from hark.engine.core.store import Store
 from hark.engine.core.transaction import WriteTransaction
-from hark.engine.core.verbs import Notes
+from hark.engine.core.verbs import Call, Claim, Expire, Look, Notes, Outbox, Stop, Write, translate
 from hark.engine.hints import HintBook
 from hark.engine.sqlite.files import Checkpointer, note_time
 from hark.errors import EngineFailure, HarkError
@@ -65,7 +64,7 @@ _SLOW_FOR = 1.0
 
 
 class StoreThreads:
-    """Runs the store: see the module's text."""
+    """The writer and the claimer of a store."""
 
     def __init__(
         self, store: Store, clock: Clock, ids: IdSource, listener: Listener, key_listener: KeyListener
@@ -78,29 +77,29 @@ class StoreThreads:
         self._writes: SimpleQueue[Call] = SimpleQueue()
         self._claims: SimpleQueue[Call] = SimpleQueue()
         self._parked: list[Call] = []
-        """Calls that a transaction is in the way of; they go on when it is published."""
+        """Calls that wait for the transaction in progress."""
         self._outbox = Outbox(listener, key_listener)
         """Filled under the lock, emptied by the event loop."""
         self._broken: HarkError | None = None
-        """Why memory can't be trusted: it could not be read back after a failure."""
+        """Why memory is not valid: it could not be loaded after a failure."""
         self._in_doubt = False
-        """The log may have a commit that failed at the sync: the next process to read it would take it for done."""
+        """The log may have a commit whose sync failed, which the next process to read it would apply."""
         self._notes = Notes()
         self._latest = 0
-        """The latest time that anybody was served at."""
+        """The latest time at which a call was served."""
         self._noted = 0
         """The last known time of the store, as stored."""
         self._commit_began = inf
         """When the commit in progress began, in seconds; infinite without one."""
         self._slow_until = 0.0
         self._claimed = HintBook()
-        """What the claims that are being served leave to others."""
+        """Hints of the claims in progress."""
         self._writer = threading.Thread(target=self._run_writer, name="hark-store", daemon=True)
         self._claimer = threading.Thread(target=self._run_claimer, name="hark-store-pop", daemon=True)
         self._checkpointer = None if store.memory else Checkpointer(store)
 
     def start(self) -> None:
-        """Load what is always in memory, and begin."""
+        """Load the queues and start the threads."""
         Loader(self._store.reader, self.state).queues()
         if self._checkpointer is not None:
             self._checkpointer.start()
@@ -108,7 +107,7 @@ class StoreThreads:
         self._claimer.start()
 
     def submit(self, call: Call) -> None:
-        """Hand in a call from the event loop."""
+        """Queue a call from the event loop, or serve it at once."""
         if isinstance(call, Write) or (isinstance(call, Claim) and any(request.auto_ack for request in call.requests)):
             self._writes.put(call)
         elif not (isinstance(call, Claim) and self._claim_at_once(call)):
@@ -161,29 +160,29 @@ class StoreThreads:
         now = self._now()
         answered = [call for call in calls if self._serve(call, now)]
         if self._notes.waiting:
-            self._writes.put(Nudge())
+            self._writes.put(Write(None, lambda _: None))  # Every transaction saves the notes.
         self._outbox.post(answered, self._claimed.hints())
         self._claimed = HintBook()
 
     def _now(self) -> int:
-        """The time, which never goes back: groups have passed what was due before."""
+        """The time. It never goes back, because groups have passed messages that were due."""
         self._latest = max(self._latest, self._clock.now())
         return self._latest
 
     def _serve(self, call: Call, now: int) -> bool:
-        """Serve a call from memory; False when it has to wait for a transaction."""
+        """Serve a call from memory. False: it must wait for a transaction."""
         try:
             if self._broken is not None:
-                self._writes.put(Nudge())  # The next transaction tries to read everything back.
+                self._writes.put(Write(None, lambda _: None))  # The next transaction tries to load memory again.
                 raise self._broken
             if self.state.is_due(now):
-                self._writes.put(call)  # What is due comes first, and takes a transaction.
+                self._writes.put(call)  # Due leases are expired first, in a transaction.
                 return False
             if isinstance(call, Claim):
                 return self._serve_claim(call, now)
             assert isinstance(call, Look)
             if self.state.expiring:
-                self._parked.append(call)  # Those who look must see what is due as done.
+                self._parked.append(call)  # A look must see due leases as expired.
                 return False
             call.result = call.body(self.state, now)
         except Exception as error:
@@ -194,7 +193,7 @@ class StoreThreads:
         claimer = Claimer(self._store.reader, self.state, now, self._ids)
         numbers = claim.open
         if any(claimer.contacts(claim.requests[number]) for number in numbers):
-            # First contact has to be on stable storage before the answer: through a transaction.
+            # A new group must be on stable storage before the answer, so this takes a transaction.
             self._writes.put(claim)
             return False
         requests = [claim.requests[number] for number in numbers]
@@ -203,7 +202,7 @@ class StoreThreads:
         except Exception:
             if len(requests) == 1:
                 raise
-            # One of them can't be served: find out which, so that only that one fails.
+            # One of them fails: serve each alone, so that only that one fails.
             answers = [self._serve_alone(claimer, request) for request in requests]
         self._notes.add(claimer)
         claimer.notify_rest(self._claimed)
@@ -234,7 +233,7 @@ class StoreThreads:
             if writes:
                 self._transact(writes)
                 self._outbox.deliver()
-        # The claimer has ended: what came back to it, or waits, will not be served any more.
+        # The claimer has ended, so these calls cannot be served any more.
         left = [*self._parked, *(self._claims.get() for _ in range(self._claims.qsize()))]
         for call in left:
             call.error = EngineFailure("the server is shutting down; retry", code="stopping")
@@ -242,7 +241,7 @@ class StoreThreads:
         self._outbox.deliver()
 
     def _transact(self, writes: list[Call]) -> None:
-        """One transaction for all these calls. If even recovery fails, they all fail, and the next one retries it."""
+        """Run all calls in one transaction. If recovery fails, they all fail, and the next transaction retries it."""
         begun = False
         try:
             if self._broken is not None:
@@ -255,7 +254,7 @@ class StoreThreads:
                     if isinstance(writes[0], Expire) and self._nothing_due(writes, now):
                         return
                     transaction = self._run_bodies(writes, now)
-                    if self._store.memory:  # It has one connection, which no other thread can use meanwhile.
+                    if self._store.memory:  # It has only one connection, so the commit needs the lock.
                         self._write_down(transaction)
                 if not self._store.memory:
                     self._write_down(transaction)
@@ -284,7 +283,7 @@ class StoreThreads:
             self._outbox.post([*writes, *parked], [])
 
     def _nothing_due(self, writes: Sequence[Call], now: int) -> bool:
-        """Answer calls that only expire what is due, if nothing is."""
+        """Answer the calls if all of them are `Expire` and no lease is due."""
         if self.state.is_due(now) or not all(isinstance(write, Expire) for write in writes):
             return False
         for write in writes:
@@ -312,11 +311,10 @@ class StoreThreads:
         return transaction
 
     def _claim_in(self, transaction: WriteTransaction, claim: Claim) -> None:
-        """First contacts; and pops with auto-ack, which settle in the same transaction (what is not sealed)."""
+        """Create groups; serve pops with auto-ack, and settle their messages that are not sealed."""
         claimer = Claimer(self._store.reader, self.state, transaction.now, self._ids)
         first_contact(
-            transaction,
-            [contact for number in claim.open for contact in claimer.contacts(claim.requests[number])],
+            transaction, [contact for number in claim.open for contact in claimer.contacts(claim.requests[number])]
         )
         numbers = [number for number in claim.open if claim.requests[number].auto_ack]
         answers = claimer.serve([claim.requests[number] for number in numbers])
@@ -339,7 +337,7 @@ class StoreThreads:
             try:
                 self._store.commit()
             except apsw.FullError:
-                raise  # The last page of a commit was not written.
+                raise  # The commit was not written completely.
             except apsw.Error:
                 self._in_doubt = True
                 raise
@@ -364,7 +362,7 @@ class StoreThreads:
         if self._parked:
             self._unpark()
         if self._notes.waiting:
-            self._writes.put(Nudge())
+            self._writes.put(Write(None, lambda _: None))
         keys = transaction.keys
         self._outbox.post(answered, hints, None if keys is None else keys.notification())
 
@@ -374,7 +372,7 @@ class StoreThreads:
             self._claims.put(call)
 
     def _recover(self, writes: list[Call], error: Exception) -> None:
-        """Roll back, forget everything in memory, and try the calls one by one; `writes` keeps those without answer."""
+        """Roll back, load memory again, and retry the calls one by one. `writes` keeps those without an answer."""
         self._reset()
         known = isinstance(error, apsw.Error)
         log.error(
@@ -404,7 +402,7 @@ class StoreThreads:
         self._unpark()
 
     def _reset(self) -> None:
-        """Roll back and read everything again. Leases are lost with memory, so anything may be ready now."""
+        """Roll back and load memory again. All leases are lost, so any message may be ready."""
         lost = list(self.state.leases.values())
         if self._store.writer.in_transaction:
             self._store.writer.execute("rollback")
@@ -425,14 +423,14 @@ class StoreThreads:
 
 
 def _unknown(error: Exception) -> HarkError:
-    """The failure of calls whose commit may be in the log."""
+    """The error for calls whose commit may be in the log."""
     text = f"the store failed: {error}; it is unknown whether the request took effect; see the server log"
     return EngineFailure(text, code="outcome_unknown")
 
 
 def take_all(inbox: SimpleQueue[T]) -> list[T]:
-    """Wait for a message, and take all that are there."""
+    """Wait for an item, and take all that are present."""
     messages = [inbox.get()]
-    while not inbox.empty():  # Only one thread takes from it.
+    while not inbox.empty():  # No other thread takes from it.
         messages.append(inbox.get())
     return messages
