@@ -204,7 +204,7 @@ FACADES: dict[type, tuple[type, set[str]]] = {
     KeyValue: (parts.KeyValue, set()),
     Message: (
         hark.sync.Message,
-        {"close_span", "conclude", "in_span", "release", "open_span", "released", "settle_at_end"},
+        {"close_span", "conclude", "in_span", "stop_renewing", "open_span", "released", "settle_at_end"},
     ),
     Queue: (hark.sync.Queue, set()),
     QueueAdmin: (parts.QueueAdmin, set()),

@@ -150,6 +150,25 @@ async def test_an_ack_does_not_look_through_all_requeued_dead_letters(engine: Sq
     assert table.seen < 100
 
 
+async def test_acks_for_an_unknown_group_search_for_it_once_in_a_request(engine: SqliteEngine) -> None:
+    await push_to_all(engine, 1)
+    for number in range(100):
+        await engine.pop([PopRequest(queue="orders", group=f"group-{number}")])
+    [known] = await engine.partition_stats("orders")
+    steps = Steps()
+    await steps.watch(engine)
+    costs = []
+    for number in (10, 100):
+        before = steps.number
+        items = [
+            Settlement(f"unknown-{one}", known.id, "completed", "lease", group="misspelt") for one in range(number)
+        ]
+        (outcomes,) = await engine.settle([items])
+        assert isinstance(outcomes, list) and not any(outcome.success for outcome in outcomes)
+        costs.append(steps.number - before)
+    assert costs[1] < 5 * costs[0], "the groups are searched once, each message by its id"
+
+
 async def test_the_cost_does_not_grow_with_waiting_messages(engine: SqliteEngine) -> None:
     await drained(engine, SPREAD)
     with_nothing_else = await cost_of_a_round(engine)

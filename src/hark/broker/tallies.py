@@ -403,15 +403,25 @@ class _InstrumentedEngine:
             "settle": tallies.settled,
             "transact": tallies.transacted,
             "write_keys": tallies.wrote_keys,
-            **dict.fromkeys(_TOUCHING, lambda queue, _answer: tallies.changed_queues.add(queue)),
         }
         for verb in VERBS:
             wrap = _hot if verb in _HOT else _timed
-            setattr(self, verb, wrap(engine, verb, calls, notes.get(verb)))
+            wrapped = wrap(engine, verb, calls, notes.get(verb))
+            setattr(self, verb, _changing(wrapped, tallies) if verb in _TOUCHING else wrapped)
 
     def __getattr__(self, name: str) -> Any:
         # What is not a verb: `on_hints`, and what some engines have beside the protocol.
         return getattr(self._engine, name)
+
+
+def _changing(verb: Verb, tallies: Tallies) -> Verb:
+    """Note the queue of a call as changed, also if its outcome is unknown."""
+
+    async def call(queue: str, *args: Any, **named: Any) -> Any:
+        tallies.changed_queues.add(queue)
+        return await verb(queue, *args, **named)
+
+    return call
 
 
 def _timed(engine: Engine, verb: str, calls: EngineCalls, note: Note | None) -> Verb:

@@ -23,8 +23,7 @@ from hark.cli.remote import Server
 from hark.client.credentials import AUTHORIZATION, bearer, checked_token, trusting
 
 # Closed loop: each connection sends its next request after the response to the last one. Open loop (`rate`): requests
-# are
-# due at fixed times, and latency counts from the due time, so that the figures show every delay of a slow server.
+# are due at fixed times, and latency counts from the due time, so that the figures show every delay of a slow server.
 
 
 GRACE_SECONDS = 5.0

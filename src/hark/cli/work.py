@@ -221,22 +221,22 @@ class _Child:
 
     def __enter__(self) -> _Child:
         # The worker reads from one end and stops when the other end is closed: so it never outlives its parent.
-        self._leased, self._life = os.pipe()
+        self._read_end, self._write_end = os.pipe()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.signal(signal.SIGTERM)
         self.wait()
-        os.close(self._leased)
-        os.close(self._life)
+        os.close(self._read_end)
+        os.close(self._write_end)
 
     def start(self) -> None:
         """Start the process, unless a signal has arrived."""
         if self._stop.is_set():
             return
         self._reported = False
-        command = [*self._command, "--parent", str(self._leased)]
-        self.process = subprocess.Popen(command, cwd=self._directory, pass_fds=(self._leased,), process_group=0)
+        command = [*self._command, "--parent", str(self._read_end)]
+        self.process = subprocess.Popen(command, cwd=self._directory, pass_fds=(self._read_end,), process_group=0)
 
     def restart(self) -> None:
         """Shut the process down gracefully, and start the next."""

@@ -134,7 +134,7 @@ class Client:
         return Consumption(lambda: self._open_prefetcher(choices, apart), choices, handler)
 
     async def _open_prefetcher(self, choices: Choices, apart: bool = False) -> Prefetcher:
-        """A supply of messages, received in the thread of the lease keeper if `apart`."""
+        """A prefetcher of messages, which receives in the thread of the lease keeper if `apart`."""
         io_thread = await self._holds.io_thread() if apart else None
         self._check_open()
         strategy = self._polling
@@ -159,7 +159,7 @@ class Client:
         return PollSource(caller, choices, settler.give_back), self._session
 
     def _retire(self, left: Prefetcher | Source) -> None:
-        """Close a supply or source that has no consumer any more."""
+        """Close a prefetcher that has no consumer any more."""
         task = asyncio.ensure_future(left.close())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

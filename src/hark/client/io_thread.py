@@ -49,6 +49,7 @@ class LoopThread:
             if self._at_end is not None:
                 loop.run_until_complete(self._at_end())
             loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.run_until_complete(loop.shutdown_default_executor())
         finally:
             loop.close()
 

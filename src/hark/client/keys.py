@@ -18,7 +18,7 @@ from hark.api.operations import Operation
 from hark.api.types import decode_value
 from hark.api.types.keys import PolledKeys, PolledPrefix, WireEntry
 from hark.client.arguments import KeyParts, json_value, key_of, key_text, new_message, time_to_live
-from hark.client.calling import Caller, Query, decode
+from hark.client.calling import Caller, Query, decode, not_hark
 from hark.errors import HarkError, InvalidInput
 from hark.keys import MAX_KEYS
 from hark.model import Key
@@ -407,9 +407,13 @@ class KeyValue:
             page = await self._caller.ask(
                 operations.KEYVAL_PAGINATE_KEYS, query=query | {"limit": size, "cursor": cursor}
             )
-            for entry in map(entry_of, page.entries):
-                if entry is not None:  # It exists, because the server listed it.
-                    yield entry
+            for found in page.entries:
+                entry = entry_of(found)
+                if entry is None:
+                    raise not_hark(
+                        f"the server listed the key {found.key} without a versionstamp; check that it is a Hark server"
+                    )
+                yield entry
             left = None if left is None else left - len(page.entries)
             cursor = page.cursor
             if cursor is None or left == 0:

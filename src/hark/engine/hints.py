@@ -1,8 +1,10 @@
-"""The hints of one call, and code that the reads of all engines share."""
+"""The hints of one call, and code that all engines share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any
 
 import msgspec
 
@@ -13,6 +15,16 @@ MAX_REPLY_BYTES = 16 << 20
 _READ_BYTES = 1 << 20
 CALL_BYTES = 64 << 20
 """Bytes of payload of all requests of one call, which are in memory together."""
+
+
+def forget_oldest(known: dict[Any, Any], most: int) -> None:
+    """Remove the oldest entries beyond `most`, many at a time.
+
+    To remove one at a time would be slow: a dict finds its first entry behind all removed ones.
+    """
+    if len(known) > 2 * most:
+        for key in list(islice(known, len(known) - most)):
+            del known[key]
 
 
 def read_bound(requests: int) -> int:

@@ -68,12 +68,12 @@ def all_routes(broker: Broker, settings: Settings, ping_seconds: float) -> Table
 
 
 # The wire calls `admit` when the head of a request has arrived, and `serve` when the request is complete. Hot
-# operations
-# answer by themselves. All others are ASGI applications, and so is `App` as a whole, for clients in the same process.
+# operations answer by themselves. All others are ASGI applications, and so is `App` as a whole, for clients in the same
+# process.
 
 
 class App:
-    """The HTTP application of a server. Endpoints find it as `request.app`."""
+    """The HTTP application of a server. Endpoints find it as `call.app`."""
 
     def __init__(
         self,

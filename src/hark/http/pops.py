@@ -43,7 +43,7 @@ def caller(exchange: Exchange) -> str:
 
 AUTOPILOT_BATCH = 200
 MAX_PARTITIONS = 10_000
-MAXPRIORITY = 1000
+MAX_CONSUMER_PRIORITY = 1000
 GROUP_MODES: tuple[GroupMode, ...] = ("ordered", "shared")
 
 _QUEUE = NameParam("queue", "Receive messages of this queue. Give `queue`, `namespace` or `task`.")
@@ -85,8 +85,8 @@ PRIORITY = IntParam(
     "consumerPriority",
     "Priority among waiting consumers. Consumers with a higher number receive messages first.",
     0,
-    -MAXPRIORITY,
-    MAXPRIORITY,
+    -MAX_CONSUMER_PRIORITY,
+    MAX_CONSUMER_PRIORITY,
 )
 WAIT = BoolParam("wait", "Wait until a message is available, for at most `timeout` milliseconds.")
 _AUTOPILOT = BoolParam("autopilot", f"Use a `batch` of {AUTOPILOT_BATCH}, unless `batch` is given.")

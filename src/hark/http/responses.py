@@ -256,8 +256,7 @@ def dress(exchange: Exchange, extra: tuple[Header, ...] = ()) -> None:
 
 # A page of any site can make a web browser send requests to any address that its user can reach, including loopback.
 # Web browsers mark these requests with `Origin` and `Sec-Fetch-Site`; other clients send neither. Requests whose
-# response
-# the page could not read are rejected too, because a GET can have effects: a pop receives messages.
+# response the page could not read are rejected too, because a GET can have effects: a pop receives messages.
 #
 # A page could also point its own host name to the address of this server (DNS rebinding), and would then count as the
 # same site. While no token is required, web browsers must therefore use a host name of this server.
@@ -379,8 +378,8 @@ def is_from_browser(headers: Headers) -> bool:
 
 def _is_own(origin: bytes, headers: Headers) -> bool:
     """Return whether an origin is this server."""
-    _, separator, partition = origin.partition(b"://")
-    return bool(separator) and partition == headers.get(b"host")
+    _, separator, host = origin.partition(b"://")
+    return bool(separator) and host == headers.get(b"host")
 
 
 def _refused(who: str) -> Forbidden:

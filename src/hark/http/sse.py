@@ -311,9 +311,9 @@ class EventStreams:
         )
 
     def _listen(self, operation: operations.Operation[str]) -> Bound:
-        target = operation.reach is Reach.QUERY
-        taking = taking_params(self._settings, DEFAULT_PREFETCH, with_queue=target)
-        query = (*taking, *(() if target else (PARTITION,)), self._prefetch, _BROWSE, _FROM)
+        with_queue = operation.reach is Reach.QUERY
+        taking = taking_params(self._settings, DEFAULT_PREFETCH, with_queue=with_queue)
+        query = (*taking, *(() if with_queue else (PARTITION,)), self._prefetch, _BROWSE, _FROM)
         return bind(operation, self.listen, query=query, media=EVENTS, errors=(NOT_SUPPORTED, ANOTHER_MODE), raw=True)
 
     async def listen(self, scope: Scope, receive: Receive, send: Send) -> None:

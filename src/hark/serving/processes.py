@@ -258,8 +258,8 @@ async def _work(number: int) -> None:
         return  # The parent exited before it sent the order.
     order = msgspec.json.decode(text, type=Order)
     log_to_stderr(order.settings, number)
-    line = ProcessLink(reader, writer)
-    watch = asyncio.create_task(_stop_without(line))
+    link = ProcessLink(reader, writer)
+    watch = asyncio.create_task(_stop_without(link))
 
     def report(report: Report) -> None:
         writer.write(msgspec.json.encode(report) + b"\n")
@@ -267,7 +267,7 @@ async def _work(number: int) -> None:
     try:
         listener = listening.joined(order.family, order.host, order.port)
         endpoint = Endpoint(socket.socket(fileno=order.peer_fd), order.peers, order.siblings)
-        await serve_on(listener, order.settings, lambda: report(Report()), endpoint, line, number - 1)
+        await serve_on(listener, order.settings, lambda: report(Report()), endpoint, link, number - 1)
     except HarkError as error:
         report(Report(error.code, error.text))
         await writer.drain()

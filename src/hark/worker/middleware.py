@@ -166,8 +166,7 @@ class MetricsMiddleware(Middleware):
             outcome = "cancelled"
             raise
         finally:
-            instrumented = self.seconds.setdefault((context.task, outcome), Histogram(BOUNDS))
-            instrumented.add(self._monotonic() - started)
+            self.seconds.setdefault((context.task, outcome), Histogram(BOUNDS)).add(self._monotonic() - started)
 
     def prometheus(self) -> str:
         """The metric in the text format of Prometheus. The worker's /metrics includes it."""

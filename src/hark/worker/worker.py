@@ -356,7 +356,7 @@ class Worker:
             return await worker_run.run()
         finally:
             self._worker_run = None
-            if not worker_run.line.is_inline:
+            if not worker_run.io_thread.is_inline:
                 try:
                     async with asyncio.timeout(worker_run.seconds_left):
                         await self.close()

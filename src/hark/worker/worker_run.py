@@ -172,7 +172,7 @@ class WorkerRun:
         self._monotonic = monotonic
         self.loop = asyncio.get_running_loop()
         """The event loop of the handlers."""
-        self.line = IoThread(transport, retry)
+        self.io_thread = IoThread(transport, retry)
         """The network thread."""
         self._params = PopParams(
             queue=queue,
@@ -269,15 +269,15 @@ class WorkerRun:
 
     async def run(self) -> Summary:
         """Work until stopped, or in a burst until there is nothing to do."""
-        await self.line.start()
+        await self.io_thread.start()
         try:
             with stop_signals(self.plan.handle_signals, self._stop_by_signal, self.stop_now):
-                await self.line.run(self._open)
+                await self.io_thread.run(self._open)
                 self.ready.set()
                 abandoned = await self._work()
         finally:
             self._hung_up = True
-            await self.line.close()
+            await self.io_thread.close()
             self.ready.set()
             self.over.set()
         last = self.snapshot()
@@ -296,7 +296,7 @@ class WorkerRun:
         if plan.health is not None:  # First, because it is the most likely to fail.
             self.health_port = await self._endpoint.open(*plan.health)
         self._fetcher = Fetcher(
-            self.line.caller,
+            self.io_thread.caller,
             self._params,
             Poller(plan.polling, metrics=self._own_polls, monotonic=self._monotonic),
             slots=plan.concurrency,
@@ -314,7 +314,7 @@ class WorkerRun:
             self._stop_fetcher()
 
     async def _work(self) -> int:
-        pulling = asyncio.create_task(self.line.run(self._opened.pull))
+        pulling = asyncio.create_task(self.io_thread.run(self._opened.pull))
         stopping = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait((pulling, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -350,7 +350,7 @@ class WorkerRun:
                 abandoned,
             )
         left = self.seconds_left
-        await self.line.run(lambda: self._close(left))
+        await self.io_thread.run(lambda: self._close(left))
         return abandoned
 
     async def _finish_or_hurry(self, seconds: float) -> None:
@@ -375,7 +375,7 @@ class WorkerRun:
 
     @property
     def _opened(self) -> Fetcher:
-        assert self._fetcher is not None, "the shift has begun"
+        assert self._fetcher is not None, "the run has begun"
         return self._fetcher
 
     def _stop_fetcher(self) -> None:
@@ -384,7 +384,7 @@ class WorkerRun:
             return
         self._fetcher.stop()
         # After a signal that would have ended the process, if this thread can act while the handlers block theirs.
-        if self._last_resort is None and self._by_signal and not self.line.is_inline:
+        if self._last_resort is None and self._by_signal and not self.io_thread.is_inline:
             self._last_resort = asyncio.get_running_loop().create_task(
                 leave_if_blocked(
                     after=max(self._grace_left - self._reserved, 0.0),
@@ -424,7 +424,7 @@ class WorkerRun:
 
     def _on_io_thread(self, callback: Callable[[], object]) -> None:
         if not self._hung_up:  # An abandoned handler may end after the run.
-            self.line.post(callback)
+            self.io_thread.post(callback)
 
     # Health ---------------------------------------------------------------------------------------------------
 

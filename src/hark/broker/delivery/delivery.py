@@ -299,7 +299,9 @@ class Delivery:
         if self._closed or self.suspended:
             intention.end(_PAUSED if self.suspended else _CLOSED)
         else:
-            intention.timer = self.timers.at(intention.deadline, partial(intention.expire, _CLOSED))
+            intention.timer = self.timers.at(
+                intention.deadline, partial(intention.expire, PopResult(reason="nothing_ready"))
+            )
             intention.subscription.set_interest(intention, True)
 
     def _must_look(self, intention: Intention) -> bool:

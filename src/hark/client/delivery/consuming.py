@@ -74,7 +74,7 @@ class Messages:
         await self.aclose()
 
     def __del__(self) -> None:
-        # After `break` or an exception no method is called any more, so the client closes the supply.
+        # After `break` or an exception no method is called any more, so the client closes the prefetcher.
         if self._prefetcher is not None and self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._retire, self._prefetcher)
@@ -177,7 +177,7 @@ class Acks:
     async def _say(self, messages: Sequence[Message], acks: PiggybackedAcks | None = None) -> None:
         await self._prefetcher.session.say(messages, "completed", road=acks)
         for message in messages:
-            message.release()
+            message.stop_renewing()
 
 
 class Consumption:
@@ -321,7 +321,7 @@ class Consumption:
             await acks.send(messages, last=last)
         else:
             for message in messages:
-                message.release()
+                message.stop_renewing()
 
     async def _process(self, messages: Sequence[Message], given: Message | list[Message]) -> None:
         """Call the handler, within a span if tracing is active."""

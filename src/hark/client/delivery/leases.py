@@ -245,6 +245,9 @@ class LeaseKeeper:
         body = {"seconds": whole}
         renewing = [self._caller.ask(operations.EXTEND, one, body=body, seconds=within) for one in lease_ids]
         answers = await asyncio.gather(*renewing, return_exceptions=True)
+        for failure in answers:
+            if isinstance(failure, BaseException) and not isinstance(failure, HarkError):
+                raise failure
         return {answer.lease_id: answer for answer in answers if isinstance(answer, ExtendedLease)}
 
 
@@ -375,7 +378,7 @@ class Lease:
             self._keeper = keeper
             keeper.hold(self.id, self._seconds, self._fate.lose, self._every)
 
-    def release(self) -> None:
+    def stop_renewing(self) -> None:
         """One message less needs the lease."""
         self._open -= 1
         if not self._open and self._keeper is not None:

@@ -276,13 +276,13 @@ class Message(Received):
         self._outcome = outcome
         if status != "completed":
             self._lease.released.add(self.delivered.partition_id)
-        self.release()
+        self.stop_renewing()
 
-    def release(self) -> None:
+    def stop_renewing(self) -> None:
         """Stop renewing the lease on behalf of this message."""
         if self._needs_lease:
             self._needs_lease = False
-            self._lease.release()
+            self._lease.stop_renewing()
 
     def __repr__(self) -> str:
         state = "open" if self._settled_as is None else self._settled_as

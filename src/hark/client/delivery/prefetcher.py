@@ -129,8 +129,8 @@ class PollSource:
         except asyncio.CancelledError:
             acks.failed(ConnectionFailed("the pop with the acknowledgements was cancelled", sent=True))
             raise
-        io_thread, _, reply = answer.body.partition(b"\n")
-        acks.answered(io_thread)
+        first_line, _, reply = answer.body.partition(b"\n")
+        acks.answered(first_line)
         if reply.startswith(b'{"error"'):
             problem = decode(reply, _Problem)
             raise error_of(problem.status, problem.code, problem.error, problem.retry_after)

@@ -1,6 +1,6 @@
 // Keyboard shortcuts. They are off while the user types, and while a dialog is open.
 //
-//   start(places)     places: [[letter, text, hash]]; `g` and the letter open the page, `/` searches, `?` lists the shortcuts
+//   start(pages)     pages: [[letter, text, hash]]; `g` and the letter open the page, `/` searches, `?` lists the shortcuts
 
 import { ask } from "./dialog.js";
 import { h } from "./dom.js";

@@ -247,8 +247,8 @@ def _restart(
 _BY_ID = """id in (
     select letter.id from json_each(?) as wanted cross join dead_letters as letter on letter.uid = wanted.value
     union
-    select letter.id from json_each(?) as partition cross join dead_letters as letter
-        on letter.partition = partition.value ->> 0 and letter.offset = partition.value ->> 1
+    select letter.id from json_each(?) as address cross join dead_letters as letter
+        on letter.partition = address.value ->> 0 and letter.offset = address.value ->> 1
 )"""
 _STORE = """
 insert into messages (partition, offset, created_at, priority, owner, transaction_id, extra, payload)
@@ -310,8 +310,8 @@ def _requeue(transaction: WriteTransaction, dead_letter_id: str) -> str:
             code="ambiguous",
         )
     row_id, queue_name, partition_name, group_name, payload, transaction_id, extra, priority = rows[0]
-    address = (queue_name, partition_name)
-    partition = find_partitions(transaction, [address])[address]
+    names = (queue_name, partition_name)
+    partition = find_partitions(transaction, [names])[names]
     first_contact(transaction, [Contact(queue_name, group_name)])
     group = state.groups[queue_name, group_name]
     position = transaction.loader.position(group, partition.id)

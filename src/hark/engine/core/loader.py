@@ -68,8 +68,8 @@ select json_group_array(json_array(id, 0, 0)) from (
 )
 """
 
-# The first message of a lane in the partition `address`, for group ?1. The tables `level` (a priority), `lane` (its row
-# in lanes) and `position` (the group's row in positions) come from the query around it.
+# The first message of a lane in the row `partition`, for group ?1. The tables `level` (a priority), `lane` (its row in
+# lanes) and `position` (the group's row in positions) come from the query around it.
 _LOWER = "max(partition.floor, ifnull(position.cursor, wanted.value ->> 1))"
 _FIRST_PLAIN = f"""
 (select message.offset from messages as message indexed by messages_priority
@@ -419,7 +419,7 @@ def make_group(row: Sequence[Any]) -> Group:
 
 
 def _load_shared(connection: apsw.Connection, group: Group, addresses: Sequence[tuple[int, int]]) -> list[_SharedRow]:
-    """Rows of positions. Each place is a partition, and the offset after which a new position starts."""
+    """Rows of positions. Each address is a partition, and the offset after which a new position starts."""
     return _decode_shared(scalar(connection, _SHARED_POSITIONS, group.id, _encode(addresses).decode()))
 
 

@@ -122,9 +122,12 @@ class Draft(AnyDraft):
         return True  # The next delivery depends on what is settled.
 
     def finish(self, offset: int) -> None:
-        if not self.requeued.discard(offset):
+        # This runs for every settled message, and most positions have no requeued messages and no retries.
+        position = self._position
+        if not ((position.requeued or self.requeued.changed) and self.requeued.discard(offset)):
             self.settle(offset, offset)
-        self.retries.discard(offset)
+        if position.retries or self.retries.changed:
+            self.retries.discard(offset)
 
     def wait(self, offset: int, retry: Retry) -> None:
         self.retries[offset] = retry  # The partition waits with it.

@@ -32,9 +32,9 @@ def move(transaction: WriteTransaction, position: Position, cursor: int) -> None
     """Set a cursor. Settled ranges, retries and requeued messages beyond it are dropped, and leases become void."""
     draft, partition = transaction.draft(position), position.partition
     start = max(cursor, partition.floor)
-    address = (position.group.id, partition.id)  # Completed messages may be delivered again, so their leases are void.
-    transaction.kept = [one for one in transaction.kept if one[:2] != address]
-    run(transaction.connection, "delete from completions where grp = ?1 and partition = ?2", *address)
+    key = (position.group.id, partition.id)  # Completed messages may be delivered again, so their leases are void.
+    transaction.kept = [one for one in transaction.kept if one[:2] != key]
+    run(transaction.connection, "delete from completions where grp = ?1 and partition = ?2", *key)
     if isinstance(draft, SharedDraft):
         own = rows_of(transaction.connection, _OWN, partition.id, position.group.id, start)
         now = transaction.now
@@ -240,14 +240,14 @@ def _settle_all(transaction: WriteTransaction, group: Group, ids: Sequence[int])
 
 def delete_messages(transaction: WriteTransaction, message_ids: Sequence[str]) -> list[bool]:
     """Remove messages. Deliveries skip them."""
-    partitions = map(transaction.state.codec.decode, message_ids)
-    return [address is not None and _delete_message(transaction, address) for address in partitions]
+    addresses = map(transaction.state.codec.decode, message_ids)
+    return [address is not None and _delete_message(transaction, address) for address in addresses]
 
 
 def cancel(transaction: WriteTransaction, message_ids: Sequence[str]) -> list[CancelOutcome]:
     """Remove messages that no consumer has received."""
-    partitions = map(transaction.state.codec.decode, message_ids)
-    return ["not_found" if address is None else _cancel(transaction, address) for address in partitions]
+    addresses = map(transaction.state.codec.decode, message_ids)
+    return ["not_found" if address is None else _cancel(transaction, address) for address in addresses]
 
 
 def _cancel(transaction: WriteTransaction, address: Address) -> CancelOutcome:
@@ -322,14 +322,14 @@ def trace(transaction: WriteTransaction, traces: Sequence[NewTrace]) -> Answers[
     answers: list[str | HarkError] = []
     for item in traces:
         partition = transaction.state.codec.decode(item.partition_id)
-        address = None if partition is None else find_message(transaction, partition.partition, item.transaction_id)
-        if address is None:
+        message = None if partition is None else find_message(transaction, partition.partition, item.transaction_id)
+        if message is None:
             answers.append(NotFound("Message not found", code="message_not_found"))
             continue
         uid = transaction.ids.new()
         transaction.connection.execute(
             "insert into traces (uid, partition, offset, grp, event, data, created_at) values (?, ?, ?, ?, ?, ?, ?)",
-            (uid, address.partition, address.offset, item.group, item.event, item.data, transaction.now),
+            (uid, message.partition, message.offset, item.group, item.event, item.data, transaction.now),
         )
         trace_id = transaction.connection.last_insert_rowid()
         for name in dict.fromkeys(item.names):

@@ -261,7 +261,7 @@ def migrate(connection: apsw.Connection, steps: tuple[str, ...] = MIGRATIONS) ->
             connection.pragma("user_version", version + 1)
 
 
-# Expressions that several queries share. `address` is a row of `partitions`; `at` has the columns `POSITION`.
+# Expressions that several queries share. `partition` is a row of `partitions`; `at` has the columns `POSITION`.
 
 TAIL = "max(partition.tail, ifnull((select max(offset) from messages where messages.partition = partition.id), 0))"
 """The last offset of a partition."""

@@ -48,18 +48,18 @@ class SettleAuthorizer(msgspec.Struct, eq=False):
     _transaction: WriteTransaction
     _required: Sequence[str] | None = None
     """The required leases of a transaction, if any; None for a request of `settle`."""
-    _positions: dict[tuple[str, str], Position] = {}
+    _positions: dict[tuple[str, str], Position | None] = {}
 
     def authorize(self, item: Settlement) -> SettleDecision:
         """Check one settlement."""
         key = (item.partition_id, item.group)
         position = self._positions.get(key)
-        if position is None:
+        if position is None and key not in self._positions:  # A missing one costs a search, so it is kept too.
             position = self._find_position(item)
-            if position is None:
-                return self._without_position(item)
             if item.partition_id:
                 self._positions[key] = position
+        if position is None:
+            return self._without_position(item)
         state = self._transaction.state
         leased = position.find_leased(item.transaction_id, state.codec)
         if leased is None:

@@ -12,6 +12,7 @@ import msgspec
 
 from hark.clock import SECOND
 from hark.engine.core.position import Lease, LeasedMessage, Position
+from hark.engine.hints import forget_oldest
 from hark.engine.retries import compile_schedule
 from hark.errors import HarkError
 from hark.ids import IdCodec
@@ -124,7 +125,8 @@ def _next_token(bounds: Bounds) -> int:
 # shared group concerns only leased messages.
 
 _NEVER = (-1, "")
-_REMEMBERED = 10_000
+REMEMBERED = 10_000
+"""Number of recent entries that tables of settled messages and ended leases keep."""
 _HEAP_SLACK = 64
 
 
@@ -350,8 +352,7 @@ class Group(msgspec.Struct, eq=False):
 def remember(known: dict[K, V], key: K, value: V) -> None:
     """Add to a table of the most recent entries."""
     known[key] = value
-    if len(known) > _REMEMBERED:
-        del known[next(iter(known))]
+    forget_oldest(known, REMEMBERED)
 
 
 Label = tuple[str, str | None, str | None]

@@ -14,9 +14,9 @@ from hark.engine.core.loader import Loader
 from hark.engine.core.ordered import Draft, OrderedPosition, save_ordered
 from hark.engine.core.position import AnyDraft, Lease, Position, Stored
 from hark.engine.core.shared import SharedDraft, SharedPosition, SharedRows
-from hark.engine.core.state import Bounds, Group, Partition, Queue, State, remember
+from hark.engine.core.state import REMEMBERED, Bounds, Group, Partition, Queue, State
 from hark.engine.core.store import Locate, Value, delete_traces, for_each, insert_messages, rows_of, run, scalar
-from hark.engine.hints import HintBook
+from hark.engine.hints import HintBook, forget_oldest
 from hark.ids import IdSource
 from hark.model import Hint
 
@@ -323,8 +323,8 @@ class WriteTransaction(msgspec.Struct, eq=False):
         state = self.state
         state.expiring.clear()
         state.deleting.clear()
-        for locate, lease_id in self.completed.items():
-            remember(state.completed, locate, lease_id)
+        state.completed.update(self.completed)
+        forget_oldest(state.completed, REMEMBERED)
         for action in self._on_commit:
             action()
         for lease, position in self.ended:

@@ -312,7 +312,7 @@ at as materialized (
 open as materialized (
     select queue, grp, sum({OPEN}) as open, sum({SCHEDULED}) as scheduled from at group by queue, grp),
 worst as (
-    select *, row_number() over (partition by queue order by open - scheduled desc, open desc) as partition from open),
+    select *, row_number() over (partition by queue order by open - scheduled desc, open desc) as rank from open),
 sizes as materialized (
     select partition.queue as queue, count(*) as partitions, sum({STORED}) as total,
         iif(exists (select 1 from groups where groups.queue = counted.name), 0, sum({DELAYED})) as delayed
@@ -327,7 +327,7 @@ select page.uid, page.name, page.namespace, page.task, page.options, page.create
         where groups.queue = page.name and outstanding.attempts > 0)
 from page
 left join sizes on sizes.queue = page.id
-left join worst on worst.queue = page.id and worst.partition = 1
+left join worst on worst.queue = page.id and worst.rank = 1
 order by page.{{order}}
 """
 

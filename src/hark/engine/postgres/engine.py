@@ -141,7 +141,7 @@ class PostgresEngine:
             wait_ms=wait_ms,
             prepared=prepared,
             on_return=self._hint_all,
-            on_notice=lambda texts: self._store.key_listener(transact.notification_of(texts)),
+            on_notice=self._note_keys,
         )
         self._looks = Looks(max(1, pool_size // _SHARE_OF_LISTS), wait_ms / 1000)
         self._retention = admin.Retention(self.pool, completed_retention_seconds, idle_group_seconds)
@@ -186,6 +186,10 @@ class PostgresEngine:
     def _check_open(self) -> None:
         if not self._open:
             raise EngineFailure("the server is shutting down; retry", code="stopping")
+
+    def _note_keys(self, texts: Sequence[str]) -> None:
+        if self._open:
+            self._store.key_listener(transact.notification_of(texts))
 
     def _hint_all(self) -> None:
         """PostgreSQL is available again: any change may have happened during the outage."""

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import count
 
 from hark.clock import SECOND
+from hark.engine.hints import forget_oldest
 from hark.model import EmptyReason, Settlement
 
 _turns = count(1)
@@ -129,8 +130,8 @@ class Ready:
 
     def take_unannounced(self) -> dict[int, int]:
         """The ready partitions that no hint named yet; the caller sends the hint."""
-        untold, self._unannounced = self._unannounced, {}
-        return untold
+        unannounced, self._unannounced = self._unannounced, {}
+        return unannounced
 
     def remove(self, partition: int) -> None:
         """A partition can't be taken until there is news of it."""
@@ -362,8 +363,7 @@ class Deliveries:
     def completed(self, group: int, item: Settlement) -> None:
         """A message was completed for a group under the lease that the settlement names."""
         self._completed[group, item.lease_id, item.partition_id, item.transaction_id] = None
-        if len(self._completed) > MAX_COMPLETED:
-            del self._completed[next(iter(self._completed))]
+        forget_oldest(self._completed, MAX_COMPLETED)
 
     def was_completed(self, group: int, item: Settlement) -> bool:
         """Whether a message was completed so, as far as this server knows."""
@@ -396,8 +396,7 @@ class Deliveries:
 # Late transactions ------------------------------------------------------------------------------------------
 
 # A search for what other servers did goes back a little in time. That is not enough for a transaction that runs for
-# long.
-# So every search also reads which transactions are running, and when a long one has ended, all go back to its
+# long. So every search also reads which transactions are running, and when a long one has ended, all go back to its
 # beginning.
 
 

@@ -246,7 +246,7 @@ def _joined(parts: Sequence[Sequence[Any]], number: int, ends: Sequence[int]) ->
 
 
 def notification_of(texts: Sequence[str]) -> KeyNotification:
-    """The keys that `tell_keys_v1` named."""
+    """The keys that `notify_keys_v1` named."""
     if "any" in texts:
         return KeyNotification(None)
     encoded = dict.fromkeys(key for text in texts for key in text.split(","))

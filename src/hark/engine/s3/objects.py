@@ -83,8 +83,7 @@ def _check_kind(kind: bytes, found: bytes) -> None:
     raise Damaged("its first bytes are wrong")
 
 
-# Its object is a `frame`: the payloads as they are, so that each can be fetched by range, then the patchset,
-# compressed
+# Its object is a `frame`: the payloads as they are, so that each can be fetched by range, then the patchset, compressed
 # where that makes it smaller, then a header in JSON.
 
 

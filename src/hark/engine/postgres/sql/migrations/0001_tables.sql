@@ -62,7 +62,7 @@ create table hark.counters (
 ) with (fillfactor = 50);
 
 -- queue 0: the queue was deleted, and collect has yet to remove the partition.
--- touched, here and elsewhere: the ten seconds (bucket_v1) in which something last happened that may have made messages
+-- changed_bucket, here and elsewhere: the ten seconds (bucket_v1) in which something last happened that may have made messages
 -- deliverable; coarse, so that few of those updates change an index. Servers find by it what others did.
 create table hark.partitions (
     id bigint generated always as identity primary key,

@@ -6,14 +6,14 @@ language sql volatile parallel safe as $$
     select coalesce(p_now, (extract(epoch from clock_timestamp()) * 1000000)::bigint)
 $$;
 
--- The ten seconds that a time is in: what `touched` says.
+-- The ten seconds that a time is in: the value of `changed_bucket`.
 create or replace function hark.bucket_v1(p_now bigint) returns integer
 language sql immutable parallel safe as $$
     select (p_now / 10000000)::integer
 $$;
 
 -- Gives the transaction its number before it waits for a lock: from here on other servers know that it is running, and look
--- back to its time when it has ended (`touched`).
+-- back to its time when it has ended (`changed_bucket`).
 create or replace function hark.begin_v1() returns void
 language sql volatile as $$
     select pg_current_xact_id()
@@ -195,7 +195,7 @@ language sql volatile as $$
     where m.partition = p_partition and m."offset" = p_offset
 $$;
 
--- Uses one attempt of a message: it waits for its next one, or is buried (rule 14). buried: it is done with.
+-- Uses one attempt of a message: it waits for its next one, or is dead-lettered or discarded (rule 14). exhausted: the group is done with it.
 -- p_delay: how long it waits; null: as its schedule says.
 create or replace function hark.fail_v1(
     p_grp integer, p_partition bigint, p_offset bigint, p_error text, p_at bigint, p_delay bigint,
@@ -222,7 +222,7 @@ begin
     set attempts = excluded.attempts, due = excluded.due, error = excluded.error;
 end $$;
 
--- The same for a message that a shared group has on a lease: it is free again, or buried.
+-- The same for a message that a shared group has on a lease: it is free again, or dead-lettered.
 create or replace function hark.fail_shared_v1(
     p_grp integer, p_partition bigint, p_offset bigint, p_error text, p_at bigint, p_delay bigint,
     out exhausted boolean, out dead boolean

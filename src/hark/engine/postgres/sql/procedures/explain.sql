@@ -1,6 +1,6 @@
 -- For those who ask why a message was not delivered. Nothing is changed by it.
 
--- What one group, or each of a queue, knows of the message at a place. settled: it is done with it. held: on a live
+-- What one group, or each of a queue, knows of the message at a place. settled: it is done with it. leased: on a live
 -- lease (`lease`, `lease_until`, and who has it since when). blocked: an ordered group has a live lease on the partition,
 -- whose first message is first_leased. open, requeued: what it has yet to settle, and what comes before all of that.
 create or replace function hark.explain_v1(p_now bigint, p_partition bigint, p_offset bigint, p_group text)

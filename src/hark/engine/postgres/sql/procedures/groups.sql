@@ -92,7 +92,7 @@ end $$;
 
 -- Partitions of a queue in which a group has something to do, with the end of the lease where one is leased: all
 -- of them, or those that got a
--- message or were given back since p_since (a bucket, see bucket_v1), which the index on `touched` finds. Unless what
+-- message or were given back since p_since (a bucket, see bucket_v1), which the index on `changed_bucket` finds. Unless what
 -- was changed since then is the queue or the group itself: then all of them again. A null says that one of them is
 -- not there any more.
 create or replace function hark.discover_v1(p_now bigint, p_grp integer, p_queue integer, p_since integer)

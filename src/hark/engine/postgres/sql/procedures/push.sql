@@ -1,6 +1,6 @@
 -- Appends messages (rules 1-7).
 --
--- places: the partitions, each once; an id, or null and the names of its queue and itself, and the labels for that queue
+-- The partitions, each once: an id, or null and the names of its queue and itself, and the labels for that queue
 -- (null: as its name says). For each message m_partition
 -- is the position of its partition there and m_ordinal its number among the messages for that partition, from 1;
 -- p_counts has how many those are. Few messages have options: the arrays x_ have a row for each of those only.

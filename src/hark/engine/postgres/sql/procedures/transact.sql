@@ -2,7 +2,7 @@
 --
 -- The arguments are those of settle_v1 and push_v1, one transaction after the other, with numbers that count within
 -- their transaction; b_ has for each transaction the end of its part of the arrays: b_position of t_, b_item of i_,
--- b_lease of q_lease (leases that must be live), b_partition of the places, b_message of m_, b_option of x_, b_check of c_,
+-- b_lease of q_lease (leases that must be live), b_partition of the partitions, b_message of m_, b_option of x_, b_check of c_,
 -- b_mutation of u_ (the latter two are those of write_keys_v1); k_given: whether it has a key-value part at all.
 -- Rows are locked once for all of them, positions before partitions before keys and each kind in order.
 --
