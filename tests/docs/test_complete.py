@@ -31,7 +31,7 @@ _CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 
 UNSAID = {
     Client: {"buffers", "caller", "headers", "iterate", "open", "pusher", "settler", "sockets"},
-    Message: {"begin", "conclude", "delivered", "in_span", "release", "open_span", "released"}
+    Message: {"begin", "conclude", "delivered", "in_span", "stop_renewing", "open_span", "released"}
     | {"close_span", "settle_at_end"},
     Atomic: {"body", "empty", "repeatable"},
     Worker: {"client", "connect_to", "group", "middleware", "name", "push_from_thread", "queue", "send", "tasks"},
