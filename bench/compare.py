@@ -242,7 +242,7 @@ def save(found: list[Pair], both: tuple[Side, Side], machine: dict[str, str]) ->
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{machine['time'].replace(':', '')}-against.json"
     commits = {side.name: side.commit for side in both}
-    values = [msgspec.to_builtins(pair) | {"ratio": pair.ratio, "verdict": pair.outcome} for pair in found]
+    values = [msgspec.to_builtins(pair) | {"ratio": pair.ratio, "outcome": pair.outcome} for pair in found]
     kept = {"machine": machine, "commits": commits, "compared": values}
     path.write_bytes(msgspec.json.format(msgspec.json.encode(kept), indent=2))
     return path

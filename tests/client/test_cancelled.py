@@ -98,7 +98,7 @@ async def test_those_of_an_iteration_whose_client_is_closed(url: str, queue: str
     await slow.answered.wait()
     [prefetcher] = client._prefetchers
     closing = asyncio.ensure_future(client.close())
-    while not prefetcher._interrupted:  # noqa: ASYNC110  # Nobody says when.
+    while not prefetcher._interrupted:  # noqa: ASYNC110  # There is no event for it.
         await asyncio.sleep(0)
     slow.deliver.set()
     assert await step is None

@@ -9,7 +9,7 @@ import pytest
 
 from hark.clock import SECOND, FakeClock
 from hark.engine.api import Engine
-from hark.engine.hints import MANY, HintBook
+from hark.engine.hints import MANY, HintBook, forget_oldest
 from hark.model import QUEUE_MODE, Hint, Status
 
 from .driver import ANYWHERE, NEVER_GIVEN, Driver, message, payloads, settlement
@@ -385,3 +385,12 @@ def test_an_arrival_has_the_counts_of_what_came() -> None:
         Hint("q", None, ("a", "b"), "message", ("g",), counts=(1, 7)),
         Hint("alone", None, ("a", "b"), "message", ("g",)),
     ]
+
+
+def test_a_table_of_recent_entries_keeps_the_latest_and_stays_bounded() -> None:
+    known: dict[int, None] = {}
+    for number in range(100):
+        known[number] = None
+        forget_oldest(known, 10)
+        assert len(known) <= 20
+        assert list(known)[-10:] == list(range(max(0, number - 9), number + 1))

@@ -293,7 +293,9 @@ class ConsumerMachine(RuleBasedStateMachine):
             assert manager.state_of(name) is naive.state_of(name), "I9: another state"
             assert (name in manager) is (naive.person(name) is not None)
         for lane in LANES:
-            assert manager.notified(lane) == naive.lane(lane, notified=True), "I9: others are told, or in another order"
+            assert manager.notified(lane) == naive.lane(lane, notified=True), (
+                "I9: other consumers are notified, or in another order"
+            )
             assert self._interested(lane) == naive.lane(lane, notified=False), "I9: another order of turns"
             assert manager.next_notified(lane) == next(iter(naive.lane(lane, notified=True)), None)
             assert all(manager.waits(lane, one) is naive.waits(lane, one) for one in (*PRIORITIES, 1, 6))
@@ -306,7 +308,7 @@ class ConsumerMachine(RuleBasedStateMachine):
             may = [one for one in self.naive.takers() if one.partition in {None, name}]
             highest = max((one.priority for one in may), default=None)
             notified = [one for one in may if one.priority == highest and self._is_notified(one)]
-            assert notified or not may, f"I1: nobody is told of the work in {name}"
+            assert notified or not may, f"I1: no consumer is notified of the work in {name}"
 
     def _notifies_no_other(self) -> None:
         """I2: whoever is told finds a piece after all who come before it have taken theirs."""
@@ -318,8 +320,10 @@ class ConsumerMachine(RuleBasedStateMachine):
             if person.partition is not None:
                 assert higher[person.partition] < at[person.partition], "I2: told of what higher ones want"
         notified = Counter(one.partition for one in takers if self._is_notified(one))
-        assert notified.total() <= self.work.total, "I2: more are told than there is work"
-        assert all(notified[name] <= at[name] for name in PARTITIONS), "I2: more are told than there is work there"
+        assert notified.total() <= self.work.total, "I2: more consumers are notified than there is work"
+        assert all(notified[name] <= at[name] for name in PARTITIONS), (
+            "I2: more consumers are notified than there is work there"
+        )
 
     def _is_notified(self, person: Person) -> bool:
         return self.manager.state_of(person.name) is State.NOTIFIED

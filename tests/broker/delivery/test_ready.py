@@ -35,7 +35,7 @@ def test_what_is_expected_is_bounded_and_then_everyone_has_to_look(ready_work: R
 def test_what_is_received_during_a_look_is_expected_but_for_what_arrived_where_it_leased(
     ready_work: ReadyWork, kind: Literal["message", "free"], leased: bool
 ) -> None:
-    """That can be taken when the lease ends, and that is told."""
+    """The work becomes ready when the lease ends, which has a notification of its own."""
     ready_work.add([P], "message")
     mark = ready_work.begin_look()
     ready_work.add([P], kind)
@@ -79,7 +79,7 @@ def test_as_many_are_notified_as_it_takes_and_the_most_modest_decides(ready_work
     assert work(ready_work).total == 3 + 4
     ready_work.set_batch(1)
     assert work(ready_work).total == 61
-    ready_work.set_batch(10)  # Counts from when nothing is believed.
+    ready_work.set_batch(10)  # Takes effect when no work is expected.
     assert work(ready_work).total == 61
     ready_work.disprove(None, None, ready_work.begin_look())
     assert not ready_work
@@ -88,7 +88,7 @@ def test_as_many_are_notified_as_it_takes_and_the_most_modest_decides(ready_work
 
 
 def test_what_was_received_during_a_look_is_not_taken_or_disproved_by_it(ready_work: ReadyWork) -> None:
-    """It may have taken others, and whoever is told of too much only looks in vain."""
+    """The pop may have received other messages, and a needless notification costs only an empty pop."""
     ready_work.add([P], "message", [1])
     mark = ready_work.begin_look()
     ready_work.add([P], "message", [5])

@@ -218,7 +218,7 @@ def test_content_that_is_no_list_of_notices_is_refused(unpacker: Unpacker, packe
     assert refusal(unpacker, signed(packed(packer)[:37] + content)) == "content"
 
 
-# HintKind of keys on their way to the peers: joined, in datagrams of bounded size, and believed only if t ------
+# HintKind of keys on their way to the peers: joined, in datagrams of bounded size, and accepted only if t ------
 
 
 parts: st.SearchStrategy[KeyPart] = st.text(st.characters(exclude_categories=["Cs"]), max_size=300) | st.booleans()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import apsw
 import msgspec
@@ -248,7 +249,7 @@ class WriteTransaction(msgspec.Struct, eq=False):
         """Drop the drafts of a deleted group."""
         for position in [position for position in self._drafted if position.group is group]:
             del self._drafted[position]
-            self.on_commit(lambda position=position: setattr(position, "draft", None))  # type: ignore[misc]
+            self.on_commit(partial(setattr, position, "draft", None))
 
     def save_dead_letters(self) -> None:
         """Copy dead messages to `dead_letters`. This must precede each removal of messages."""
