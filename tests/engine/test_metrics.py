@@ -110,12 +110,12 @@ async def test_a_survey_does_not_mention_what_is_deleted_and_positions_that_a_gr
     assert await surveyed(engine, 10) == []
 
 
-async def counting(engine: Engine, clock: FakeClock) -> Counting:
-    """Counts after a survey in which every queue was a large one."""
-    survey_totals = SurveyTotals(await engine.totals(), clock.now(), large=0)
+async def counting(engine: Engine, clock: FakeClock, most: int = 0) -> Counting:
+    """Counts after a survey. By default every queue is a large one."""
+    survey_totals = SurveyTotals(await engine.totals(), clock.now())
     survey_totals.add(await surveyed(engine, 2))
     depths = survey_totals.finish(clock.now())
-    return Counting(engine, lambda: depths, lambda: None)
+    return Counting(engine, lambda: depths, lambda: None, most)
 
 
 @pytest.fixture
@@ -147,16 +147,41 @@ async def test_what_a_survey_found_of_large_queues_are_their_counts(
     counts = await counting(engine, clock)
     assert await counts.queue_stats(QueueFilter()) == await engine.queue_stats(QueueFilter())
     assert await counts.group_stats() == await engine.group_stats()
-    assert counts.age(["orders"], clock.now()) == 0
+    assert counts.age(None, ["orders"], clock.now()) == 0
     oldest = min(group.oldest_waiting or clock.now() for group in await engine.group_stats(queue="orders"))
     assert (counts.caught_up(oldest - 1), counts.caught_up(oldest)) == ({"orders"}, set())
     clock.advance(7)
     await busy.push("orders", "p9", 1)
     [before] = (await counts.queue_stats(QueueFilter(names=["orders"]))).items
     assert (before.partitions, before.counts.total) == (6, 29), "as the survey found"
-    assert (counts.age(["bills", "orders"], clock.now()), counts.age(["other"], clock.now())) == (7, 0)
+    assert counts.age(None, ["bills", "orders"], clock.now()) == 7
+    assert (counts.age(None, ["other"], clock.now()), counts.age(["other"], ["other"], clock.now())) == (0, 0)
     [after] = (await (await counting(engine, clock)).queue_stats(QueueFilter(names=["orders"]))).items
     assert (after.partitions, after.counts.total) == (7, 30)
+
+
+async def test_a_list_counts_few_partitions_however_many_queues_share_them(
+    q: Driver, engine: Engine, clock: FakeClock
+) -> None:
+    for queue in ("a", "b", "c"):
+        for number in range(4):
+            await q.push(queue, f"p{number}", 1)
+        await q.pop(queue, group="g", auto_ack=True)
+    counts = await counting(engine, clock, most=8)
+    for queue in ("a", "b", "c"):
+        await q.push(queue, "p0", 1)
+    clock.advance(3)
+
+    async def totals(*names: str) -> list[int]:
+        page = await counts.queue_stats(QueueFilter(names=names or None, sort="name"))
+        return [stats.counts.total for stats in page.items]
+
+    assert sorted(await totals()) == [4, 5, 5], "one of the queues as the survey found it, two counted"
+    assert await totals("a", "b") == [5, 5]
+    assert sorted(stats.lag for stats in await counts.group_stats()) == [3, 4, 4]
+    assert [stats.lag for stats in await counts.group_stats(queue="a")] == [4]
+    assert counts.age(None, ["a", "b", "c"], clock.now()) == 3
+    assert counts.age(["a", "b"], ["a", "b"], clock.now()) == 0
 
 
 async def test_messages_of_a_state_are_those_that_show_it(busy: Driver, engine: Engine) -> None:

@@ -46,8 +46,8 @@ class GroupDepth(msgspec.Struct, gc=False):
     in_flight: int = 0
 
 
-class LargeQueue(msgspec.Struct):
-    """A queue that is too large to be counted for each request."""
+class SurveyedQueue(msgspec.Struct):
+    """What a survey found of a queue."""
 
     partitions: int = 0
     stored: int = 0
@@ -56,6 +56,11 @@ class LargeQueue(msgspec.Struct):
     groups: dict[str, GroupDepth] = {}
     oldest: int | None = None
     """The time since which the oldest message waits."""
+
+    @property
+    def positions(self) -> int:
+        """How many rows it takes to count the queue: its partitions, for each group."""
+        return self.partitions * max(1, len(self.groups))
 
     @property
     def furthest_behind(self) -> GroupDepth | None:
@@ -78,29 +83,29 @@ class Depths(msgspec.Struct, frozen=True):
     dead_letters: int
     by_queue: Mapping[str, QueueDepth]
     """The queues with the longest backlogs; all queues up to `MOST_QUEUES`."""
-    large: Mapping[str, LargeQueue] = {}
+    largest: Mapping[str, SurveyedQueue] = {}
+    """The queues with the most positions, in this order; all queues up to `MOST_QUEUES`."""
 
 
 MOST_QUEUES = 10_000
-"""Maximum number of queues in `Depths.by_queue`."""
-LARGE = 10_000
-"""Number of partitions, times groups, above which a queue is large."""
+"""Maximum number of queues in `Depths.by_queue`, and in `Depths.largest`."""
+MOST_COUNTED = 10_000
+"""Maximum number of positions that a request counts. It takes the counts of the largest queues from the survey."""
 
 
 class SurveyTotals:
     """Adds up the entries of a survey. The entries of one queue follow each other."""
 
-    def __init__(self, totals: Totals, began: int, most_queues: int = MOST_QUEUES, large: int = LARGE) -> None:
+    def __init__(self, totals: Totals, began: int, most_queues: int = MOST_QUEUES) -> None:
         self._totals = totals
         self._began = began
         self._most = most_queues
-        self._large_size = large
-        self._large: dict[str, LargeQueue] = {}
+        self._queues: dict[str, SurveyedQueue] = {}
         self._leased: Counter[str] = Counter()
         for (queue, _), number in totals.in_flight.items():
             self._leased[queue] += number
         self._queue: str | None = None
-        self._current = LargeQueue()
+        self._current = SurveyedQueue()
         self._by_queue: dict[str, QueueDepth] = {}
         self._all_partitions = self._all_backlog = self._all_scheduled = 0
         self._all_oldest: int | None = None
@@ -132,8 +137,7 @@ class SurveyTotals:
         queue, found = self._queue, self._current
         if queue is None:
             return
-        if found.partitions * max(1, len(found.groups)) > self._large_size:
-            self._large[queue] = found
+        self._queues[queue] = found
         scheduled, backlog = found.scheduled, found.stored - found.scheduled
         if (worst := found.furthest_behind) is not None:
             scheduled, backlog = worst.scheduled, max(0, worst.waiting - worst.in_flight)
@@ -145,14 +149,24 @@ class SurveyTotals:
         self._all_backlog += backlog
         self._all_scheduled += scheduled
         self._all_oldest = _earlier(self._all_oldest, found.oldest)
-        self._queue, self._current = None, LargeQueue()
+        self._queue, self._current = None, SurveyedQueue()
         if len(self._by_queue) > 2 * self._most:
             self._by_queue = self._longest()
+        if len(self._queues) > 2 * self._most:
+            self._queues = self._largest()
 
     def _longest(self) -> dict[str, QueueDepth]:
         if len(self._by_queue) <= self._most:
             return self._by_queue
         return dict(heapq.nlargest(self._most, self._by_queue.items(), key=lambda item: item[1].backlog))
+
+    def _largest(self) -> dict[str, SurveyedQueue]:
+        return dict(heapq.nlargest(self._most, self._queues.items(), key=lambda item: item[1].positions))
+
+    @property
+    def partitions(self) -> int:
+        """The number of partitions so far."""
+        return self._all_partitions + self._current.partitions
 
     def finish(self, now: int) -> Depths:
         """The result of the survey."""
@@ -168,7 +182,7 @@ class SurveyTotals:
             oldest_waiting=self._all_oldest,
             dead_letters=sum(self._totals.dead_letters.values()),
             by_queue=self._longest(),
-            large=self._large,
+            largest=self._largest(),
         )
 
 
@@ -177,16 +191,19 @@ def _earlier(one: int | None, other: int | None) -> int | None:
 
 
 class Counting:
-    """Lists of queues and groups. The counts of large queues are those of the last survey."""
+    """Lists of queues and groups. A request counts few positions and takes the other counts from the last survey."""
 
-    def __init__(self, engine: Engine, depths: Callable[[], Depths | None], attend: Callable[[], None]) -> None:
+    def __init__(
+        self, engine: Engine, depths: Callable[[], Depths | None], attend: Callable[[], None], most: int = MOST_COUNTED
+    ) -> None:
         self.engine = engine
         self._depths = depths
         self._attend = attend
+        self._most = most
 
     async def queue_stats(self, where: QueueFilter) -> QueuePage:
         """A page of queues."""
-        large, began = self._known()
+        large, began = self._uncounted(where.names)
         page = await self.engine.queue_stats(msgspec.structs.replace(where, uncounted=list(large)))
         # A queue that was created after the begin of the survey only shares its name with the surveyed one.
         new = [stats.info.name for stats in page.items if stats.info.name in large and stats.info.created_at > began]
@@ -198,29 +215,16 @@ class Counting:
         self, group: str | None = None, queue: str | None = None, queues: Sequence[str] | None = None
     ) -> list[GroupStats]:
         """Groups. A group that was created after the begin of the survey is counted."""
-        large, began = self._known()
+        large, began = self._uncounted(queues if queue is None else [queue])
         found = await self.engine.group_stats(group, queue, queues, list(large))
-
-        async def complete(stats: GroupStats) -> GroupStats:
-            if stats.queue not in large:
-                return stats
-            if stats.created_at > began:
-                [stats] = await self.engine.group_stats(stats.group, stats.queue) or [stats]
-                return stats
-            depth = large[stats.queue].groups.get(stats.group, GroupDepth())
-            return msgspec.structs.replace(
-                stats,
-                lag=depth.waiting,
-                partitions_with_lag=depth.lagging,
-                scheduled=depth.scheduled,
-                oldest_waiting=depth.oldest,
-            )
-
-        return list(await asyncio.gather(*map(complete, found)))
+        new = {stats.queue for stats in found if stats.queue in large and stats.created_at > began}
+        recounted = await self.engine.group_stats(group, queues=list(new)) if new else ()
+        exact = {(stats.group, stats.queue): stats for stats in recounted}
+        return [exact.get((one.group, one.queue)) or _ready_lag(one, large) for one in found]
 
     def caught_up(self, before: int) -> set[str]:
         """The large queues in which no message has waited since before a time; none if the survey is older."""
-        large, began = self._known()
+        large, began = self._uncounted(None)
         return {
             name
             for name, queue in large.items()
@@ -229,19 +233,35 @@ class Counting:
             and all(one.oldest is None or one.oldest > before for one in queue.groups.values())
         }
 
-    def age(self, queues: Iterable[str], now: int) -> int:
-        """The age of the counts of these queues, in seconds; 0 if none of them is large."""
-        large, began = self._known()
-        return max(0, now - began) // SECOND if any(name in large for name in queues) else 0
+    def age(self, where: Sequence[str] | None, found: Iterable[str], now: int) -> int:
+        """The age in seconds of what a request for the queues `where` found; 0 if it counted all of them."""
+        large, began = self._uncounted(where)
+        return max(0, now - began) // SECOND if any(name in large for name in found) else 0
 
-    def _known(self) -> tuple[Mapping[str, LargeQueue], int]:
-        """The large queues, and the begin of the survey that found them."""
+    def _uncounted(self, where: Sequence[str] | None) -> tuple[Mapping[str, SurveyedQueue], int]:
+        """The large queues of a request for these queues (None: all), and the begin of the survey that found them.
+
+        Those are the largest ones: so many that the others have few positions.
+        """
         self._attend()
         depths = self._depths()
-        return ({}, 0) if depths is None else (depths.large, depths.began)
+        if depths is None:
+            return {}, 0
+        surveyed = depths.largest
+        if where is not None:
+            wanted = {name: surveyed[name] for name in where if name in surveyed}
+            surveyed = dict(sorted(wanted.items(), key=lambda item: -item[1].positions))
+        counted = sum(queue.positions for queue in surveyed.values())
+        large: dict[str, SurveyedQueue] = {}
+        for name, queue in surveyed.items():
+            if counted <= self._most:
+                break
+            large[name] = queue
+            counted -= queue.positions
+        return large, depths.began
 
 
-def _ready_counts(stats: QueueStats, large: Mapping[str, LargeQueue]) -> QueueStats:
+def _ready_counts(stats: QueueStats, large: Mapping[str, SurveyedQueue]) -> QueueStats:
     """A queue, with the counts of the survey if it is large."""
     found = large.get(stats.info.name)
     if found is None:
@@ -260,6 +280,21 @@ def _ready_counts(stats: QueueStats, large: Mapping[str, LargeQueue]) -> QueueSt
             failed=stats.counts.failed,
             dead_letter=dead,
         ),
+    )
+
+
+def _ready_lag(stats: GroupStats, large: Mapping[str, SurveyedQueue]) -> GroupStats:
+    """A group, with the counts of the survey if its queue is large."""
+    queue = large.get(stats.queue)
+    if queue is None:
+        return stats
+    depth = queue.groups.get(stats.group, GroupDepth())
+    return msgspec.structs.replace(
+        stats,
+        lag=depth.waiting,
+        partitions_with_lag=depth.lagging,
+        scheduled=depth.scheduled,
+        oldest_waiting=depth.oldest,
     )
 
 
@@ -302,13 +337,14 @@ def _matches(info: QueueInfo, where: QueueFilter) -> bool:
 
 
 # The surveyor works in steps, so that other calls do not wait long. It pauses after each step: twenty times its
-# duration while a client watches, otherwise a hundred times. So it can survey a store of any size. The first survey has
-# shorter pauses, because until it ends large queues are counted for each request.
+# duration while a client watches, otherwise a hundred times. So it can survey a store of any size. In a store that
+# has more than doubled since the last survey the pauses are shorter, because until this survey ends large queues are
+# counted for each request.
 
 
 STEP = 1000
 """Number of partitions of one step."""
-_REST_FIRST = 1
+_REST_GROWN = 1
 _REST, _INTERVAL = 20, 2 * SECOND
 _REST_UNWATCHED, _INTERVAL_UNWATCHED = 100, 10 * SECOND
 _LONGEST_REST = 60 * SECOND
@@ -331,7 +367,10 @@ class Surveyor:
         self._found = found
         self._step = step
         self._attended = asyncio.Event()
-        self._is_first = True
+        self._known = 0
+        """The number of partitions that the last survey found."""
+        self._seen = 0
+        """The number of partitions that this survey has found so far."""
 
     async def run(self) -> None:
         """Survey until cancelled."""
@@ -356,10 +395,11 @@ class Surveyor:
             began = self._timers.now()
             step = await self._engine.survey(partition, self._step)
             local.add(step.depths)
+            self._seen = local.partitions
             partition = step.next
             now = self._timers.now()
             if partition is None:
-                self._is_first = False
+                self._known = self._seen
                 self._found(local.finish(now))
             await self._rest(now - began, now)
 
@@ -367,7 +407,7 @@ class Surveyor:
         """Pause after a step that took a time; after a whole survey, given its start, until the next one is due."""
         while True:
             watched = self._is_watched()
-            share = _REST_FIRST if self._is_first else _REST if watched else _REST_UNWATCHED
+            share = _REST_GROWN if self._seen > 2 * self._known else _REST if watched else _REST_UNWATCHED
             due = ended + min(took * share, _LONGEST_REST)
             if started is not None:
                 due = max(due, started + (_INTERVAL if watched else _INTERVAL_UNWATCHED))

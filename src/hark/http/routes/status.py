@@ -81,7 +81,7 @@ async def show_overview(call: Call) -> types.queues.Overview:
         lag=types.queues.Lag(time=_spread(waiting), offset=_spread([group.lag for group in groups])),
         throughput=_throughput_now(call),
         timestamp=time_of(moment),
-        stats_age=call.broker.observed.counts.age([stats.info.name for stats in queues], moment),
+        stats_age=call.broker.observed.counts.age(await queues_of(call), [stats.info.name for stats in queues], moment),
     )
 
 
@@ -375,7 +375,7 @@ async def show_status(call: Call) -> types.server.Status:
             ack_failed=tallies.refused_settlements,
             dlq_messages=tallies.total.dead_lettered,
         ),
-        stats_age=broker.observed.counts.age([stats.info.name for stats in queues], call.now()),
+        stats_age=broker.observed.counts.age(where.names, [stats.info.name for stats in queues], call.now()),
     )
 
 
