@@ -273,4 +273,4 @@ class ServerThread:
             try:
                 await asyncio.wrap_future(self._thread.submit(self.server.close()))
             finally:
-                self._thread.end()  # The thread has nothing left to do, so this returns immediately.
+                self._thread.close()  # The thread has nothing left to do, so this returns immediately.
