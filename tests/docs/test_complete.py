@@ -6,7 +6,6 @@ import inspect
 import re
 from collections.abc import Iterable
 
-import msgspec
 import pytest
 
 import hark
@@ -91,7 +90,7 @@ def test_every_option_of_a_push_and_of_a_connection_is_in_the_guide() -> None:
 
 
 def test_every_option_of_a_worker_is_in_its_guide() -> None:
-    options = [field.name for kind in (WorkerRunOptions, TaskPushOptions) for field in msgspec.structs.fields(kind)]
+    options = [*WorkerRunOptions.__struct_fields__, *TaskPushOptions.__annotations__]
     made_with = [name for name in inspect.signature(Worker).parameters if name != "target"]
     task_options = [name for name in inspect.signature(Worker.task).parameters if name != "self"]
     assert _missing("worker.md", [*options, *made_with, *task_options]) == []

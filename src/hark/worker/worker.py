@@ -76,18 +76,13 @@ class WorkerRunOptions(msgspec.Struct, frozen=True, kw_only=True):
         raise InvalidInput(f"health: {text}")
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class Plan(WorkerRunOptions, frozen=True, kw_only=True):
     """The options of a run with all defaults filled in."""
 
     polling: PollingStrategy
     concurrency: int
     lease_seconds: int
     grace_seconds: float
-    wait: bool
-    timeout_ms: int
-    burst: bool
-    health: tuple[str, int] | None
-    handle_signals: bool
 
 
 def plan_for(
