@@ -432,16 +432,11 @@ class KeyValue:
         return Atomic(self._caller)
 
     def watch(self, keys: Sequence[KeyParts], *, initial: bool = True) -> KeyWatch:
-        """Watch keys: an endless async iterator over their changes, starting with the current entries.
+        """Watch keys: an endless iterator over their changes, starting with the current entries.
 
         With `initial=False`, it starts with the first change. After several quick writes to a key, you may see only the
         last one. The watch continues after an outage of the server. Only the first request raises `ConnectionFailed` if
         no server answers.
-
-        ```python
-        async for change in client.kv.watch([("users", 17)]):
-            print(change.key, change.value)
-        ```
         """
         query: Query = {"keys": msgspec.json.encode(_several(keys)).decode()}
         return KeyWatch(self._caller, operations.KEYVAL_POLL_KEYS, query, initial=initial)
