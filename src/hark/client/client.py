@@ -11,7 +11,6 @@ from hark.client.admin import Admin, DeadLetters, Groups, Traces
 from hark.client.arguments import a_name
 from hark.client.builder import Choices
 from hark.client.calling import Caller, CallPolicy, Transport, client_closed
-from hark.client.delivery.consuming import Consumption, Handler, Messages
 from hark.client.delivery.leases import Holds
 from hark.client.delivery.message import Message
 from hark.client.delivery.prefetcher import ConsumerSession, PollSource, Prefetcher, Source
@@ -116,24 +115,12 @@ class Client:
         try:
             delivered = await source.take(choices.batch)
         except asyncio.CancelledError:
-            self._retire(source)
+            self.retire(source)
             raise
         # With renew_lease(True) leases are renewed from delivery on, otherwise from `async with message` on.
         return await self._session.receive(delivered, choices, begin=choices.renew is True)
 
-    def iterate(self, choices: Choices) -> Messages:
-        """Iterate over messages with these choices."""
-        choices = choices.of_a_consumer()
-        return Messages(lambda: self._open_prefetcher(choices), self._retire, choices)
-
-    def consume(self, choices: Choices, handler: Handler) -> Consumption:
-        """Consume messages into a handler with these choices."""
-        choices = choices.of_a_consumer()
-        # A handler that blocks the event loop must not keep the messages of the others from being read and renewed.
-        apart = choices.concurrency > 1 and choices.renewed_seconds is not None
-        return Consumption(lambda: self._open_prefetcher(choices, apart), choices, handler)
-
-    async def _open_prefetcher(self, choices: Choices, apart: bool = False) -> Prefetcher:
+    async def open_prefetcher(self, choices: Choices, apart: bool = False) -> Prefetcher:
         """A prefetcher of messages, which receives in the thread of the lease keeper if `apart`."""
         io_thread = await self._holds.io_thread() if apart else None
         self._check_open()
@@ -158,7 +145,7 @@ class Client:
         settler = self.settler if io_thread is None else Settler(caller)
         return PollSource(caller, choices, settler.give_back), self._session
 
-    def _retire(self, left: Prefetcher | Source) -> None:
+    def retire(self, left: Prefetcher | Source) -> None:
         """Close a prefetcher that has no consumer any more."""
         task = asyncio.ensure_future(left.close())
         self._tasks.add(task)

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from urllib.parse import urlencode
 
 import aiohttp
 import msgspec
@@ -22,7 +21,6 @@ from hark.client.calling import (
     Request,
     Transport,
     client_closed,
-    query_text,
     retry_after_seconds,
 )
 from hark.client.credentials import refused_by_tls
@@ -66,8 +64,7 @@ class HttpTransport:
         session = self._session or self._open()
         url = self.url + request.path
         if request.query:
-            query = {name: query_text(value) for name, value in request.query.items() if value is not None}
-            url = f"{url}?{urlencode(query)}"
+            url = f"{url}?{request.query_string}"
         body: bytes | io.BytesIO | None = request.body
         if request.body is not None and len(request.body) > _AT_ONCE:
             body = io.BytesIO(request.body)

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
-from urllib.parse import urlencode
 
 import msgspec
 
@@ -18,7 +17,7 @@ from hark.api.operations import Operation
 from hark.api.types import decode_value
 from hark.api.types.keys import PolledKeys, PolledPrefix, WireEntry
 from hark.client.arguments import KeyParts, json_value, key_of, key_text, new_message, time_to_live
-from hark.client.calling import Caller, Query, decode, not_hark
+from hark.client.calling import Caller, Query, Request, decode, not_hark
 from hark.errors import HarkError, InvalidInput
 from hark.keys import MAX_KEYS
 from hark.model import Key
@@ -297,7 +296,7 @@ class KeyWatch:
 
     async def _ask(self, *, wait: bool) -> None:
         query = {**self._query, "versionstamps": self._known, "wait": wait, "timeout": round(self._wait * 1000)}
-        size = len(urlencode([(name, value) for name, value in query.items() if value is not None]))
+        size = len(Request("GET", "", query).query_string)
         if size > _MAX_ADDRESS:
             text = f"too many or too long for one watch: {size} of {_MAX_ADDRESS} bytes"
             raise InvalidInput(f"keys: {text}; watch fewer keys, or use a prefix with a smaller limit")
