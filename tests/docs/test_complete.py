@@ -29,7 +29,7 @@ from .test_examples import PAGES
 _CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 
 UNSAID = {
-    Client: {"buffers", "caller", "headers", "open", "open_prefetcher", "pusher", "retire"} | {"settler", "sockets"},
+    Client: {"buffers", "caller", "open", "open_prefetcher", "pusher", "retire"} | {"settler", "sockets"},
     Message: {"begin", "conclude", "delivered", "in_span", "stop_renewing", "open_span", "released"}
     | {"close_span", "settle_at_end"},
     Atomic: {"body", "empty", "repeatable"},

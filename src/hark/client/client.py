@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import cached_property
 from typing import Self
 
@@ -48,7 +48,6 @@ class Client:
         retry: CallPolicy | None = None,
         polling: PollingStrategy | None = None,
         sockets: bool = False,
-        headers: Mapping[str, str] | None = None,
         on_open: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.caller = Caller(transport, retry)
@@ -60,8 +59,6 @@ class Client:
         self._polling = polling or PollingStrategy.adaptive()
         self.sockets = sockets
         """Whether messages are delivered over WebSockets."""
-        self.headers = headers
-        """Headers for WebSocket connections. The transport adds the headers of other requests."""
         self._on_open = on_open
         self._opened = self._closed = False
         self._holds = Holds(transport, retry)
@@ -140,7 +137,7 @@ class Client:
         """The source of messages and the session that settles them. With WebSockets both use the same socket."""
         caller = self.caller if io_thread is None else io_thread.caller
         if self.sockets and choices.seconds:
-            source = SocketSource(caller, choices, headers=self.headers, disconnected=self._holds.hurry)
+            source = SocketSource(caller, choices, disconnected=self._holds.hurry)
             return source, ConsumerSession(self.caller, source.settler, self._holds, io_thread)
         settler = self.settler if io_thread is None else Settler(caller)
         return PollSource(caller, choices, settler.give_back), self._session

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from heapq import heappop, heappush
@@ -74,14 +74,13 @@ class Fetcher:
         answered: Callable[[Sequence[Answered]], None],
         burst: bool = False,
         sockets: bool = False,
-        headers: Mapping[str, str] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._keeper = LeaseKeeper(caller, monotonic=monotonic)
         self._source: Source
         if sockets and params.waits:  # The messages and their settlements use the same socket.
-            self._source = SocketSource(caller, params, headers=headers, disconnected=self._keeper.hurry)
+            self._source = SocketSource(caller, params, disconnected=self._keeper.hurry)
             self._settler = self._source.settler
         else:
             self._settler = Settler(caller)

@@ -294,7 +294,6 @@ class WorkerRun:
             answered=self._count,
             burst=plan.burst,
             sockets=self._client.sockets,
-            headers=self._client.headers,
             monotonic=self._monotonic,
         )
         self._fetcher.open()

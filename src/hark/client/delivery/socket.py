@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar, get_args
 
@@ -248,7 +248,6 @@ class SocketSource:
         caller: Caller,
         params: PopParams,
         *,
-        headers: Mapping[str, str] | None = None,
         disconnected: Callable[[], None] = lambda: None,
         linger: float = LINGER_SECONDS,
         monotonic: Callable[[], float] = time.monotonic,
@@ -259,10 +258,11 @@ class SocketSource:
         transport = caller.transport
         if transport.fork() is None:
             raise InvalidInput(f"{transport.url}: a server in this process has no WebSockets; use it without ws://")
-        self._urls = transport.urls if isinstance(transport, FailoverTransport) else (transport.url,)
-        self._tls = transport.tls if isinstance(transport, HttpTransport | FailoverTransport) else None
+        servers = transport.servers if isinstance(transport, FailoverTransport) else [transport]
+        self._urls = [server.url for server in servers]
+        self._http = next((server for server in servers if isinstance(server, HttpTransport)), None)
+        """Has the headers and the certificates of all servers."""
         self._params = params
-        self._headers = dict(headers or {})
         self._disconnected = disconnected
         """Called when a connection has ended: the messages that it delivered need a renewal."""
         self._linger = linger
@@ -397,8 +397,9 @@ class SocketSource:
             await self._connection.close()
             self._connection = None
         if self._session is None:
+            headers, tls = (None, None) if self._http is None else (self._http.headers, self._http.tls)
             jar = aiohttp.DummyCookieJar()
-            self._session = aiohttp.ClientSession(headers=self._headers, cookie_jar=jar, connector=connector(self._tls))
+            self._session = aiohttp.ClientSession(headers=headers, cookie_jar=jar, connector=connector(tls))
         url = self._urls[self._failures % len(self._urls)]
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
