@@ -15,8 +15,7 @@ from hark.client.delivery.leases import Holds
 from hark.client.delivery.message import Message
 from hark.client.delivery.prefetcher import ConsumerSession, PollSource, Prefetcher, Source
 from hark.client.delivery.settling import Settler
-from hark.client.delivery.socket import SocketSource
-from hark.client.io_thread import IoThread
+from hark.client.delivery.socket import SocketSource, source_of
 from hark.client.keys import KeyValue
 from hark.client.pushing import Buffers, Pusher
 from hark.client.queue import Queue
@@ -124,23 +123,14 @@ class Client:
         strategy = self._polling
         if choices.polling:
             strategy = PollingStrategy.fixed(interval_ms=choices.poll_ms or _PLAIN_POLL_MS)
-        source, session = self._source(choices, io_thread)
-        # A poll that does not wait would find nothing before the ack and then rest. A socket needs no poll at all.
-        overlaps = choices.waits and session is self._session
-        prefetcher = Prefetcher(
-            session, source, choices, strategy, self._prefetchers.discard, overlaps=overlaps, io_thread=io_thread
-        )
+        caller, settler = (self.caller, self.settler) if io_thread is None else (io_thread.caller, None)
+        source, settler = source_of(caller, choices, self.sockets, self._holds.hurry, settler)
+        session = self._session
+        if isinstance(source, SocketSource):  # What came over a socket is settled over it.
+            session = ConsumerSession(self.caller, settler, self._holds, io_thread)
+        prefetcher = Prefetcher(session, source, choices, strategy, self._prefetchers.discard, io_thread)
         self._prefetchers.add(prefetcher)
         return prefetcher
-
-    def _source(self, choices: Choices, io_thread: IoThread | None) -> tuple[Source, ConsumerSession]:
-        """The source of messages and the session that settles them. With WebSockets both use the same socket."""
-        caller = self.caller if io_thread is None else io_thread.caller
-        if self.sockets and choices.seconds:
-            source = SocketSource(caller, choices, disconnected=self._holds.hurry)
-            return source, ConsumerSession(self.caller, source.settler, self._holds, io_thread)
-        settler = self.settler if io_thread is None else Settler(caller)
-        return PollSource(caller, choices, settler.give_back), self._session
 
     def retire(self, left: Prefetcher | Source) -> None:
         """Close a prefetcher that has no consumer any more."""

@@ -17,9 +17,9 @@ from hark.api.types.delivery import Delivered
 from hark.client.builder import PopParams
 from hark.client.calling import Caller
 from hark.client.delivery.leases import LeaseKeeper
-from hark.client.delivery.prefetcher import PollSource, Source
-from hark.client.delivery.settling import MOST_WITH_POP, PiggybackedAcks, Settled, SettleDecision, Settler
-from hark.client.delivery.socket import SocketSource
+from hark.client.delivery.prefetcher import PollSource
+from hark.client.delivery.settling import MOST_WITH_POP, PiggybackedAcks, Settled, SettleDecision
+from hark.client.delivery.socket import source_of
 from hark.client.io_thread import is_cancelling
 from hark.client.pushing import NewMessage
 from hark.errors import HarkError
@@ -78,13 +78,7 @@ class Fetcher:
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._keeper = LeaseKeeper(caller, monotonic=monotonic)
-        self._source: Source
-        if sockets and params.waits:  # The messages and their settlements use the same socket.
-            self._source = SocketSource(caller, params, disconnected=self._keeper.hurry)
-            self._settler = self._source.settler
-        else:
-            self._settler = Settler(caller)
-            self._source = PollSource(caller, params, self._settler.give_back)
+        self._source, self._settler = source_of(caller, params, sockets, self._keeper.hurry)
         self._carries_acks = params.waits and isinstance(self._source, PollSource)
         self._acks: PiggybackedAcks | None = None
         """Settlements for the next poll to carry."""

@@ -19,7 +19,7 @@ from hark.api.types.delivery import AckAnswer, AckBody, Delivered
 from hark.api.types.frames import Error, ServerFrame
 from hark.client.builder import PopParams
 from hark.client.calling import Caller, CallPolicy, ConnectionFailed, not_hark
-from hark.client.delivery.prefetcher import check_most
+from hark.client.delivery.prefetcher import PollSource, check_most
 from hark.client.delivery.settling import PiggybackedAcks, SettleDecision, Settler
 from hark.client.http import FailoverTransport, HttpTransport, connector, unreachable
 from hark.errors import HarkError, InvalidInput, error_of
@@ -457,6 +457,21 @@ class SocketSource:
         task = asyncio.get_running_loop().create_task(self.settler.give_back(messages))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def source_of(
+    caller: Caller,
+    params: PopParams,
+    sockets: bool,
+    disconnected: Callable[[], None],
+    settler: Settler | None = None,
+) -> tuple[PollSource | SocketSource, Settler]:
+    """The source of a consumer's messages, and what settles them: with WebSockets, both use the same socket."""
+    if sockets and params.seconds:
+        source = SocketSource(caller, params, disconnected=disconnected)
+        return source, source.settler
+    settler = settler or Settler(caller)
+    return PollSource(caller, params, settler.give_back), settler
 
 
 async def _quietly(call: Awaitable[object]) -> None:
