@@ -240,7 +240,7 @@ class ConsumerSession:
 
 
 def _unsettled(messages: Sequence[Message]) -> list[Message]:
-    return [message for message in messages if message.settled is None and message.lease_id]
+    return [message for message in messages if message.settled is None and message.delivered.lease_id]
 
 
 class Prefetcher:
