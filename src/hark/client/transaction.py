@@ -8,15 +8,7 @@ from typing import Generic, TypeVar, Unpack
 
 from hark.api import operations
 from hark.api.types.messages import OperationResult, TransactionAnswer
-from hark.client.arguments import (
-    MAX_DELAY,
-    DeliveredMessage,
-    PushOptions,
-    Wrapped,
-    delivered_message,
-    milliseconds,
-    new_message,
-)
+from hark.client.arguments import DeliveredMessage, PushOptions, Wrapped, delivered_message, milliseconds, new_message
 from hark.client.calling import Caller
 from hark.client.delivery.message import Message
 from hark.client.delivery.settling import Settled
@@ -84,7 +76,7 @@ class Transaction:
             "error": error,
         }
         if delay is not None:
-            operation["delay"] = milliseconds(delay, "delay", 0, MAX_DELAY)
+            operation["delay"] = milliseconds(delay, "delay")
         # Completing a completed message succeeds. The server rejects any other repeated settlement.
         self._repeatable = self._repeatable and status == "completed"
         if isinstance(message, Message):

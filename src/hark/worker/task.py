@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypedDict, TypeVar, U
 
 import msgspec
 
+from hark.client.arguments import seconds_of
 from hark.client.pushing import Pushed, new_message
 from hark.errors import InvalidInput
 from hark.worker.middleware import Middleware, Outgoing
-from hark.worker.retrying import RetryPolicy, policy_of, seconds_of
+from hark.worker.retrying import RetryPolicy, policy_of
 
 if TYPE_CHECKING:
     from hark.worker.worker import Worker
@@ -249,7 +250,7 @@ class Task(Generic[P, R]):
         self.signature = Signature(name, function)
         self.is_async = inspect.iscoroutinefunction(function)
         self.retry = DEFAULT_RETRY if retry is None else policy_of(retry)
-        self.timeout = None if timeout is None else seconds_of(f"timeout of task {name!r}", timeout)
+        self.timeout = None if timeout is None else seconds_of(timeout, f"timeout of task {name!r}")
         if self.timeout == 0:
             raise InvalidInput(f"timeout of task {name!r}: expected seconds above 0, or None for no limit, got 0")
         self.unique = _unique_names(name, unique, self.signature.names)
@@ -331,7 +332,7 @@ class Task(Generic[P, R]):
         if not hooks:
             return {}
         delay = options.get("delay")
-        seconds = None if delay is None else seconds_of("delay", delay)
+        seconds = None if delay is None else seconds_of(delay, "delay")
         outgoing = Outgoing(self.name, self.signature.decode(encoded), seconds, options.get("deliver_at"))
         for hook in hooks:
             await hook(outgoing)

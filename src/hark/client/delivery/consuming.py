@@ -284,21 +284,13 @@ class Consumption:
         try:
             while not self._stopping and (messages := await prefetcher.begin(1 if self._singly else None)):
                 begun += len(messages)
-                given = messages[0] if self._singly else messages
-                await self._attempt(prefetcher, acks, messages, given, last=not prefetcher.buffered)
+                await self._attempt(prefetcher, acks, messages, last=not prefetcher.buffered)
         finally:
             await prefetcher.give_back_buffered()
         return begun
 
-    async def _attempt(
-        self,
-        prefetcher: Prefetcher,
-        acks: Acks,
-        messages: Sequence[Message],
-        given: Message | list[Message],
-        *,
-        last: bool,
-    ) -> None:
+    async def _attempt(self, prefetcher: Prefetcher, acks: Acks, messages: list[Message], *, last: bool) -> None:
+        given = messages[0] if self._singly else messages
         try:
             await self._process(messages, given)
         except BaseException as error:
