@@ -116,9 +116,9 @@ class Client:
         # With renew_lease(True) leases are renewed from delivery on, otherwise from `async with message` on.
         return await self._session.receive(delivered, choices, begin=choices.renew is True)
 
-    async def open_prefetcher(self, choices: Choices, apart: bool = False) -> Prefetcher:
+    def open_prefetcher(self, choices: Choices, apart: bool = False) -> Prefetcher:
         """A prefetcher of messages, which receives in the thread of the lease keeper if `apart`."""
-        io_thread = await self._holds.io_thread() if apart else None
+        io_thread = self._holds.io_thread() if apart else None
         self._check_open()
         strategy = self._polling
         if choices.polling:

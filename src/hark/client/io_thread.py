@@ -106,8 +106,8 @@ class IoThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: LoopThread | None = None
 
-    async def start(self) -> None:
-        """Start the thread. Call it once."""
+    def start(self) -> None:
+        """Start the thread, from the loop of its user. Call it once."""
         if self._loop is not None:
             raise HarkError("the network thread was already started")
         if self.is_inline:

@@ -293,12 +293,8 @@ class Task(Generic[P, R]):
     def options(self, **options: Unpack[PushOptions]) -> TaskPush[P]:
         """Push options for this task: `await send_email.options(delay=60, priority=5).push(to="a@b.c", subject="hi")`.
 
-        - `delay`: seconds (or a `timedelta`) before the task can run. `deliver_at`: the time instead, with a time zone.
-        - `priority`: 0 to 9. The default is the priority of the task.
-        - `key`: idempotency key. A second push with the same key is a `duplicate`.
-        - `partition`: the partition of the queue.
-        - `ttl`: the task expires if it has not started within this many seconds.
-        - `retry`: the retry policy or the number of retries of this push, instead of the task's policy.
+        The options are the fields of `PushOptions`: `delay`, `deliver_at`, `priority`, `key`, `partition`, `ttl` and
+        `retry`.
         """
         if unknown := options.keys() - PushOptions.__annotations__.keys():
             raise TypeError(f"options() got an unexpected keyword argument {min(unknown)!r}")

@@ -257,7 +257,7 @@ class WorkerRun:
 
     async def run(self) -> Summary:
         """Work until stopped, or in a burst until there is nothing to do."""
-        await self.io_thread.start()
+        self.io_thread.start()
         try:
             with stop_signals(self.plan.handle_signals, self._stop_by_signal, self.stop_now):
                 await self.io_thread.run(self._open)

@@ -47,7 +47,7 @@ class Messages:
             await self.aclose()
             raise StopAsyncIteration
         if self._prefetcher is None:
-            self._prefetcher = await self._client.open_prefetcher(self._choices)
+            self._prefetcher = self._client.open_prefetcher(self._choices)
             self._loop = asyncio.get_running_loop()
         message = await self._prefetcher.next(self._choices.batch if self._left is None else self._left)
         if message is None:
@@ -250,7 +250,7 @@ class Consumption:
     async def _loop(self, budget: Budget) -> None:
         # A handler that blocks the event loop must not keep the messages of the others from being read and renewed.
         apart = self._choices.concurrency > 1 and self._choices.renewed_seconds is not None
-        prefetcher = await self._client.open_prefetcher(self._choices, apart)
+        prefetcher = self._client.open_prefetcher(self._choices, apart)
         self._prefetchers.add(prefetcher)
         if self._stopping:
             prefetcher.interrupt()
