@@ -228,12 +228,9 @@ class ServerThread:
                 break
         await self.engine.expire()
         await self.engine.sweep_keys(10_000)
-        await self._collect()
-        await self.engine.rest()
-
-    async def _collect(self) -> None:
         while (await self.engine.collect()).more:
             pass
+        await self.engine.rest()
 
     def _app(self) -> App:
         return App(self.broker, self._settings)

@@ -101,14 +101,10 @@ class Fetcher:
         self._taking: asyncio.Task[list[Delivered]] | None = None
         self._in_flight: set[InFlight] = set()
         self._settling: set[asyncio.Task[None]] = set()
-        self._keeping: asyncio.Task[None] | None = None
         self.answered_at = monotonic()
         """When the server last answered a poll."""
         self.problem: str | None = None
         """The error of the last poll, or None."""
-
-    def open(self) -> None:
-        """Start to renew leases."""
         self._keeping = asyncio.get_running_loop().create_task(self._keeper.run())
 
     async def pull(self) -> None:
@@ -198,8 +194,7 @@ class Fetcher:
         for task in list(self._settling):
             task.cancel()
         self._keeper.close()
-        if self._keeping is not None:
-            await self._keeping
+        await self._keeping
         try:
             async with asyncio.timeout(max(end - self._monotonic(), _CLOSE_SECONDS)):
                 await self._source.close()

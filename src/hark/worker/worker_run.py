@@ -296,7 +296,6 @@ class WorkerRun:
             sockets=self._client.sockets,
             monotonic=self._monotonic,
         )
-        self._fetcher.open()
         if self._stopped_at is not None:  # A signal came first.
             self._stop_fetcher()
 
