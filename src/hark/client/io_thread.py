@@ -28,11 +28,6 @@ class LoopThread:
         self._thread.start()
         self.loop = started.result()
 
-    @property
-    def is_current(self) -> bool:
-        """Whether the caller runs in this thread."""
-        return threading.current_thread() is self._thread
-
     def submit(self, work: Coroutine[object, object, T]) -> concurrent.futures.Future[T]:
         """Run a coroutine on the loop, from any thread. Raises `HarkError` if the thread is closed."""
         with self._lock:

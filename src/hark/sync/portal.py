@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import update_wrapper
 from typing import Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast
@@ -25,7 +26,7 @@ class Portal(LoopThread):
         Ctrl-C cancels the coroutine. With `interrupted`, the first Ctrl-C calls that function, waits for the coroutine
         and then raises.
         """
-        if self.is_current:
+        if threading.current_thread() is self._thread:
             work.close()
             text = "a sync client cannot be used on its own event loop; call it from another thread"
             raise HarkError(text, code="client_closed")
