@@ -16,7 +16,7 @@ import msgspec
 from hark.api import operations
 from hark.api.operations import Operation
 from hark.api.types import decode_value
-from hark.api.types.keys import PolledKeys, PolledPrefix, WireEntry
+from hark.api.types.keys import PolledEntries, WireEntry
 from hark.client.arguments import KeyParts, json_value, key_of, key_text, new_message, time_to_live
 from hark.client.calling import Caller, Query, decode, not_hark
 from hark.errors import HarkError, InvalidInput
@@ -234,7 +234,7 @@ _TOO_SOON = 1.0
 wrong."""
 _MAX_ADDRESS = 60_000
 """Maximum size of the query in bytes. A server accepts URLs of 65,535 bytes."""
-_Poll = Operation[PolledKeys] | Operation[PolledPrefix]
+_Poll = Operation[PolledEntries[tuple[str, ...]]] | Operation[PolledEntries[str]]
 
 
 class KeyWatch:
@@ -301,7 +301,7 @@ class KeyWatch:
         if size > _MAX_ADDRESS:
             text = f"too many or too long for one watch: {size} of {_MAX_ADDRESS} bytes"
             raise InvalidInput(f"keys: {text}; watch fewer keys, or use a prefix with a smaller limit")
-        polled: PolledKeys | PolledPrefix = await self._caller.ask(
+        polled: PolledEntries[tuple[str, ...]] | PolledEntries[str] = await self._caller.ask(
             self._operation, query=query, seconds=self._wait + _MARGIN
         )
         stamps = polled.versionstamps
@@ -362,7 +362,7 @@ class KeyValue:
         number is that of the second request.
         """
         answer = await self._caller.ask(operations.KEYVAL_DELETE_KEY, key_text(key), query={"exact": exact})
-        return answer.deleted_count
+        return answer.value
 
     async def delete_many(self, keys: Sequence[KeyParts], *, exact: bool = True) -> int:
         """Delete several keys in one commit. Returns the number of deleted entries.
@@ -374,7 +374,7 @@ class KeyValue:
             return 0
         body = {"keys": checked, "exact": exact}
         answer = await self._caller.ask(operations.KEYVAL_DELETE_BATCH, body=body, safe=True)
-        return answer.deleted_count
+        return answer.value
 
     async def list(
         self,
@@ -422,7 +422,7 @@ class KeyValue:
     async def count(self, prefix: KeyParts = ()) -> int:
         """The number of entries below a prefix. The default is the number of all entries."""
         query = {"prefix": key_text(prefix, "prefix") if len(prefix) else None}
-        return (await self._caller.ask(operations.KEYVAL_COUNT_KEYS, query=query)).count
+        return (await self._caller.ask(operations.KEYVAL_COUNT_KEYS, query=query)).value
 
     def atomic(self) -> Atomic:
         """A new atomic write: checks and changes of keys that are applied together or not at all.

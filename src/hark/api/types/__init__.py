@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Generic, TypeVar, dataclass_transform, get_origin
 
 import msgspec
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["dead_letters", "delivery", "frames", "groups", "keys", "messages", "queues", "server"]
 
 T = TypeVar("T")
+Shape = TypeVar("Shape", bound=msgspec.Struct)
 
 
 @dataclass_transform(field_specifiers=(msgspec.field,), frozen_default=True)
@@ -39,6 +40,31 @@ class Pagination(Answer):
 
     limit: int
     offset: int
+
+
+class Single(Answer, Generic[T]):
+    """One value, in a field whose name `renamed` gives."""
+
+    value: T
+
+
+class Page(Answer, Generic[T]):
+    """A page of a list, in a field whose name `renamed` gives, and the number of all matches."""
+
+    items: tuple[T, ...]
+    total: int
+    pagination: Pagination
+
+
+def renamed(shape: type[Shape], name: str, **names: str) -> type[Shape]:
+    """Return a shape whose fields have other names on the wire, and its name in the OpenAPI document."""
+    fields = msgspec.structs.fields(shape)
+    return msgspec.defstruct(  # type: ignore[return-value]  # It inherits from the shape.
+        name,
+        [(field.name, field.type) for field in fields],
+        bases=(get_origin(shape) or shape,),
+        rename={field.name: names.get(field.name, field.encode_name) for field in fields},
+    )
 
 
 class Success(Answer):

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from hark.api.types import Answer, Body, Pagination, Success, decode_value
+from hark.api.types import Answer, Body, Page, Success, decode_value, renamed
 
 T = TypeVar("T")
 
@@ -44,12 +44,8 @@ class ListedDeadLetter(Answer):
         return decode_value(self.payload, shape, f"the payload of dead letter {self.dead_letter_id}")
 
 
-class DeadLetterPage(Answer):
-    """A page of dead letters, the newest failure first, and the number of all matches."""
-
-    items: tuple[ListedDeadLetter, ...] = msgspec.field(name="messages")
-    pagination: Pagination
-    total: int
+DeadLetterPage = renamed(Page[ListedDeadLetter], "DeadLetterPage", items="messages")
+"""The newest failure first."""
 
 
 class RequeuedDeadLetter(Success):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Generic, TypeVar
+
 import msgspec
 
-from hark.api.types import Answer
+from hark.api.types import Answer, Single, renamed
+
+T = TypeVar("T")
 
 
 class Ok(Answer):
@@ -34,10 +38,8 @@ class Enqueued(Ok):
     id: str
 
 
-class Polled(Answer):
-    """The received message, or null if no message is available."""
-
-    message: WireMessage | None
+Polled = renamed(Single[WireMessage | None], "Polled", value="message")
+"""The received message, or null if no message is available."""
 
 
 class Settled(Ok, omit_defaults=True):
@@ -62,10 +64,8 @@ class WorkStats(Answer):
     total: int
 
 
-class SettingsBody(msgspec.Struct, rename="camel"):
-    """The settings of a work queue."""
-
-    lock_duration: int | None
+SettingsBody = renamed(Single[int | None], "SettingsBody", value="lockDuration")
+"""The settings of a work queue."""
 
 
 class WorkSettings(Answer):
@@ -114,10 +114,8 @@ class WireEntry(msgspec.Struct, gc=False):
     """Why the value, which is null then, cannot be read: code and text."""
 
 
-class Deleted(Answer):
-    """The number of deleted entries or dead letters."""
-
-    deleted_count: int
+Deleted = renamed(Single[int], "Deleted", value="deletedCount")
+"""The number of deleted entries or dead letters."""
 
 
 class Written(Ok):
@@ -141,24 +139,19 @@ class EntryPage(Answer):
     has_more: bool
 
 
-class KeyCount(Answer):
-    """A number of entries."""
-
-    count: int
+KeyCount = renamed(Single[int], "KeyCount", value="count")
+"""A number of entries."""
 
 
-class PolledKeys(Answer):
-    """The changed entries, and the current versionstamps in the order of the keys."""
+class PolledEntries(Answer, Generic[T]):
+    """The changed entries, and the current versionstamps: in the order of the keys, or as text for the next request."""
 
     entries: tuple[WireEntry, ...]
-    versionstamps: tuple[str, ...]
+    versionstamps: T
 
 
-class PolledPrefix(Answer):
-    """The changed entries, and the current versionstamps as text for the next request."""
-
-    entries: tuple[WireEntry, ...]
-    versionstamps: str
+PolledKeys = renamed(PolledEntries[tuple[str, ...]], "PolledKeys")
+PolledPrefix = renamed(PolledEntries[str], "PolledPrefix")
 
 
 # Metrics ---------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from msgspec import UnsetType
 
-from hark.api.types import Answer, Body, Pagination, Success, decode_value
+from hark.api.types import Answer, Body, Page, Single, Success, decode_value, renamed
 from hark.model import GroupMode, MessageState, Reason, ScheduledReason
 
 T = TypeVar("T")
@@ -149,12 +149,8 @@ class ActiveLease(Answer):
     first_message_id: str
 
 
-class LeasePage(Answer):
-    """A page of leases, the oldest first."""
-
-    items: tuple[ActiveLease, ...] = msgspec.field(name="leases")
-    total: int
-    pagination: Pagination
+LeasePage = renamed(Page[ActiveLease], "LeasePage", items="leases")
+"""The oldest first."""
 
 
 class ExtendBody(Body):
@@ -180,10 +176,8 @@ class RenewalAnswer(Answer, omit_defaults=True):
     code: str | None = None
 
 
-class ExtendedLeases(Answer):
-    """The results of lease renewals, in the order of the leases."""
-
-    results: tuple[RenewalAnswer, ...]
+ExtendedLeases = renamed(Single[tuple[RenewalAnswer, ...]], "ExtendedLeases", value="results")
+"""In the order of the leases."""
 
 
 class ExtendedLease(Answer, omit_defaults=True):
@@ -342,10 +336,8 @@ class TraceEvent(Answer, rename=None):
         return decode_value(self.payload, shape, f"the data of trace {self.id}")
 
 
-class TracesOfMessage(Answer):
-    """Trace events about one message, the oldest first."""
-
-    traces: tuple[TraceEvent, ...]
+TracesOfMessage = renamed(Single[tuple[TraceEvent, ...]], "TracesOfMessage", value="traces")
+"""The oldest first."""
 
 
 class NamedTrace(TraceEvent, rename=None):
@@ -364,12 +356,8 @@ class NamedTrace(TraceEvent, rename=None):
         return msgspec.json.decode(self.message_payload)
 
 
-class NamedTraces(Answer):
-    """A page of trace events of one name, the newest first."""
-
-    items: tuple[NamedTrace, ...] = msgspec.field(name="traces")
-    total: int
-    pagination: Pagination
+NamedTraces = renamed(Page[NamedTrace], "NamedTraces", items="traces")
+"""Trace events of one name, the newest first."""
 
 
 class TraceName(Answer, rename=None):
@@ -381,9 +369,4 @@ class TraceName(Answer, rename=None):
     last_seen: datetime
 
 
-class TraceNames(Answer):
-    """A page of trace names."""
-
-    items: tuple[TraceName, ...] = msgspec.field(name="trace_names")
-    total: int
-    pagination: Pagination
+TraceNames = renamed(Page[TraceName], "TraceNames", items="trace_names")

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from hark.api.types import Answer, Body
+from hark.api.types import Answer, Single, renamed
 from hark.api.types.queues import QueueHead
 from hark.model import Counts, QueueOptions
 
@@ -61,10 +61,8 @@ class SystemMetrics(Answer, omit_defaults=True):
 # Maintenance -----------------------------------------------------------------------------------------------
 
 
-class MaintenanceBody(Body):
-    """Whether maintenance is on."""
-
-    enabled: bool
+MaintenanceBody = renamed(Single[bool], "MaintenanceBody", value="enabled")
+"""Whether maintenance is on."""
 
 
 class Maintenance(Answer):
@@ -96,10 +94,8 @@ class PopMaintenance(Answer):
 # Sessions, settings and audit records ----------------------------------------------------------------------
 
 
-class SessionBody(Body):
-    """The token to log in with."""
-
-    token: str
+SessionBody = renamed(Single[str], "SessionBody", value="token")
+"""The token to log in with."""
 
 
 class Session(Answer):
@@ -148,10 +144,8 @@ class AuditRecord(Answer):
     """Number of refusals before this one that were not recorded, because there were too many."""
 
 
-class AuditRecords(Answer):
-    """The latest audit records of this server process, the newest first."""
-
-    records: tuple[AuditRecord, ...]
+AuditRecords = renamed(Single[tuple[AuditRecord, ...]], "AuditRecords", value="records")
+"""The latest audit records of this server process, the newest first."""
 
 
 # Samples ---------------------------------------------------------------------------------------------------

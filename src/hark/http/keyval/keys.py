@@ -225,7 +225,7 @@ class DeleteBody(msgspec.Struct):
     where: msgspec.Raw = raw_default(_NO_FILTER)
 
 
-async def delete_key(call: Call) -> types.keys.Deleted:
+async def delete_key(call: Call) -> types.Single[int]:
     """Delete a key.
 
     Deletes the key and all keys below it, or with `exact` only the key itself. Returns the number of deleted entries.
@@ -240,7 +240,7 @@ async def delete_key(call: Call) -> types.keys.Deleted:
         deleted = await _delete(call, [key], exact)
         if deleted:
             break
-    return types.keys.Deleted(deleted_count=deleted)
+    return types.keys.Deleted(deleted)
 
 
 async def _delete(call: Call, keys: Sequence[Key], exact: bool) -> int:
@@ -277,7 +277,7 @@ async def paginate_keys(call: Call) -> types.keys.EntryPage:
     return types.keys.EntryPage(entries=tuple(_entries(page)), cursor=cursor, has_more=has_more)
 
 
-async def count_keys(call: Call) -> types.keys.KeyCount:
+async def count_keys(call: Call) -> types.Single[int]:
     """Count entries. Returns the number of entries below a prefix, or of all entries."""
     return types.keys.KeyCount(await call.engine.count_keys(PREFIX.of(call.query) or ()))
 
@@ -343,7 +343,7 @@ async def get_batch(call: Call) -> list[types.keys.WireEntry]:
     ]
 
 
-async def delete_batch(call: Call) -> types.keys.Deleted:
+async def delete_batch(call: Call) -> types.Single[int]:
     """Delete several keys.
 
     Deletes the keys and all keys below them, or with `exact` only the keys themselves, in one commit.

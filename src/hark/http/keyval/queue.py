@@ -247,7 +247,7 @@ class QueueRoutes:
                 result = await self.broker.work_queues.poll(
                     queue, seconds, lambda: responses.wait_until_left(receive), consumer, labels
                 )
-            answer = encode({"message": wire_messages(result)[0] if result.messages else None})
+            answer = encode(types.keys.Polled(wire_messages(result)[0] if result.messages else None))
         except Exception as error:
             await responses.send_failure(send, error)
         else:
@@ -308,7 +308,7 @@ async def change_settings(call: Call) -> types.keys.WorkSettings:
     """Change the settings of a work queue. Sets the length of new leases on messages of the queue."""
     queue = queue_param(call.query)
     body = await call.json(types.keys.SettingsBody, "body")
-    own = check_int(body.lock_duration or 0, "lockDuration", 0, MAX_LOCK_MS)
+    own = check_int(body.value or 0, "lockDuration", 0, MAX_LOCK_MS)
     await call.broker.work_queues.set_lock_duration(queue, own, permitted_labels(call.identity, queue))
     return _shown_settings(call, queue, own)
 
@@ -359,7 +359,7 @@ async def delete_dead_letter(call: Call) -> types.keys.Ok:
     return types.keys.Ok(ok=True)
 
 
-async def purge_dead_letters(call: Call) -> types.keys.Deleted:
+async def purge_dead_letters(call: Call) -> types.Single[int]:
     """Delete all dead letters of a work queue. Returns the number of deleted dead letters."""
     where = DeadLetterFilter(queue=queue_param(call.query), group=QUEUE_MODE)
     return types.keys.Deleted(await call.engine.delete_dead_letters(where))

@@ -35,7 +35,7 @@ _PAYLOADS = BoolParam("payloads", "Include the payloads. Without them `data` is 
 _FILTER = (_QUEUE, _GROUP, _PARTITION, _FROM, _TO, _ID, _SEARCH)
 
 
-async def list_dead_letters(call: Call) -> types.dead_letters.DeadLetterPage:
+async def list_dead_letters(call: Call) -> types.Page[types.dead_letters.ListedDeadLetter]:
     """List dead letters. Returns a page of matching dead letters, the newest failure first."""
     page = _PAGE.of(call.query)
     where = msgspec.structs.replace(

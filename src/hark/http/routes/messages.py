@@ -50,7 +50,7 @@ async def explain_message(call: Call) -> types.messages.ExplainedMessage:
     )
 
 
-async def list_leases(call: Call) -> types.messages.LeasePage:
+async def list_leases(call: Call) -> types.Page[types.messages.ActiveLease]:
     """List leases. Returns the current leases, the oldest first. A lease has one entry for each of its partitions."""
     query = call.query
     page = _LEASES_PAGE.of(query)
@@ -75,7 +75,7 @@ async def list_leases(call: Call) -> types.messages.LeasePage:
     return types.messages.LeasePage(items=tuple(leases), total=found.total, pagination=page)
 
 
-async def extend_many(call: Call) -> types.messages.ExtendedLeases:
+async def extend_many(call: Call) -> types.Single[tuple[types.messages.RenewalAnswer, ...]]:
     """Renew several leases.
 
     Extends each lease until `seconds` from now, unless it already lasts longer. The results have the order of the
@@ -287,7 +287,7 @@ async def record(call: Call) -> types.messages.RecordedTrace:
     return types.messages.RecordedTrace(success=True, trace_id=await call.broker.trace(trace))
 
 
-async def list_of_message(call: Call) -> types.messages.TracesOfMessage:
+async def list_of_message(call: Call) -> types.Single[tuple[types.messages.TraceEvent, ...]]:
     """List the trace events of a message. Returns a page of events, the oldest first."""
     page = _OF_MESSAGE.of(call.query)
     partition_id = await reached(call.identity, call.broker, call.id("partition_id"))
@@ -296,7 +296,7 @@ async def list_of_message(call: Call) -> types.messages.TracesOfMessage:
     return types.messages.TracesOfMessage(tuple(_event(types.messages.TraceEvent, trace) for trace in traces))
 
 
-async def list_by_name(call: Call) -> types.messages.NamedTraces:
+async def list_by_name(call: Call) -> types.Page[types.messages.NamedTrace]:
     """List the trace events of a name. Returns a page of events of all messages, the newest first."""
     page = _BY_NAME.of(call.query)
     traces, total = await call.broker.traces(name=call.name("name"), limit=page.limit, offset=page.offset)
@@ -315,7 +315,7 @@ async def list_by_name(call: Call) -> types.messages.NamedTraces:
     return types.messages.NamedTraces(items=tuple(events), total=total, pagination=page)
 
 
-async def list_names(call: Call) -> types.messages.TraceNames:
+async def list_names(call: Call) -> types.Page[types.messages.TraceName]:
     """List trace names. Returns the names of recorded trace events, with counts."""
     page = _NAMES.of(call.query)
     names, total = await call.engine.trace_names(page.limit, page.offset)

@@ -159,7 +159,7 @@ async def configure(call: Call) -> types.queues.ConfiguredQueue:
     )
 
 
-async def list_queues(call: Call) -> types.queues.QueuePage:
+async def list_queues(call: Call) -> types.Page[types.queues.ListedQueue]:
     """List queues. Returns queues with their message counts; by default the newest queue first."""
     query = call.query
     sort = _SORT.of(query)
@@ -175,7 +175,7 @@ async def list_queues(call: Call) -> types.queues.QueuePage:
 
 async def queue_page(
     call: Call, where: QueueFilter, page: types.Pagination, *, by_backlog: bool = False
-) -> types.queues.QueuePage:
+) -> types.Page[types.queues.ListedQueue]:
     """Return a page of the queues that the caller may use."""
     observed, identity = call.broker.observed, call.identity
     found = await list_queues_of(
@@ -185,7 +185,7 @@ async def queue_page(
         backlogs=observed.backlogs if by_backlog else None,
     )
     queues = tuple(_listed_queue(stats) for stats in found.items)
-    return types.queues.QueuePage(queues=queues, total=found.total, pagination=page)
+    return types.queues.QueuePage(items=queues, total=found.total, pagination=page)
 
 
 async def show_queue(call: Call) -> types.queues.ShownQueue:

@@ -32,13 +32,13 @@ from hark.settings import Settings
 _LABELS_PAGE = paging(MAX_LIST, MAX_LIST)
 
 
-async def list_namespaces(call: Call) -> types.queues.Namespaces:
+async def list_namespaces(call: Call) -> types.Single[tuple[types.queues.Namespace, ...]]:
     """List namespaces. Returns the namespaces of all queues, with totals."""
     found = await _by_label(call, lambda stats: stats.info.namespace)
     return types.queues.Namespaces(tuple(types.queues.Namespace(name, *_together(queues)) for name, queues in found))
 
 
-async def list_tasks(call: Call) -> types.queues.Tasks:
+async def list_tasks(call: Call) -> types.Single[tuple[types.queues.Task, ...]]:
     """List tasks. Returns the tasks of all queues, with totals."""
     found = await _by_label(call, lambda stats: stats.info.task)
     return types.queues.Tasks(tuple(types.queues.Task(name, *_together(queues)) for name, queues in found))
@@ -227,7 +227,7 @@ _CONSUMERS_PAGE = paging()
 _CONSUMERS_QUEUE = NameParam("queue", "Return only consumers that wait for messages of this queue.")
 
 
-async def list_consumers(call: Call) -> types.groups.Consumers:
+async def list_consumers(call: Call) -> types.Page[types.groups.WaitingConsumer]:
     """List waiting consumers.
 
     Returns the consumers that are connected to this server process: waiting pops, then streams, then queue browsers,
@@ -269,9 +269,7 @@ def _queues_of(one: _Waiting) -> list[str | None]:
             return [one.queue]
 
 
-def _described(
-    one: _Waiting, may_see: MaySee
-) -> types.groups.WaitingPop | types.groups.WaitingStream | types.groups.WaitingBrowser:
+def _described(one: _Waiting, may_see: MaySee) -> types.groups.WaitingConsumer:
     match one:
         case Intention():
             return _subscription(
@@ -423,7 +421,7 @@ def _throughput(start: int, points: Sequence[Point]) -> types.server.ThroughputP
     )
 
 
-async def list_status_queues(call: Call) -> types.queues.QueuePage:
+async def list_status_queues(call: Call) -> types.Page[types.queues.ListedQueue]:
     """List the status of queues. Returns queues with their message counts, the newest first."""
     where = QueueFilter(namespace=NAMESPACE.of(call.query), task=TASK.of(call.query))
     return await queue_page(call, where, _PAGE.of(call.query))

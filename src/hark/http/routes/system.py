@@ -99,7 +99,7 @@ async def show_session(call: Call) -> types.server.Session:
 async def log_in(call: Call) -> types.server.Session:
     """Log in. Stores a token in a cookie that scripts cannot read and that lasts until the web browser is closed."""
     edge = call.app.edge
-    token = (await call.json(types.server.SessionBody, "body")).token
+    token = (await call.json(types.server.SessionBody, "body")).value
     # Checked first: a token that does not fit into a cookie is rejected, known or not.
     cookie = set_cookie(token, secure=_is_secure(call)) if edge.authenticator.enabled else None
     identity = edge.log_in(call.exchange, token)
@@ -212,7 +212,7 @@ def _pop_maintenance(enabled: bool) -> types.server.PopMaintenance:
 
 
 async def _switch(call: Call, flag: str) -> bool:
-    enabled = (await call.json(types.server.MaintenanceBody, "maintenance", _TEXTS)).enabled
+    enabled = (await call.json(types.server.MaintenanceBody, "maintenance", _TEXTS)).value
     call.exchange.note_target(enabled=enabled)
     await call.broker.set_maintenance(flag, enabled)
     return enabled
@@ -223,7 +223,7 @@ async def show_openapi(call: Call) -> msgspec.Raw:
     return msgspec.Raw(call.app.openapi)
 
 
-async def list_audit(call: Call) -> types.server.AuditRecords:
+async def list_audit(call: Call) -> types.Single[tuple[types.server.AuditRecord, ...]]:
     """List audit records. Returns the latest audit records of this server process, the newest first."""
     return types.server.AuditRecords(tuple(call.app.edge.audit.last)[::-1][: _LIMIT.of(call.query)])
 
