@@ -351,7 +351,7 @@ _FIELDS: Mapping[str, str] = {
 """Descriptions by the names of fields, separated by spaces."""
 
 _SCHEMAS: Mapping[str, Mapping[str, str]] = {
-    "AckAnswer RenewalAnswer TransactionAnswer": {"error": "Text of the refusal."},
+    "AckAnswer RenewalAnswer TransactionResult": {"error": "Text of the refusal."},
     "AckAnswer": {"queueName": "Name of the queue. Null: the message was not found."},
     "AckBatchBody": {"consumerGroup": "Name of the consumer group of all messages. The default is the default group."},
     "AckBody AckOperation TraceBody": {
@@ -391,7 +391,7 @@ _SCHEMAS: Mapping[str, Mapping[str, str]] = {
     "Cancelled Settled": {"ok": "Always true."},
     "Cancelled": {"reason": "Why the message was not cancelled: `not_found`, `leased` or `settled`."},
     "CheckBody": {"versionstamp": "Required. Version that the key must have. Null: the key must not exist."},
-    "Committed": {
+    "AtomicResult": {
         "ok": "Whether all checks held and the mutations were applied.",
         "versionstamp": "Version of all written keys. Absent if a check failed.",
         "ids": "Ids of the enqueued messages, in the order of the request.",
@@ -548,7 +548,7 @@ _SCHEMAS: Mapping[str, Mapping[str, str]] = {
     "Ready": {"status": "`live`, `ready` or `not ready`."},
     "RecordedTrace": {"traceId": "Id of the event."},
     "Refreshed": {"reason": "Why there was nothing to refresh."},
-    "RenewalAnswer TransactionAnswer": {"code": "Error code of the refusal."},
+    "RenewalAnswer TransactionResult": {"code": "Error code of the refusal."},
     "RequeueBody": {
         "ids": "Ids of dead letters, or ids of their messages. At most 1000. Give either `filter` or `ids`.",
         "limit": "Maximum number of dead letters to requeue, with `filter`. From 1 to 1000. The default is 1000.",
@@ -595,7 +595,7 @@ _SCHEMAS: Mapping[str, Mapping[str, str]] = {
         "data": "Required. Data of the event: any JSON value except null.",
     },
     "TraceNames": {"trace_names": "Trace names."},
-    "TransactionAnswer": {
+    "TransactionResult": {
         "transactionId": "Id of the transaction.",
         "success": "Whether the transaction was applied.",
         "results": "Results of the operations, in order. If the transaction was refused: up to the failed operation.",

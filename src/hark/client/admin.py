@@ -26,6 +26,7 @@ from hark.api.types.messages import (
     ListedMessage,
     NamedTrace,
     ShownMessage,
+    TraceBody,
     TraceEvent,
     TraceName,
 )
@@ -61,14 +62,14 @@ class Traces:
         """
         partition, transaction = ids_of(message, partition_id, transaction_id)
         delivered = getattr(message, "delivered", message)
-        body = {
-            "partitionId": partition,
-            "transactionId": transaction,
-            "data": json_value(data, "data"),
-            "consumerGroup": group or getattr(delivered, "consumer_group", None),
-            "eventType": event,
-            "traceNames": [names] if isinstance(names, str) else list(names),
-        }
+        body = TraceBody(
+            partition_id=partition,
+            transaction_id=transaction,
+            data=json_value(data, "data"),
+            consumer_group=group or getattr(delivered, "consumer_group", None),
+            event_type=event,
+            trace_names=[names] if isinstance(names, str) else list(names),
+        )
         return (await self._caller.ask(operations.RECORD, body=body)).trace_id
 
     async def of(

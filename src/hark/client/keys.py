@@ -16,7 +16,7 @@ import msgspec
 from hark.api import operations
 from hark.api.operations import Operation
 from hark.api.types import decode_value
-from hark.api.types.keys import PolledEntries, WireEntry
+from hark.api.types.keys import AtomicResult, PolledEntries, WireEntry
 from hark.client.arguments import KeyParts, json_value, key_of, key_text, new_message, time_to_live
 from hark.client.calling import Caller, Query, decode, not_hark
 from hark.errors import HarkError, InvalidInput
@@ -70,19 +70,6 @@ _REPEATABLE = frozenset({"set", "delete", "min", "max"})
 """Changes with the same result whether they are applied once or twice."""
 _FINAL = frozenset({"queue_full"})
 """Codes that are not retried, because they may last."""
-
-
-class AtomicResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of an atomic write. `ok` is False if a check failed; nothing was written then."""
-
-    ok: bool
-    versionstamp: str | None = None
-    """Versionstamp of everything that it wrote."""
-    ids: tuple[str, ...] = ()
-    """Ids of the enqueued messages, in order."""
-
-    def __bool__(self) -> bool:
-        return self.ok
 
 
 class KeyChanges:
@@ -208,8 +195,7 @@ class Atomic(KeyChanges):
         appended values or messages the request is not repeated after a lost reply: it raises `ConnectionFailed`, and
         you have to read the keys to see whether it was applied.
         """
-        done = await self._caller.ask(operations.KEYVAL_COMMIT, body=self.body(), safe=self.repeatable, final=_FINAL)
-        return AtomicResult(ok=done.ok, versionstamp=done.versionstamp, ids=tuple(id for id in done.ids or () if id))
+        return await self._caller.ask(operations.KEYVAL_COMMIT, body=self.body(), safe=self.repeatable, final=_FINAL)
 
 
 def _number(value: Number) -> msgspec.Raw:

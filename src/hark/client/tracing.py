@@ -11,8 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hark.api.types.delivery import Delivered
-    from hark.client.arguments import NewMessage
+    from hark.api.types.delivery import Delivered, NewMessage
     from hark.client.spans import Push
 
 _API = "opentelemetry.trace"

@@ -6,10 +6,8 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Generic, TypeVar, Unpack
 
-import msgspec
-
 from hark.api import operations
-from hark.api.types.messages import OperationResult
+from hark.api.types.messages import OperationResult, TransactionResult
 from hark.client.arguments import (
     MAX_DELAY,
     DeliveredMessage,
@@ -28,14 +26,6 @@ from hark.errors import InvalidInput, TransactionRefused
 from hark.model import Status
 
 T = TypeVar("T")
-
-
-class TransactionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a committed transaction: one entry per push and settlement, in order."""
-
-    results: tuple[OperationResult, ...] = ()
-    versionstamp: str | None = None
-    """Versionstamp of the keys that it wrote. None if it wrote none."""
 
 
 class Transaction:
@@ -133,7 +123,7 @@ class Transaction:
         self._open()
         self._tried = True
         if not self._operations and self.kv.empty:
-            return TransactionResult()
+            return TransactionResult(transaction_id="", success=True, results=())
         body: dict[str, object] = {"operations": self._operations}
         if self._leases:
             body["requiredLeases"] = self._leases
@@ -147,7 +137,7 @@ class Transaction:
             text = answer.error or "the server rejected the transaction"
             raise TransactionRefused(text, code=answer.code, index=refused)
         self._conclude(answer.results)
-        return TransactionResult(results=answer.results, versionstamp=answer.kv.versionstamp if answer.kv else None)
+        return answer
 
     def _conclude(self, results: Sequence[OperationResult]) -> None:
         """Mark the settled messages, so that the end of their blocks does not settle them again."""

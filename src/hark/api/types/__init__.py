@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Generic, TypeVar, dataclass_transform, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, dataclass_transform, get_origin
 
 import msgspec
 
@@ -21,6 +21,10 @@ __all__ = ["dead_letters", "delivery", "frames", "groups", "keys", "messages", "
 
 T = TypeVar("T")
 Shape = TypeVar("Shape", bound=msgspec.Struct)
+OptionalRaw = msgspec.Raw | msgspec.UnsetType
+"""Any JSON, not decoded. UNSET is absent, which differs from null."""
+Number = Annotated[Any, msgspec.Meta(extra_json_schema={"type": "number"})]
+"""A number in a body. It is not typed, so that the server can limit the work of converting it."""
 
 
 @dataclass_transform(field_specifiers=(msgspec.field,), frozen_default=True)

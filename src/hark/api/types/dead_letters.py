@@ -6,8 +6,9 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import UNSET
 
-from hark.api.types import Answer, Body, Page, Success, decode_value, renamed
+from hark.api.types import Answer, Body, OptionalRaw, Page, Success, decode_value, renamed
 
 T = TypeVar("T")
 
@@ -92,6 +93,32 @@ class RequeueBody(Body, forbid_unknown_fields=True):
     ids: list[str] | None = None
     filter: FilterBody | None = None
     limit: int | None = None
+
+
+class DeadLetterItem(Body, forbid_unknown_fields=True, kw_only=True):
+    """A dead letter of another store, with the options of its message."""
+
+    id: str
+    partition: str
+    consumer_group: str
+    transaction_id: str
+    payload: msgspec.Raw
+    error: str
+    attempts: int
+    created_at: str | int
+    failed_at: str | int
+    trace_id: str = ""
+    priority: int | None = None
+    backoff_schedule: list[int] | None = None
+    keys_if_undelivered: OptionalRaw = UNSET
+    traceparent: str | None = None
+    tracestate: str | None = None
+
+
+class ImportBody(Body, forbid_unknown_fields=True):
+    """The dead letters to import."""
+
+    items: list[DeadLetterItem]
 
 
 class IdsBody(Body, forbid_unknown_fields=True):

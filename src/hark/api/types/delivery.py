@@ -5,6 +5,54 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+from msgspec import UNSET
+
+from hark.api.types import OptionalRaw, Single, renamed
+from hark.model.messages import DEFAULT_PARTITION, Key
+
+
+class PushItem(msgspec.Struct, gc=False, rename="camel"):
+    """A message to push."""
+
+    queue: str
+    partition: str = DEFAULT_PARTITION
+    payload: OptionalRaw = UNSET
+    transaction_id: str = ""
+    trace_id: str = ""
+    priority: int | None = None
+    delay: int | None = None
+    deliver_at: str | int | None = None
+    backoff_schedule: list[int] | None = None
+    ttl: int | None = None
+    keys_if_undelivered: OptionalRaw = UNSET
+    traceparent: str | None = None
+    tracestate: str | None = None
+    message_id: str | None = None
+    namespace: str | None = None
+    task: str | None = None
+
+
+PushBody = renamed(Single[list[PushItem]], "PushBody", value="items")
+"""The messages to push."""
+
+
+class NewMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False, rename="camel", omit_defaults=True):
+    """A message to push, as the client and the commands send it: times in milliseconds, None is omitted."""
+
+    queue: str
+    partition: str | None = None
+    payload: msgspec.Raw
+    transaction_id: str = ""
+    """The idempotency key. With one, a repeated request is safe. Empty: the server makes one."""
+    trace_id: str | None = None
+    priority: int | None = None
+    delay: int | None = None
+    deliver_at: str | None = None
+    backoff_schedule: tuple[int, ...] | None = None
+    ttl: int | None = None
+    keys_if_undelivered: msgspec.Raw | tuple[Key, ...] | None = None
+    traceparent: str | None = None
+    tracestate: str | None = None
 
 
 class PushAnswer(msgspec.Struct, gc=False, omit_defaults=True):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Generic, TypeVar
 
 import msgspec
+from msgspec import UNSET
 
-from hark.api.types import Answer, Single, renamed
+from hark.api.types import Answer, Body, Number, OptionalRaw, Single, renamed
 
 T = TypeVar("T")
 
@@ -18,6 +19,45 @@ class Ok(Answer):
 
 
 # Work queues -----------------------------------------------------------------------------------------------
+
+
+class EnqueueOptions(Body, gc=False):
+    """Options of a message. Null means absent."""
+
+    delay: Number | None = None
+    deliver_at: str | int | None = None
+    backoff_schedule: list[Number] | None = None
+    keys_if_undelivered: OptionalRaw = UNSET
+    priority: int | None = None
+    ttl: Number | None = None
+    traceparent: str | None = None
+    tracestate: str | None = None
+
+
+class EnqueueBody(Body, gc=False):
+    """A message to enqueue."""
+
+    value: OptionalRaw = UNSET
+    options: EnqueueOptions | None = None
+
+
+class CancelBody(Body, gc=False):
+    """The message to cancel."""
+
+    id: str = ""
+
+
+class WorkAckBody(CancelBody, gc=False):
+    """The message to acknowledge. With a receipt, only that delivery can be acknowledged."""
+
+    receipt: str | None = None
+
+
+class NackBody(WorkAckBody, gc=False):
+    """The message to reject, with the error and the delay before its redelivery."""
+
+    error: str | None = None
+    delay: Number | None = None
 
 
 class WireMessage(msgspec.Struct, gc=False, omit_defaults=True):
@@ -101,6 +141,55 @@ class Requeued(Ok):
 # Keys ------------------------------------------------------------------------------------------------------
 
 
+class CheckBody(Body):
+    """A condition on the version of a key. Null: the key must not exist."""
+
+    key: object = None
+    versionstamp: str | msgspec.UnsetType | None = UNSET
+
+
+class MutationBody(Body):
+    """A change of a key, or a message to enqueue."""
+
+    type: str
+    key: object = None
+    value: OptionalRaw = UNSET
+    expires_in: int | None = None
+    queue: str | None = None
+    options: EnqueueOptions | None = None
+
+
+class AtomicBody(Body):
+    """An atomic commit: checks and mutations."""
+
+    mutations: list[MutationBody]
+    checks: list[CheckBody] | None = None
+
+
+class DeleteBody(Body):
+    """Options of a deletion."""
+
+    exact: bool | None = None
+    where: OptionalRaw = UNSET
+
+
+class KeysBody(DeleteBody):
+    """Several keys."""
+
+    keys: object = None
+
+
+class ListBody(Body):
+    """A range of keys. Keys are arrays, so that the types of their parts are exact."""
+
+    prefix: list[object] | None = None
+    start: list[object] | None = None
+    end: list[object] | None = None
+    limit: int | None = None
+    reverse: bool | None = None
+    where: OptionalRaw = UNSET
+
+
 class WireEntry(msgspec.Struct, gc=False):
     """A key and its value. A missing key has null as its value and its versionstamp."""
 
@@ -124,11 +213,16 @@ class Written(Ok):
     versionstamp: str
 
 
-class Committed(Ok, omit_defaults=True):
-    """The result of a commit. `ok` false means that a check failed and nothing was applied."""
+class AtomicResult(Ok, omit_defaults=True):
+    """The result of an atomic write. `ok` is False if a check failed; nothing was written then."""
 
     versionstamp: str | None = None
-    ids: tuple[str | None, ...] | None = None
+    """The versionstamp of everything that it wrote."""
+    ids: tuple[str, ...] = ()
+    """The ids of the enqueued messages, in order."""
+
+    def __bool__(self) -> bool:
+        return self.ok
 
 
 class EntryPage(Answer):

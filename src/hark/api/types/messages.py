@@ -7,9 +7,10 @@ from datetime import datetime
 from typing import Any, Literal, TypeVar
 
 import msgspec
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType
 
-from hark.api.types import Answer, Body, Page, Single, Success, decode_value, renamed
+from hark.api.types import Answer, Body, OptionalRaw, Page, Single, Success, decode_value, renamed
+from hark.api.types.delivery import AckBody, PushItem
 from hark.model import GroupMode, MessageState, Reason, ScheduledReason
 
 T = TypeVar("T")
@@ -270,6 +271,26 @@ class ExplainedMessage(Answer):
 # Transactions ----------------------------------------------------------------------------------------------
 
 
+class PushOperation(PushItem, tag_field="type", tag="push", kw_only=True):
+    """A push: either several messages in `items`, or the fields of one message."""
+
+    queue: str = ""
+    items: list[PushItem] | None = None
+
+
+class AckOperation(AckBody, tag_field="type", tag="ack"):
+    """An acknowledgement."""
+
+
+class TransactionBody(Body):
+    """The operations of a transaction, in order, and the leases that they require."""
+
+    operations: list[PushOperation | AckOperation]
+    required_leases: list[str] | None = None
+    kv: OptionalRaw = UNSET
+    timers: list[msgspec.Raw] | None = None
+
+
 class OperationResult(Answer):
     """The result of one push or acknowledgement of a transaction. The server leaves out what is not of its type."""
 
@@ -295,7 +316,7 @@ class WrittenKeys(Answer, omit_defaults=True):
     versionstamp: str | None = None
 
 
-class TransactionAnswer(Answer, omit_defaults=True):
+class TransactionResult(Answer, omit_defaults=True):
     """The result of a transaction. `success` false means that it was refused and nothing was applied."""
 
     transaction_id: str
@@ -305,8 +326,24 @@ class TransactionAnswer(Answer, omit_defaults=True):
     code: str | None = None
     kv: WrittenKeys | None = None
 
+    @property
+    def versionstamp(self) -> str | None:
+        """The versionstamp of the keys that it wrote. None if it wrote none."""
+        return None if self.kv is None else self.kv.versionstamp
+
 
 # Traces ----------------------------------------------------------------------------------------------------
+
+
+class TraceBody(Body):
+    """A trace event to record. Null means absent."""
+
+    transaction_id: str | None = None
+    partition_id: str | None = None
+    data: OptionalRaw = UNSET
+    consumer_group: str | None = None
+    event_type: str | None = None
+    trace_names: str | list[str] | None = None
 
 
 class RecordedTrace(Success):

@@ -9,10 +9,13 @@ from functools import wraps
 from typing import Literal
 
 import msgspec
+from msgspec import UnsetType
 from prometheus_client.metrics_core import Metric
 from starlette.responses import Response
 
 from hark.api import operations, types
+from hark.api.types import OptionalRaw
+from hark.api.types.keys import CancelBody, EnqueueBody, EnqueueOptions, NackBody, WorkAckBody
 from hark.broker import Broker
 from hark.broker.broker import first
 from hark.broker.tallies import Operation
@@ -20,7 +23,7 @@ from hark.clock import MILLISECOND
 from hark.errors import Conflict, InvalidInput, NotFound
 from hark.http import checks, items, responses
 from hark.http.admission import identity_of, permitted_labels, reached, reached_letter, stamp
-from hark.http.checks import Number, check_int, decode_json, query_params, raw_default, short
+from hark.http.checks import check_int, decode_json, query_params, short
 from hark.http.exchange import exchange_of
 from hark.http.items import MAX_ERROR_CHARACTERS
 from hark.http.keyval.paths import LIMIT, OFFSET, QUEUE, queue_param
@@ -44,36 +47,12 @@ from hark.model.messages import parted
 from hark.prometheus import CONTENT_TYPE, counter, gauge, histogram, one, text
 from hark.settings import Settings
 
-ABSENT = msgspec.Raw(b"null")
-"""A missing field; compared by identity to distinguish it from an explicit null."""
-
-
-class EnqueueOptions(msgspec.Struct, gc=False, rename="camel"):
-    """Options of a message. Null means absent."""
-
-    delay: Number | None = None
-    deliver_at: str | int | None = None
-    backoff_schedule: list[Number] | None = None
-    keys_if_undelivered: msgspec.Raw = raw_default(items.NO_KEYS)
-    priority: int | None = None
-    ttl: Number | None = None
-    traceparent: str | None = None
-    tracestate: str | None = None
-
-
-class EnqueueBody(msgspec.Struct, gc=False):
-    """A message to enqueue."""
-
-    value: msgspec.Raw = raw_default(ABSENT)
-    options: EnqueueOptions | None = None
-
-
 _PAYLOAD = checks.raw_parts("value")
 
 
-def new_message(queue: str, value: msgspec.Raw, options: EnqueueOptions | None, where: str = "") -> NewMessage:
+def new_message(queue: str, value: OptionalRaw, options: EnqueueOptions | None, where: str = "") -> NewMessage:
     """Return the checked message. Errors name a field as `{where}value` or `{where}options.delay`."""
-    if value is ABSENT:
+    if isinstance(value, UnsetType):
         raise InvalidInput(f"{where}value: is required; send null to enqueue null")
     message = NewMessage(queue, payload=bytes(value))
     if options is not None:
@@ -106,26 +85,6 @@ def wire_messages(result: PopResult) -> list[types.keys.WireMessage]:
 _LOST = (Failure(409, "lease_lost"), Failure(409, "message_not_found"))
 _ID_TEXT = "id must be a non-empty string"
 _TEXTS = {"id": _ID_TEXT}
-
-
-class WorkAckBody(msgspec.Struct, gc=False):
-    """The message to acknowledge. With a receipt, only that delivery can be acknowledged."""
-
-    id: str = ""
-    receipt: str | None = None
-
-
-class NackBody(WorkAckBody, gc=False):
-    """The message to reject, with the error and the delay before its redelivery."""
-
-    error: str | None = None
-    delay: Number | None = None
-
-
-class CancelBody(msgspec.Struct, gc=False):
-    """The message to cancel."""
-
-    id: str = ""
 
 
 Work = Callable[["QueueRoutes", Scope, Receive], Awaitable[object]]

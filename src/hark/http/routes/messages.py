@@ -11,7 +11,7 @@ from hark.api import operations, types
 from hark.clock import SECOND
 from hark.errors import Conflict, InvalidInput, NotFound
 from hark.http.admission import reached, shown_lease
-from hark.http.checks import check_name, check_text, exact_time_of, raw_default, raw_parts, time_of
+from hark.http.checks import check_name, check_text, exact_time_of, raw_parts, time_of
 from hark.http.items import renew_all
 from hark.http.params import MAX_LIST, ChoiceParam, NameParam, TimeParam, paging
 from hark.http.responses import answer_of
@@ -252,27 +252,15 @@ MAX_NAMES = 100
 _OF_MESSAGE = paging(1000)
 _BY_NAME = paging(100)
 _NAMES = paging(50)
-_NO_DATA = msgspec.Raw(b"null")
-
-
-class TraceBody(msgspec.Struct, rename="camel"):
-    """A trace event to record. Null means absent."""
-
-    transaction_id: str | None = None
-    partition_id: str | None = None
-    data: msgspec.Raw = raw_default(_NO_DATA)
-    consumer_group: str | None = None
-    event_type: str | None = None
-    trace_names: str | list[str] | None = None
 
 
 async def record(call: Call) -> types.messages.RecordedTrace:
     """Record a trace event. Stores an event about a message, with optional names to find it by."""
-    body = await call.json(TraceBody, "trace", payloads=raw_parts("data", what="trace"))
+    body = await call.json(types.messages.TraceBody, "trace", payloads=raw_parts("data", what="trace"))
     if not body.transaction_id or not body.partition_id:
         raise InvalidInput("transactionId and partitionId are required")
-    data = bytes(body.data)
-    if data == b"null":
+    data = NULL_PAYLOAD if isinstance(body.data, msgspec.UnsetType) else bytes(body.data)
+    if data == NULL_PAYLOAD:
         raise InvalidInput("data is required")
     partition_id = check_text(body.partition_id, "partitionId")
     trace = NewTrace(
@@ -307,7 +295,7 @@ async def list_by_name(call: Call) -> types.Page[types.messages.NamedTrace]:
             trace,
             queue_name=trace.queue,
             partition_name=trace.partition,
-            message_payload=_NO_DATA if trace.payload is None else trace.payload,
+            message_payload=msgspec.Raw(NULL_PAYLOAD) if trace.payload is None else trace.payload,
             payload_error=trace.unreadable,
         )
         for trace in traces
@@ -357,7 +345,7 @@ TABLE = table(
     bind(
         operations.RECORD,
         record,
-        body=TraceBody,
+        body=types.messages.TraceBody,
         body_bytes=LARGE_BODY,
         answer={201: types.messages.RecordedTrace},
         errors=(NO_MESSAGE,),
