@@ -115,12 +115,6 @@ def document(table: Table) -> dict[str, object]:
     }
 
 
-def _operations(table: Table) -> Iterator[tuple[str, str, Operation]]:
-    for path, operations in table.items():
-        for method, operation in operations.items():
-            yield path, method, operation
-
-
 # Types -----------------------------------------------------------------------------------------------------
 
 

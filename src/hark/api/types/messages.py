@@ -338,8 +338,8 @@ class TransactionResult(Answer, omit_defaults=True):
 class TraceBody(Body):
     """A trace event to record. Null means absent."""
 
-    transaction_id: str | None = None
     partition_id: str | None = None
+    transaction_id: str | None = None
     data: OptionalRaw = UNSET
     consumer_group: str | None = None
     event_type: str | None = None

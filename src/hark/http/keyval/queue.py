@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import nullcontext
-from functools import wraps
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
@@ -18,7 +16,6 @@ from hark.api.types import OptionalRaw
 from hark.api.types.keys import CancelBody, EnqueueBody, EnqueueOptions, NackBody, WorkAckBody
 from hark.broker import Broker
 from hark.broker.broker import first
-from hark.broker.tallies import Operation
 from hark.clock import MILLISECOND
 from hark.errors import Conflict, InvalidInput, NotFound
 from hark.http import checks, items, responses
@@ -26,7 +23,7 @@ from hark.http.admission import identity_of, permitted_labels, reached, reached_
 from hark.http.checks import check_int, decode_json, query_params, short
 from hark.http.exchange import exchange_of
 from hark.http.items import MAX_ERROR_CHARACTERS
-from hark.http.keyval.paths import LIMIT, OFFSET, QUEUE, queue_param
+from hark.http.keyval.paths import LIMIT, OFFSET, QUEUE, answered, queue_param
 from hark.http.params import NameParam
 from hark.http.pops import CONSUMER, WAIT, caller, timeout_param
 from hark.http.responses import Receive, Scope, Send, answer_of, encode
@@ -87,28 +84,6 @@ _ID_TEXT = "id must be a non-empty string"
 _TEXTS = {"id": _ID_TEXT}
 
 
-Work = Callable[["QueueRoutes", Scope, Receive], Awaitable[object]]
-
-
-def _answered(operation: Operation | None) -> Callable[[Work], Callable[..., Awaitable[None]]]:
-    """Return a decorator that makes a raw endpoint of a method, whose calls count as an operation."""
-
-    def decorate(work: Work) -> Callable[..., Awaitable[None]]:
-        @wraps(work)
-        async def endpoint(self: QueueRoutes, scope: Scope, receive: Receive, send: Send) -> None:
-            try:
-                with self.broker.operations.measure(operation) if operation else nullcontext():
-                    answer = encode(await work(self, scope, receive))
-            except Exception as error:
-                await responses.send_failure(send, error)
-            else:
-                await responses.send_response(send, (200, responses.JSON_HEADERS, answer))
-
-        return endpoint
-
-    return decorate
-
-
 class QueueRoutes:
     """The routes of work queues, bound to a broker."""
 
@@ -141,7 +116,7 @@ class QueueRoutes:
             bind(operations.KEYVAL_CANCEL, self.cancel, query=(QUEUE,), body=CancelBody, raw=True),
         )
 
-    @_answered("queue_enqueue")
+    @answered("queue_enqueue")
     async def enqueue(self, scope: Scope, receive: Receive) -> types.keys.Enqueued:
         """Enqueue a message. Stores a message in a work queue, which is created if it does not exist."""
         queue = _queue(scope)
@@ -151,7 +126,7 @@ class QueueRoutes:
         responses.carry(exchange_of(scope), [message])
         return types.keys.Enqueued(ok=True, id=await self.broker.work_queues.enqueue(message))
 
-    @_answered("queue_ack")
+    @answered("queue_ack")
     async def ack(self, scope: Scope, receive: Receive) -> types.keys.Settled:
         """Acknowledge a message of a work queue.
 
@@ -162,7 +137,7 @@ class QueueRoutes:
         body = decode_json(await self._body(scope, receive), WorkAckBody, "body", _TEXTS)
         return await self._settle(scope, body, "completed")
 
-    @_answered("queue_nack")
+    @answered("queue_nack")
     async def nack(self, scope: Scope, receive: Receive) -> types.keys.Settled:
         """Reject a message of a work queue.
 
@@ -175,7 +150,7 @@ class QueueRoutes:
         delay = None if body.delay is None else check_milliseconds(body.delay, "delay")
         return await self._settle(scope, body, "failed", error, delay)
 
-    @_answered(None)
+    @answered(None)
     async def cancel(self, scope: Scope, receive: Receive) -> types.keys.Cancelled:
         """Cancel a message of a work queue.
 

@@ -20,7 +20,7 @@ from hark.clock import SECOND
 from hark.http.admission import identity_of
 from hark.http.checks import format_time_ms, time_of
 from hark.http.params import MAX_LIST, ChoiceParam, IntParam, NameParam, TimeParam, paging
-from hark.http.responses import Receive, Scope, Send, answer_of, encode, send_failure
+from hark.http.responses import Receive, Scope, Send, answer_of, encode
 from hark.http.routes.queues import NAMESPACE, TASK, groups_of, queue_page, queues_of, stats_of, total_of
 from hark.http.routing import EVENTS, NO_QUEUE, Call, Table, bind, table
 from hark.http.sse import PING_SECONDS, ClientWriter, SseOptions, event, send_events
@@ -190,27 +190,19 @@ class SampleEvents:
 
         Sends a server-sent event `sample` every second, with rates, depths and the names of the queues that changed.
         """
-        try:
-            watcher = self._broker.observed.watch()
-        except Exception as error:
-            await send_failure(send, error)
-            return
         identity = identity_of(scope)
-        await send_events(
-            scope,
-            receive,
-            send,
-            watcher,
-            lambda client: self._write_samples(watcher, client, identity),
-            self._sse_options,
-        )
 
-    async def _write_samples(self, watcher: Watcher, client: ClientWriter, identity: Identity) -> None:
-        while (sample := await watcher.next()) is not None:
-            if identity.restricted:
-                await client.write(event(b"sample", encode(restricted_sample_of(sample, identity))))
-            else:
-                await client.write(self._event(sample))
+        async def opened() -> Watcher:
+            return self._broker.observed.watch()
+
+        async def write_samples(watcher: Watcher, client: ClientWriter) -> None:
+            while (sample := await watcher.next()) is not None:
+                if identity.restricted:
+                    await client.write(event(b"sample", encode(restricted_sample_of(sample, identity))))
+                else:
+                    await client.write(self._event(sample))
+
+        await send_events(scope, receive, send, opened, write_samples, self._sse_options)
 
     def _event(self, sample: Sample) -> bytes:
         if sample is not self._sample:
