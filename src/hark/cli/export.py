@@ -26,7 +26,6 @@ from hark.cli.output import PARTIAL, USAGE, Failure, complain, counting, say
 from hark.cli.remote import Query, Server
 from hark.clock import LATEST, MILLISECOND
 from hark.model import export as lines
-from hark.model.messages import Key
 
 # Well under the server's default limits (10,000 items, 10 MiB).
 _BATCH_ITEMS = 1000
@@ -37,10 +36,6 @@ _KEYS_AT_ONCE = 100
 _TRIES = 5
 """Attempts to set keys: another client can create one of them between the read and the write."""
 _decode: Callable[[bytes], lines.ExportLine] = msgspec.json.Decoder(lines.ExportLine).decode
-
-
-def _raw_keys(keys: tuple[Key, ...]) -> types.OptionalRaw:
-    return Raw(msgspec.json.encode(keys)) if keys else msgspec.UNSET
 
 
 def _iso(moment: int) -> str:
@@ -263,7 +258,7 @@ class Importer:
                 deliver_at=None if line.deliver_at is None else _iso(line.deliver_at),
                 ttl=ttl,
                 backoff_schedule=line.backoff_schedule,
-                keys_if_undelivered=line.keys_if_undelivered or None,
+                keys_if_undelivered=types.raw(line.keys_if_undelivered) if line.keys_if_undelivered else msgspec.UNSET,
                 traceparent=line.traceparent or None,
                 tracestate=line.tracestate or None,
             )
@@ -288,8 +283,8 @@ class Importer:
                 failed_at=_iso(line.failed_at),
                 trace_id=line.trace_id or "",
                 priority=line.priority or None,
-                backoff_schedule=None if line.backoff_schedule is None else list(line.backoff_schedule),
-                keys_if_undelivered=_raw_keys(line.keys_if_undelivered),
+                backoff_schedule=line.backoff_schedule,
+                keys_if_undelivered=types.raw(line.keys_if_undelivered) if line.keys_if_undelivered else msgspec.UNSET,
                 traceparent=line.traceparent or None,
                 tracestate=line.tracestate or None,
             )
@@ -301,7 +296,7 @@ class Importer:
         if expires_in is not None and expires_in <= 0:
             self._key_counts["expired"] += 1
             return
-        self._keys.append(types.keys.MutationBody("set", line.key, line.value, expires_in))
+        self._keys.append(types.keys.MutationBody("set", key=line.key, value=line.value, expires_in=expires_in))
         self._note_size(len(self._keys), line.value)
 
     def _note_size(self, items: int, payload: Raw) -> None:
@@ -339,7 +334,7 @@ class Importer:
         for _ in range(_TRIES):
             wanted = self._keys if self._replace else self._missing_keys()
             checks = None if self._replace else [types.keys.CheckBody(one.key, None) for one in wanted]
-            body = types.keys.AtomicBody(wanted, checks)
+            body = types.keys.AtomicBody(checks=checks, mutations=wanted)
             if not wanted or self._server.call(operations.KEYVAL_COMMIT, body=body).read().ok:
                 self._key_counts.update(imported=len(wanted), kept=len(self._keys) - len(wanted))
                 self._keys = []

@@ -82,7 +82,7 @@ def push(
         raise typer.BadParameter("give either one or more PAYLOADs, or --stdin")
     if transaction_id is not None and (stdin or len(payloads or ()) > 1):
         raise typer.BadParameter("--transaction-id works with one PAYLOAD only; push the messages one by one")
-    undelivered = None if keys is None else _keys(keys)
+    undelivered = msgspec.UNSET if keys is None else _keys(keys)
 
     def item(payload: bytes, what: str) -> NewMessage:
         return NewMessage(

@@ -11,7 +11,9 @@ from typing import Protocol, TypedDict, TypeVar, cast
 from uuid import UUID
 
 import msgspec
+from msgspec import UNSET
 
+from hark.api.types import raw
 from hark.api.types.delivery import NewMessage
 from hark.errors import InvalidInput
 from hark.keys import InvalidKey, check_key, check_keys
@@ -179,7 +181,7 @@ def new_message(
         deliver_at=optional_moment(deliver_at, "deliver_at"),
         backoff_schedule=None if retry_delays is None else _schedule(retry_delays),
         ttl=time_to_live(ttl, "ttl"),
-        keys_if_undelivered=None if keys_if_undelivered is None else _keys(keys_if_undelivered),
+        keys_if_undelivered=UNSET if keys_if_undelivered is None else raw(_keys(keys_if_undelivered)),
     )
 
 

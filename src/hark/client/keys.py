@@ -12,11 +12,20 @@ from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
+from msgspec import UNSET
 
 from hark.api import operations
 from hark.api.operations import Operation
-from hark.api.types import decode_value
-from hark.api.types.keys import AtomicResult, PolledEntries, WireEntry
+from hark.api.types import OptionalRaw, decode_value
+from hark.api.types.keys import (
+    AtomicBody,
+    AtomicResult,
+    CheckBody,
+    EnqueueOptions,
+    MutationBody,
+    PolledEntries,
+    WireEntry,
+)
 from hark.client.arguments import KeyParts, json_value, key_of, key_text, new_message, time_to_live
 from hark.client.calling import Caller, Query, decode, not_hark
 from hark.errors import HarkError, InvalidInput
@@ -76,19 +85,17 @@ class KeyChanges:
     """Collects checks and changes of keys. Each method returns the same object, so calls can be chained."""
 
     def __init__(self) -> None:
-        self._checks: list[dict[str, object]] = []
-        self._mutations: list[dict[str, object]] = []
+        self._checks: list[CheckBody] = []
+        self._mutations: list[MutationBody] = []
 
     def check(self: Self, key: KeyParts, versionstamp: str | None) -> Self:
         """Require that the key has this versionstamp. None: require that the key does not exist."""
-        self._checks.append({"key": key_of(key), "versionstamp": versionstamp})
+        self._checks.append(CheckBody(key_of(key), versionstamp))
         return self
 
     def set(self: Self, key: KeyParts, value: object, *, expires_in: float | timedelta | None = None) -> Self:
         """Set the value of a key. `expires_in` is a time to live in seconds; the default is no expiry."""
-        expires = time_to_live(expires_in, "expires_in")
-        more = {} if expires is None else {"expiresIn": expires}
-        return self._add("set", key, json_value(value, "value"), **more)
+        return self._add("set", key, json_value(value, "value"), time_to_live(expires_in, "expires_in"))
 
     def delete(self: Self, key: KeyParts) -> Self:
         """Delete this key only, not the keys below it."""
@@ -125,17 +132,14 @@ class KeyChanges:
 
         A repeated check would fail because of the first request's own write; a repeated sum would be added twice.
         """
-        return not self._checks and all(mutation["type"] in _REPEATABLE for mutation in self._mutations)
+        return not self._checks and all(mutation.type in _REPEATABLE for mutation in self._mutations)
 
-    def body(self) -> dict[str, object]:
+    def body(self) -> AtomicBody:
         """The request body."""
-        return {"checks": self._checks, "mutations": self._mutations}
+        return AtomicBody(checks=self._checks, mutations=self._mutations)
 
-    def _add(self: Self, type: str, key: KeyParts, value: msgspec.Raw | None = None, **more: object) -> Self:
-        mutation: dict[str, object] = {"type": type, "key": key_of(key)}
-        if value is not None:
-            mutation["value"] = value
-        self._mutations.append(mutation | more)
+    def _add(self: Self, type: str, key: KeyParts, value: OptionalRaw = UNSET, expires_in: int | None = None) -> Self:
+        self._mutations.append(MutationBody(type, key=key_of(key), value=value, expires_in=expires_in))
         return self
 
 
@@ -177,15 +181,15 @@ class Atomic(KeyChanges):
             retry_delays=retry_delays,
             keys_if_undelivered=keys_if_undelivered,
         )
-        options = {
-            "delay": message.delay,
-            "deliverAt": message.deliver_at,
-            "priority": message.priority,
-            "ttl": message.ttl,
-            "backoffSchedule": message.backoff_schedule,
-            "keysIfUndelivered": message.keys_if_undelivered,
-        }
-        self._mutations.append({"type": "enqueue", "queue": queue, "value": message.payload, "options": options})
+        options = EnqueueOptions(
+            delay=message.delay,
+            deliver_at=message.deliver_at,
+            priority=message.priority,
+            ttl=message.ttl,
+            backoff_schedule=message.backoff_schedule,
+            keys_if_undelivered=message.keys_if_undelivered,
+        )
+        self._mutations.append(MutationBody("enqueue", queue=queue, value=message.payload, options=options))
         return self
 
     async def commit(self) -> AtomicResult:

@@ -88,6 +88,11 @@ encode = msgspec.json.Encoder().encode
 """Returns a body or an answer as JSON. `msgspec.Raw` parts are written byte for byte."""
 
 
+def raw(value: object) -> msgspec.Raw:
+    """Return a value as JSON for a field that is not decoded."""
+    return msgspec.Raw(encode(value))
+
+
 def decode_value(raw: msgspec.Raw, shape: type[T], what: str) -> T:
     """Decode a payload or a value as a type."""
     try:

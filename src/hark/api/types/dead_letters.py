@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -109,7 +110,7 @@ class DeadLetterItem(Body, forbid_unknown_fields=True, kw_only=True):
     failed_at: str | int
     trace_id: str = ""
     priority: int | None = None
-    backoff_schedule: list[int] | None = None
+    backoff_schedule: Sequence[int] | None = None
     keys_if_undelivered: OptionalRaw = UNSET
     traceparent: str | None = None
     tracestate: str | None = None

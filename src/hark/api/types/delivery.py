@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET
 
 from hark.api.types import OptionalRaw, Single, renamed
-from hark.model.messages import DEFAULT_PARTITION, Key
+from hark.model.messages import DEFAULT_PARTITION
 
 
 class PushItem(msgspec.Struct, gc=False, rename="camel"):
@@ -22,7 +22,7 @@ class PushItem(msgspec.Struct, gc=False, rename="camel"):
     priority: int | None = None
     delay: int | None = None
     deliver_at: str | int | None = None
-    backoff_schedule: list[int] | None = None
+    backoff_schedule: Sequence[int] | None = None
     ttl: int | None = None
     keys_if_undelivered: OptionalRaw = UNSET
     traceparent: str | None = None
@@ -50,7 +50,7 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False, rename="ca
     deliver_at: str | None = None
     backoff_schedule: tuple[int, ...] | None = None
     ttl: int | None = None
-    keys_if_undelivered: msgspec.Raw | tuple[Key, ...] | None = None
+    keys_if_undelivered: OptionalRaw = UNSET
     traceparent: str | None = None
     tracestate: str | None = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 import msgspec
@@ -26,7 +27,7 @@ class EnqueueOptions(Body, gc=False):
 
     delay: Number | None = None
     deliver_at: str | int | None = None
-    backoff_schedule: list[Number] | None = None
+    backoff_schedule: Sequence[Number] | None = None
     keys_if_undelivered: OptionalRaw = UNSET
     priority: int | None = None
     ttl: Number | None = None
@@ -152,18 +153,18 @@ class MutationBody(Body):
     """A change of a key, or a message to enqueue."""
 
     type: str
+    queue: str | None = None
     key: object = None
     value: OptionalRaw = UNSET
     expires_in: int | None = None
-    queue: str | None = None
     options: EnqueueOptions | None = None
 
 
-class AtomicBody(Body):
+class AtomicBody(Body, kw_only=True):
     """An atomic commit: checks and mutations."""
 
-    mutations: list[MutationBody]
     checks: list[CheckBody] | None = None
+    mutations: list[MutationBody]
 
 
 class DeleteBody(Body):

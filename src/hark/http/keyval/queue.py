@@ -26,7 +26,7 @@ from hark.http.items import MAX_ERROR_CHARACTERS
 from hark.http.keyval.paths import LIMIT, OFFSET, QUEUE, answered, queue_param
 from hark.http.params import NameParam
 from hark.http.pops import CONSUMER, WAIT, caller, timeout_param
-from hark.http.responses import Receive, Scope, Send, answer_of, encode
+from hark.http.responses import Receive, Scope, Send, encode
 from hark.http.routing import (
     ANOTHER_MODE,
     LARGE_BODY,
@@ -228,8 +228,7 @@ MAX_LOCK_MS = 10 * 365 * 86_400_000
 
 async def show_stats(call: Call) -> types.keys.WorkStats:
     """Get statistics of a work queue. Returns the number of messages by state."""
-    stats = await call.broker.work_queues.stats(queue_param(call.query))
-    return answer_of(types.keys.WorkStats, stats, total=stats.total)
+    return await call.broker.work_queues.stats(queue_param(call.query))
 
 
 async def show_settings(call: Call) -> types.keys.WorkSettings:

@@ -263,27 +263,38 @@ async def delete_queue(call: Call) -> types.queues.DeletedQueue:
 
 async def pause_queue(call: Call) -> types.queues.Paused:
     """Pause a queue. The queue accepts messages, and delivers none until it is resumed."""
-    return await _set_paused(call, True)
+    return await set_paused(call, True)
 
 
 async def resume_queue(call: Call) -> types.queues.Paused:
     """Resume a queue. Deliveries of the queue continue."""
-    return await _set_paused(call, False)
+    return await set_paused(call, False)
 
 
-async def _set_paused(call: Call, paused: bool) -> types.queues.Paused:
-    name = call.name("queue")
-    if not await call.engine.pause(name, None, paused):
-        raise NotFound("Queue not found", code="queue_not_found")
-    return types.queues.Paused(success=True, queue=name, paused=paused)
+async def set_paused(call: Call, paused: bool) -> types.queues.Paused:
+    """Pause or resume the queue in the path, or the group in the path."""
+    queue, group = call.name("queue"), call.name("group") if "group" in call.exchange.params else None
+    if not await call.engine.pause(queue, group, paused):
+        raise no_queue() if group is None else no_group()
+    return types.queues.Paused(success=True, queue=queue, consumer_group=group, paused=paused)
 
 
 async def purge_queue(call: Call) -> types.queues.Purged:
     """Purge a queue. Deletes all messages of the queue, including leased messages. Dead letters remain."""
     name = call.name("queue")
     if not await call.engine.queue_infos([name]):
-        raise NotFound("Queue not found", code="queue_not_found")
+        raise no_queue()
     return types.queues.Purged(success=True, queue=name, purged=await call.engine.purge(name))
+
+
+def no_queue() -> NotFound:
+    """Return the error for a queue that does not exist."""
+    return NotFound("Queue not found", code="queue_not_found")
+
+
+def no_group() -> NotFound:
+    """Return the error for a consumer group that does not exist."""
+    return NotFound("Consumer group not found", code="group_not_found")
 
 
 async def queues_of(call: Call) -> list[str] | None:
@@ -303,7 +314,7 @@ async def stats_of(call: Call, name: str) -> QueueStats:
     """Return the counts of a queue; raises `NotFound` if it does not exist."""
     found = (await call.broker.observed.counts.queue_stats(QueueFilter(names=[name]))).items
     if not found:
-        raise NotFound("Queue not found", code="queue_not_found")
+        raise no_queue()
     return found[0]
 
 
