@@ -351,7 +351,7 @@ _FIELDS: Mapping[str, str] = {
 """Descriptions by the names of fields, separated by spaces."""
 
 _SCHEMAS: Mapping[str, Mapping[str, str]] = {
-    "AckAnswer RenewalAnswer TransactionResult": {"error": "Text of the refusal."},
+    "AckAnswer RenewalAnswer TransactionAnswer": {"error": "Text of the refusal."},
     "AckAnswer": {"queueName": "Name of the queue. Null: the message was not found."},
     "AckBatchBody": {"consumerGroup": "Name of the consumer group of all messages. The default is the default group."},
     "AckBody AckOperation TraceBody": {
@@ -548,7 +548,7 @@ _SCHEMAS: Mapping[str, Mapping[str, str]] = {
     "Ready": {"status": "`live`, `ready` or `not ready`."},
     "RecordedTrace": {"traceId": "Id of the event."},
     "Refreshed": {"reason": "Why there was nothing to refresh."},
-    "RenewalAnswer TransactionResult": {"code": "Error code of the refusal."},
+    "RenewalAnswer TransactionAnswer": {"code": "Error code of the refusal."},
     "RequeueBody": {
         "ids": "Ids of dead letters, or ids of their messages. At most 1000. Give either `filter` or `ids`.",
         "limit": "Maximum number of dead letters to requeue, with `filter`. From 1 to 1000. The default is 1000.",
@@ -595,7 +595,7 @@ _SCHEMAS: Mapping[str, Mapping[str, str]] = {
         "data": "Required. Data of the event: any JSON value except null.",
     },
     "TraceNames": {"trace_names": "Trace names."},
-    "TransactionResult": {
+    "TransactionAnswer": {
         "transactionId": "Id of the transaction.",
         "success": "Whether the transaction was applied.",
         "results": "Results of the operations, in order. If the transaction was refused: up to the failed operation.",

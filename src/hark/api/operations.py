@@ -166,7 +166,7 @@ SHOW_MESSAGE = _read("GET", _MESSAGE, Reach.ITEMS, lambda: types.messages.ShownM
 DELETE_MESSAGE = _write("DELETE", _MESSAGE, Reach.ITEMS, lambda: types.messages.DeletedMessage)
 EXPLAIN_MESSAGE = _read("GET", "/api/v1/explain/{id}", Reach.ITEMS, lambda: types.messages.ExplainedMessage)
 LIST_LEASES = _read("GET", "/api/v1/leases", Reach.QUERY, lambda: types.messages.LeasePage)
-TRANSACT = _write("POST", "/api/v1/transaction", Reach.ITEMS, lambda: types.messages.TransactionResult)
+TRANSACT = _write("POST", "/api/v1/transaction", Reach.ITEMS, lambda: types.messages.TransactionAnswer)
 EXTEND_MANY = _write("POST", "/api/v1/lease/extend", Reach.ITEMS, lambda: types.messages.ExtendedLeases)
 
 # Queues ------------------------------------------------------------------------------------------------------

@@ -19,13 +19,14 @@ import typer
 from msgspec import Raw
 
 from hark.api import operations, types
-from hark.api.types.delivery import NewMessage
 from hark.cli import params
 from hark.cli.command import command, main
 from hark.cli.output import PARTIAL, USAGE, Failure, complain, counting, say
+from hark.cli.push import Item
 from hark.cli.remote import Query, Server
 from hark.clock import LATEST, MILLISECOND
 from hark.model import export as lines
+from hark.model.messages import Key
 
 # Well under the server's default limits (10,000 items, 10 MiB).
 _BATCH_ITEMS = 1000
@@ -36,6 +37,34 @@ _KEYS_AT_ONCE = 100
 _TRIES = 5
 """Attempts to set keys: another client can create one of them between the read and the write."""
 _decode: Callable[[bytes], lines.ExportLine] = msgspec.json.Decoder(lines.ExportLine).decode
+
+
+class _Letter(types.Body, kw_only=True):
+    """A dead letter to import."""
+
+    id: str
+    partition: str
+    consumer_group: str
+    transaction_id: str
+    payload: Raw
+    error: str
+    attempts: int
+    created_at: str
+    failed_at: str
+    trace_id: str | None = None
+    priority: int | None = None
+    backoff_schedule: tuple[int, ...] | None = None
+    keys_if_undelivered: tuple[Key, ...] | None = None
+    traceparent: str | None = None
+    tracestate: str | None = None
+
+
+class _Setting(types.Body, kw_only=True, tag_field="type", tag="set"):
+    """A key to set."""
+
+    key: Key
+    value: Raw
+    expires_in: int | None = None
 
 
 def _iso(moment: int) -> str:
@@ -88,11 +117,11 @@ class Importer:
         """By group, its next offset in the current partition, until a message at or after it is read."""
         self._starts: dict[str, dict[str, _Start]] = {}
         """By group and partition, the position to set."""
-        self._batch: list[NewMessage] = []
+        self._batch: list[Item] = []
         self._marks: list[tuple[int, str, str, bool]] = []
         """Item of the batch at which a group starts, group, partition, and whether it is the first one there."""
-        self._letters: list[types.dead_letters.DeadLetterItem] = []
-        self._keys: list[types.keys.MutationBody] = []
+        self._letters: list[_Letter] = []
+        self._keys: list[_Setting] = []
         self._bytes = 0
         """Of all that waits to be sent."""
         self._counts: Counter[str] = Counter()
@@ -248,7 +277,7 @@ class Importer:
             return
         self._position_groups(line)
         self._batch.append(
-            NewMessage(
+            Item(
                 queue=self._queue,
                 partition=line.partition,
                 payload=line.payload,
@@ -258,7 +287,7 @@ class Importer:
                 deliver_at=None if line.deliver_at is None else _iso(line.deliver_at),
                 ttl=ttl,
                 backoff_schedule=line.backoff_schedule,
-                keys_if_undelivered=types.raw(line.keys_if_undelivered) if line.keys_if_undelivered else msgspec.UNSET,
+                keys_if_undelivered=line.keys_if_undelivered or None,
                 traceparent=line.traceparent or None,
                 tracestate=line.tracestate or None,
             )
@@ -271,7 +300,7 @@ class Importer:
         # The id is unique in a store, which can have the queue of the export and a copy of it.
         same = self._line is not None and self._line.name == self._queue
         self._letters.append(
-            types.dead_letters.DeadLetterItem(
+            _Letter(
                 id=line.id if same else str(uuid.uuid5(uuid.UUID(line.id), self._queue)),
                 partition=line.partition,
                 consumer_group=line.group,
@@ -281,10 +310,10 @@ class Importer:
                 attempts=line.attempts,
                 created_at=_iso(line.created_at),
                 failed_at=_iso(line.failed_at),
-                trace_id=line.trace_id or "",
+                trace_id=line.trace_id or None,
                 priority=line.priority or None,
                 backoff_schedule=line.backoff_schedule,
-                keys_if_undelivered=types.raw(line.keys_if_undelivered) if line.keys_if_undelivered else msgspec.UNSET,
+                keys_if_undelivered=line.keys_if_undelivered or None,
                 traceparent=line.traceparent or None,
                 tracestate=line.tracestate or None,
             )
@@ -296,7 +325,7 @@ class Importer:
         if expires_in is not None and expires_in <= 0:
             self._key_counts["expired"] += 1
             return
-        self._keys.append(types.keys.MutationBody("set", key=line.key, value=line.value, expires_in=expires_in))
+        self._keys.append(_Setting(key=line.key, value=line.value, expires_in=expires_in))
         self._note_size(len(self._keys), line.value)
 
     def _note_size(self, items: int, payload: Raw) -> None:
@@ -333,15 +362,15 @@ class Importer:
             return
         for _ in range(_TRIES):
             wanted = self._keys if self._replace else self._missing_keys()
-            checks = None if self._replace else [types.keys.CheckBody(one.key, None) for one in wanted]
-            body = types.keys.AtomicBody(checks=checks, mutations=wanted)
+            checks = [] if self._replace else [{"key": one.key, "versionstamp": None} for one in wanted]
+            body = {"checks": checks, "mutations": wanted}
             if not wanted or self._server.call(operations.KEYVAL_COMMIT, body=body).read().ok:
                 self._key_counts.update(imported=len(wanted), kept=len(self._keys) - len(wanted))
                 self._keys = []
                 return
         raise Failure("other clients write the same keys; import the file again")
 
-    def _missing_keys(self) -> list[types.keys.MutationBody]:
+    def _missing_keys(self) -> list[_Setting]:
         body = {"keys": [one.key for one in self._keys]}
         found = self._server.call(operations.KEYVAL_GET_BATCH, body=body).read()
         return [one for one, known in zip(self._keys, found, strict=True) if known.versionstamp is None]

@@ -12,17 +12,35 @@ import typer
 from msgspec import Raw
 
 from hark.api import operations, types
-from hark.api.types.delivery import NewMessage
 from hark.cli import params
 from hark.cli.command import command, main
 from hark.cli.output import Failure, complain, raw, say, table
 from hark.cli.remote import Server, json_or_text
 from hark.model import DEFAULT_PARTITION
+from hark.model.messages import Key
 
 # Both well under the server's default limits (10,000 items, 10 MiB).
 _BATCH_ITEMS = 1000
 _BATCH_BYTES = 4 * 1024 * 1024
 _HINT = """hark push orders '{"id": 17}'\nor send the payload as text: hark push orders --text hello"""
+
+
+class Item(types.Body, kw_only=True):
+    """A message to push; the payload is sent byte for byte."""
+
+    queue: str
+    payload: Raw
+    partition: str | None = None
+    transaction_id: str | None = None
+    trace_id: str | None = None
+    delay: int | None = None
+    deliver_at: str | None = None
+    ttl: int | None = None
+    priority: int | None = None
+    backoff_schedule: tuple[int, ...] | None = None
+    keys_if_undelivered: Raw | tuple[Key, ...] | None = None
+    traceparent: str | None = None
+    tracestate: str | None = None
 
 
 @command(
@@ -82,14 +100,14 @@ def push(
         raise typer.BadParameter("give either one or more PAYLOADs, or --stdin")
     if transaction_id is not None and (stdin or len(payloads or ()) > 1):
         raise typer.BadParameter("--transaction-id works with one PAYLOAD only; push the messages one by one")
-    undelivered = msgspec.UNSET if keys is None else _keys(keys)
+    undelivered = None if keys is None else _keys(keys)
 
-    def item(payload: bytes, what: str) -> NewMessage:
-        return NewMessage(
+    def item(payload: bytes, what: str) -> Item:
+        return Item(
             queue=queue,
             payload=json_or_text(payload, what, text=text, hint=_HINT),
             partition=partition,
-            transaction_id=transaction_id or "",
+            transaction_id=transaction_id,
             delay=delay,
             deliver_at=deliver_at,
             priority=priority,
@@ -121,7 +139,7 @@ def _keys(text: str) -> Raw:
     return Raw(given)
 
 
-def _push_lines(server: Server, items: Iterable[NewMessage]) -> int:
+def _push_lines(server: Server, items: Iterable[Item]) -> int:
     """Push a stream of any length, in batches. Returns the number of messages."""
     counts: Counter[str] = Counter()
     rejected: list[types.delivery.PushAnswer] = []
@@ -139,9 +157,9 @@ def _push_lines(server: Server, items: Iterable[NewMessage]) -> int:
     return counts.total()
 
 
-def _batches(items: Iterable[NewMessage]) -> Iterator[list[NewMessage]]:
+def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
     """Split a stream into requests of a limited number of items and bytes."""
-    batch: list[NewMessage] = []
+    batch: list[Item] = []
     size = 0
     for item in items:
         if batch and (len(batch) == _BATCH_ITEMS or size + len(bytes(item.payload)) > _BATCH_BYTES):
@@ -153,7 +171,7 @@ def _batches(items: Iterable[NewMessage]) -> Iterator[list[NewMessage]]:
         yield batch
 
 
-def _push(server: Server, items: list[NewMessage]) -> list[types.delivery.PushAnswer]:
+def _push(server: Server, items: list[Item]) -> list[types.delivery.PushAnswer]:
     """Push one batch."""
     answer = server.call(operations.PUSH, body={"items": items})
     if server.as_json:

@@ -13,8 +13,7 @@ from uuid import UUID
 import msgspec
 from msgspec import UNSET
 
-from hark.api.types import raw
-from hark.api.types.delivery import NewMessage
+from hark.api.types import OptionalRaw, raw
 from hark.errors import InvalidInput
 from hark.keys import InvalidKey, check_key, check_keys
 from hark.model import Key
@@ -147,6 +146,25 @@ class PushOptions(TypedDict, total=False):
     """Keys of the key-value store that get the payload if the message is dead-lettered."""
     trace_id: str | UUID | None
     """A UUID that consumers get with the message, for your own tracing."""
+
+
+class NewMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False, rename="camel", omit_defaults=True):
+    """An item of a push in the format of the API: times in milliseconds, None is omitted."""
+
+    queue: str
+    partition: str | None = None
+    payload: msgspec.Raw
+    transaction_id: str
+    """The idempotency key. Every message has one, so that a repeated request is safe."""
+    trace_id: str | None = None
+    priority: int | None = None
+    delay: int | None = None
+    deliver_at: str | None = None
+    backoff_schedule: tuple[int, ...] | None = None
+    ttl: int | None = None
+    keys_if_undelivered: OptionalRaw = UNSET
+    traceparent: str | None = None
+    tracestate: str | None = None
 
 
 def new_message(

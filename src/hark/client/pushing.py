@@ -11,9 +11,9 @@ from typing import Literal
 import msgspec
 
 from hark.api import operations
-from hark.api.types.delivery import NewMessage, PushAnswer
+from hark.api.types.delivery import PushAnswer
 from hark.batching import Batcher
-from hark.client.arguments import new_message
+from hark.client.arguments import NewMessage, new_message
 from hark.client.calling import Caller, Home, client_closed, decode, not_hark, parts_of
 from hark.client.tracing import pushing, stamped
 from hark.errors import HarkError, InvalidInput, Overloaded, error_of

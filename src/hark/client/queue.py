@@ -9,11 +9,10 @@ import msgspec
 
 from hark.api import operations
 from hark.api.options import QueueOptionsGiven, limits_of
-from hark.api.types.delivery import NewMessage
 from hark.api.types.keys import WorkSettings, WorkStats
 from hark.api.types.queues import ConfiguredQueue, Depth, ShownPartition, ShownQueue
 from hark.client.admin import DeadLetters
-from hark.client.arguments import PushOptions, an_integer, new_message
+from hark.client.arguments import NewMessage, PushOptions, an_integer, new_message
 from hark.client.builder import MAX_BATCH, Builder
 from hark.client.calling import Caller
 from hark.client.delivery.consuming import Consumption, Handler, Messages

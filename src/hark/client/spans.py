@@ -15,7 +15,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from hark._version import __version__
-from hark.api.types.delivery import Delivered, NewMessage
+from hark.api.types.delivery import Delivered
+from hark.client.arguments import NewMessage
 from hark.client.pushing import Pushed
 from hark.client.tracing import Note
 from hark.model.messages import MAX_STATE

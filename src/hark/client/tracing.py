@@ -11,7 +11,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hark.api.types.delivery import Delivered, NewMessage
+    from hark.api.types.delivery import Delivered
+    from hark.client.arguments import NewMessage
     from hark.client.spans import Push
 
 _API = "opentelemetry.trace"

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Generic, TypeVar, Unpack
 
 from hark.api import operations
-from hark.api.types.messages import OperationResult, TransactionResult
+from hark.api.types.messages import OperationResult, TransactionAnswer
 from hark.client.arguments import (
     MAX_DELAY,
     DeliveredMessage,
@@ -111,8 +111,10 @@ class Transaction:
         self._leases.append(lease if isinstance(lease, str) else delivered_message(lease).lease_id)
         return self
 
-    async def commit(self) -> TransactionResult:
-        """Apply everything. Raises `TransactionRefused` if the server rejects it; nothing was applied in that case.
+    async def commit(self) -> TransactionAnswer:
+        """Apply everything. Returns `results`: one per push and settlement, in order.
+
+        Raises `TransactionRefused` if the server rejects it; nothing was applied in that case.
 
         If the reply is lost, the client repeats the request when that is safe: with pushes, acknowledgements, and
         `set`, `delete`, `min` or `max` of keys. With other settlements, required leases, checks, sums or appended
@@ -123,7 +125,7 @@ class Transaction:
         self._open()
         self._tried = True
         if not self._operations and self.kv.empty:
-            return TransactionResult(transaction_id="", success=True, results=())
+            return TransactionAnswer("", True, ())
         body: dict[str, object] = {"operations": self._operations}
         if self._leases:
             body["requiredLeases"] = self._leases

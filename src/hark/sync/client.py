@@ -11,8 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Self, Unpack, cast
 
-from hark.api.types.delivery import NewMessage
-from hark.client.arguments import PushOptions, a_function, a_name, name_of
+from hark.client.arguments import NewMessage, PushOptions, a_function, a_name, name_of
 from hark.client.builder import Builder, Choices
 from hark.client.calling import CallPolicy, Transport
 from hark.client.client import Client as AsyncClient

@@ -36,25 +36,6 @@ PushBody = renamed(Single[list[PushItem]], "PushBody", value="items")
 """The messages to push."""
 
 
-class NewMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False, rename="camel", omit_defaults=True):
-    """A message to push, as the client and the commands send it: times in milliseconds, None is omitted."""
-
-    queue: str
-    partition: str | None = None
-    payload: msgspec.Raw
-    transaction_id: str = ""
-    """The idempotency key. With one, a repeated request is safe. Empty: the server makes one."""
-    trace_id: str | None = None
-    priority: int | None = None
-    delay: int | None = None
-    deliver_at: str | None = None
-    backoff_schedule: tuple[int, ...] | None = None
-    ttl: int | None = None
-    keys_if_undelivered: OptionalRaw = UNSET
-    traceparent: str | None = None
-    tracestate: str | None = None
-
-
 class PushAnswer(msgspec.Struct, gc=False, omit_defaults=True):
     """The result of one pushed message."""
 

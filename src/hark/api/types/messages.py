@@ -316,7 +316,7 @@ class WrittenKeys(Answer, omit_defaults=True):
     versionstamp: str | None = None
 
 
-class TransactionResult(Answer, omit_defaults=True):
+class TransactionAnswer(Answer, omit_defaults=True):
     """The result of a transaction. `success` false means that it was refused and nothing was applied."""
 
     transaction_id: str
@@ -328,7 +328,7 @@ class TransactionResult(Answer, omit_defaults=True):
 
     @property
     def versionstamp(self) -> str | None:
-        """The versionstamp of the keys that it wrote. None if it wrote none."""
+        """Versionstamp of the keys that it wrote. None if it wrote none."""
         return None if self.kv is None else self.kv.versionstamp
 
 

@@ -69,7 +69,7 @@ def _payloads_of(items: bytes) -> Iterator[msgspec.Raw]:
     return (item.payload for item in ((given or ()) if few else elements(given)) if item.payload is not UNSET)
 
 
-async def transact(call: Call) -> types.messages.TransactionResult:
+async def transact(call: Call) -> types.messages.TransactionAnswer:
     """Apply a transaction.
 
     Applies pushes, acknowledgements and writes of keys together or not at all. A refused transaction returns 200 with
@@ -99,7 +99,7 @@ async def transact(call: Call) -> types.messages.TransactionResult:
     if write is not None:
         version = None if outcome.keys is None else outcome.keys.version
         written = types.messages.WrittenKeys(version is not None, None if version is None else versionstamp(version))
-    return types.messages.TransactionResult(
+    return types.messages.TransactionAnswer(
         transaction_id=str(uuid.uuid4()),
         success=outcome.success,
         results=tuple(_results(operations, outcome)),
