@@ -16,7 +16,7 @@ import msgspec
 from hark.access.identity import UNRESTRICTED
 from hark.api import operations
 from hark.api.operations import Reach
-from hark.api.types.delivery import AckAnswer, AckBatchBody, AckBody, PopReply, PushAnswer, PushBody
+from hark.api.types.delivery import AckAnswer, AckBatchBody, AckBody, PopReply, PushAnswer
 from hark.api.types.messages import ExtendBody
 from hark.batching import when_done
 from hark.broker import Broker
@@ -36,6 +36,7 @@ from hark.http.checks import (
 from hark.http.exchange import Exchange, current_exchange
 from hark.http.items import (
     ACK_TEXTS,
+    PushBody,
     ack_answers,
     extended_lease,
     items_in,

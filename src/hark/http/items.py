@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import UNSET
 
-from hark.api.types.delivery import AckAnswer, AckBody, PushBody, PushItem
+from hark.api.types.delivery import AckAnswer, AckBody, PushItem
+from hark.api.types.delivery import PushBody as PushBody
 from hark.api.types.messages import ExtendedLease, RenewalAnswer
 from hark.broker import Broker
 from hark.errors import InvalidInput
