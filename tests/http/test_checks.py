@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from hark.api.types.delivery import PushBody
 from hark.clock import EARLIEST, LATEST
 from hark.errors import InvalidInput
 from hark.http.checks import (
@@ -16,7 +15,7 @@ from hark.http.checks import (
     parse_time,
     path_segments,
 )
-from hark.http.items import ITEM_TEXTS
+from hark.http.items import ITEM_TEXTS, PushBody
 from hark.http.params import BoolParam, IntParam
 
 BATCH = IntParam("batch", "", 5, 1, 10)

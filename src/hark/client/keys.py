@@ -17,8 +17,15 @@ from msgspec import UNSET
 from hark.api import operations
 from hark.api.operations import Operation
 from hark.api.types import OptionalRaw, decode_value
-from hark.api.types.keys import AtomicBody, CheckBody, EnqueueOptions, MutationBody, PolledEntries, WireEntry
-from hark.api.types.keys import AtomicResult as AtomicResult
+from hark.api.types.keys import (
+    AtomicBody,
+    AtomicResult,
+    CheckBody,
+    EnqueueOptions,
+    MutationBody,
+    PolledEntries,
+    WireEntry,
+)
 from hark.client.arguments import KeyParts, json_value, key_of, key_text, new_message, time_to_live
 from hark.client.calling import Caller, Query, decode, not_hark
 from hark.errors import HarkError, InvalidInput

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import UNSET
 
+from hark.api.types import Single, renamed
 from hark.api.types.delivery import AckAnswer, AckBody, PushItem
-from hark.api.types.delivery import PushBody as PushBody
 from hark.api.types.messages import ExtendedLease, RenewalAnswer
 from hark.broker import Broker
 from hark.errors import InvalidInput
@@ -53,6 +53,9 @@ ITEM_TEXTS = {
 }
 """Error texts that clients rely on, for `decode_json`."""
 
+
+PushBody = renamed(Single[list[PushItem]], "PushBody", value="items")
+"""The messages to push."""
 
 payloads_in = checks.raw_parts("payload", "items", texts=ITEM_TEXTS)
 """Returns the payloads of a push, for `check_values`."""

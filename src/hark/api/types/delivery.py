@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET
 
-from hark.api.types import OptionalRaw, Single, renamed
+from hark.api.types import OptionalRaw
 from hark.model.messages import DEFAULT_PARTITION
 
 
@@ -30,10 +30,6 @@ class PushItem(msgspec.Struct, gc=False, rename="camel"):
     message_id: str | None = None
     namespace: str | None = None
     task: str | None = None
-
-
-PushBody = renamed(Single[list[PushItem]], "PushBody", value="items")
-"""The messages to push."""
 
 
 class PushAnswer(msgspec.Struct, gc=False, omit_defaults=True):
