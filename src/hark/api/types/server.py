@@ -381,13 +381,11 @@ class DataPoint(Answer):
     messages: int
 
 
-class Analytics(Answer):
+class Analytics(TimeRange):
     """Messages pushed, by interval."""
 
     data_points: tuple[DataPoint, ...]
     interval: str
-    since: datetime = msgspec.field(name="from")
-    until: datetime = msgspec.field(name="to")
 
 
 class Buffers(Answer):

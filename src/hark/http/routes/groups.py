@@ -13,7 +13,7 @@ from hark.http.admission import shown_lease
 from hark.http.checks import MAX_NUMBER, check_int, parse_time, time_of
 from hark.http.params import MAX_LIST, BoolParam, IntParam, NameParam, paging
 from hark.http.responses import answer_of
-from hark.http.routes.queues import LimitsBody, groups_of, no_group, queues_of, read_limits, set_paused
+from hark.http.routes.queues import LimitsBody, age_seconds, groups_of, no_group, queues_of, read_limits, set_paused
 from hark.http.routing import NO_GROUP, NO_QUEUE, Call, Failure, bind, table
 from hark.model import GroupStats, PositionStats, Seek, SeekOutcome
 
@@ -122,14 +122,10 @@ async def purge_group(call: Call) -> types.queues.Purged:
     return types.queues.Purged(success=True, queue=queue, consumer_group=group, purged=purged)
 
 
-def _age_seconds(since: int | None, moment: int) -> float:
-    return 0 if since is None else max(0, moment - since) / SECOND
-
-
 def _group(stats: GroupStats, moment: int) -> types.groups.ListedGroup:
-    age = _age_seconds(stats.oldest_waiting, moment)
+    age = age_seconds(stats.oldest_waiting, moment)
     # Messages are pending, none is leased, and no consumer was active for a day: the group has no consumers.
-    idle = _age_seconds(stats.last_seen, moment) > DEAD_SECONDS
+    idle = age_seconds(stats.last_seen, moment) > DEAD_SECONDS
     dead = stats.lag > 0 and stats.leases == 0 and idle
     return answer_of(
         types.groups.ListedGroup,
@@ -149,7 +145,7 @@ def _group(stats: GroupStats, moment: int) -> types.groups.ListedGroup:
 
 
 def _lagging(position: PositionStats, moment: int, identity: Identity) -> types.groups.LaggingPosition:
-    age = _age_seconds(position.oldest_waiting, moment)
+    age = age_seconds(position.oldest_waiting, moment)
     return answer_of(
         types.groups.LaggingPosition,
         position,
@@ -173,7 +169,7 @@ def _position(position: PositionStats, moment: int, identity: Identity) -> types
         last_consumed_at=time_of(position.last_settled),
         total_consumed=position.cursor,
         offset_lag=position.lag,
-        time_lag_seconds=int(_age_seconds(position.oldest_waiting, moment)),
+        time_lag_seconds=int(age_seconds(position.oldest_waiting, moment)),
         lease_active=position.lease_id is not None,
     )
 

@@ -9,7 +9,6 @@ from typing import Annotated
 import msgspec
 from starlette.responses import StreamingResponse
 
-from hark.access.identity import Identity
 from hark.api import operations, types
 from hark.api.options import LIMITS, OPTIONS, Limits, Option, QueueOptions
 from hark.broker.survey import list_queues as list_queues_of
@@ -20,7 +19,7 @@ from hark.http.checks import MAX_NUMBER, check_int, check_name, check_text, deco
 from hark.http.params import MAX_LIST, MAX_PAGE, BoolParam, ChoiceParam, NameParam, Param, paging
 from hark.http.responses import answer_of, known_error
 from hark.http.routing import LINES, NO_QUEUE, Call, bind, table
-from hark.model import Counts, GroupStats, PositionStats, QueueFilter, QueueSpec, QueueStats
+from hark.model import Counts, GroupStats, QueueFilter, QueueSpec, QueueStats
 from hark.model.export import ErrorLine
 
 log = logging.getLogger(__name__)
@@ -184,8 +183,16 @@ async def queue_page(
         visible=identity.may_use if identity.restricted else None,
         backlogs=observed.backlogs if by_backlog else None,
     )
-    queues = tuple(_listed_queue(stats) for stats in found.items)
-    return types.queues.QueuePage(items=queues, total=found.total, pagination=page)
+    queues = (
+        answer_of(
+            types.queues.ListedQueue,
+            stats.info,
+            partitions=stats.partitions,
+            messages=answer_of(types.queues.ListedCounts, stats.counts),
+        )
+        for stats in found.items
+    )
+    return types.queues.QueuePage(items=tuple(queues), total=found.total, pagination=page)
 
 
 async def show_queue(call: Call) -> types.queues.ShownQueue:
@@ -324,11 +331,6 @@ def total_of(counts: Sequence[Counts]) -> Counts:
     return Counts(**{name: sum(getattr(one, name) for one in counts) for name in names})
 
 
-def _listed_queue(stats: QueueStats) -> types.queues.ListedQueue:
-    messages = answer_of(types.queues.ListedCounts, stats.counts)
-    return answer_of(types.queues.ListedQueue, stats.info, partitions=stats.partitions, messages=messages)
-
-
 async def positions_of(
     call: Call, queue: str, partitions: Sequence[str]
 ) -> dict[str, tuple[types.queues.GroupPosition, ...]]:
@@ -336,20 +338,21 @@ async def positions_of(
     positions: dict[str, list[types.queues.GroupPosition]] = {name: [] for name in partitions}
     moment = call.now()
     for position in await call.engine.position_stats(queue=queue, limit=MAX_NUMBER, partitions=list(positions)):
-        positions[position.partition].append(_group_position(position, moment, call.identity))
+        shown = answer_of(
+            types.queues.GroupPosition,
+            position,
+            consumer_group=position.group,
+            time_lag_seconds=int(age_seconds(position.oldest_waiting, moment)),
+            lease_id=shown_lease(call.identity, position.lease_id),
+            lease_until=time_of(position.lease_expires_at),
+        )
+        positions[position.partition].append(shown)
     return {name: tuple(found) for name, found in positions.items()}
 
 
-def _group_position(position: PositionStats, moment: int, identity: Identity) -> types.queues.GroupPosition:
-    waited = 0 if position.oldest_waiting is None else max(0, moment - position.oldest_waiting)
-    return answer_of(
-        types.queues.GroupPosition,
-        position,
-        consumer_group=position.group,
-        time_lag_seconds=waited // SECOND,
-        lease_id=shown_lease(identity, position.lease_id),
-        lease_until=time_of(position.lease_expires_at),
-    )
+def age_seconds(since: int | None, moment: int) -> float:
+    """Return the time since a moment; 0 without one."""
+    return 0 if since is None else max(0, moment - since) / SECOND
 
 
 _LIST = (*_PAGE, _SEARCH, NAMESPACE, TASK, _PAUSED, _SORT)

@@ -72,6 +72,8 @@ async def show_overview(call: Call) -> types.queues.Overview:
     waiting = [
         max(0.0, (moment - group.oldest_waiting) / SECOND) for group in groups if group.oldest_waiting is not None
     ]
+    sample = call.broker.observed.latest
+    rates = None if sample is None or call.identity.restricted else sample.point.rates  # Those of the last second.
     return types.queues.Overview(
         queues=len(queues),
         partitions=sum(stats.partitions for stats in queues),
@@ -79,18 +81,12 @@ async def show_overview(call: Call) -> types.queues.Overview:
         tasks=len({stats.info.task for stats in queues} - {""}),
         messages=total_of([stats.counts for stats in queues]),
         lag=types.queues.Lag(time=_spread(waiting), offset=_spread([group.lag for group in groups])),
-        throughput=_throughput_now(call),
+        throughput=types.queues.Throughput()
+        if rates is None
+        else types.queues.Throughput(round(rates.pushed, 2), round(rates.settled, 2)),
         timestamp=time_of(moment),
         stats_age=call.broker.observed.counts.age(await queues_of(call), [stats.info.name for stats in queues], moment),
     )
-
-
-def _throughput_now(call: Call) -> types.queues.Throughput:
-    """Return the throughput of this server process in the last second; not for restricted tokens."""
-    sample = call.broker.observed.latest
-    if sample is None or call.identity.restricted:
-        return types.queues.Throughput()
-    return types.queues.Throughput(round(sample.point.rates.pushed, 2), round(sample.point.rates.settled, 2))
 
 
 async def refresh_stats(call: Call) -> types.queues.Refreshed:
@@ -228,27 +224,23 @@ async def list_consumers(call: Call) -> types.Page[types.groups.WaitingConsumer]
     page = _CONSUMERS_PAGE.of(call.query)
     queue = _CONSUMERS_QUEUE.of(call.query)
     delivery = call.broker.delivery
-    may_see = _may_see(call.identity)
     waiting: list[_Waiting] = [*delivery.intentions, *delivery.streams, *delivery.browsers]
-    found = [one for one in waiting if _is_shown(one, queue, may_see)]
+    found = [one for one in waiting if _is_shown(one, queue, call.identity)]
     shown = found[page.offset : page.offset + page.limit]
-    described = tuple(_described(one, may_see) for one in shown)
+    described = tuple(_described(one, call.identity) for one in shown)
     return types.groups.Consumers(items=described, total=len(found), pagination=page)
 
 
-MaySee = Callable[[str | None], bool]
-"""Whether the caller may see consumers of a queue, or (None) consumers that wait by namespace or task."""
+def _may_see(identity: Identity, queue: str | None) -> bool:
+    """Return whether the caller may see consumers of a queue, or (None) those that wait by namespace or task."""
+    return not identity.restricted or (queue is not None and identity.may_use(queue))
 
 
-def _may_see(identity: Identity) -> MaySee:
-    return lambda queue: not identity.restricted or (queue is not None and identity.may_use(queue))
-
-
-def _is_shown(one: _Waiting, queue: str | None, may_see: MaySee) -> bool:
-    seen = [name for name in _queues_of(one) if may_see(name)]
+def _is_shown(one: _Waiting, queue: str | None, identity: Identity) -> bool:
+    seen = [name for name in _queues_of(one) if _may_see(identity, name)]
     if queue is not None:
         return queue in seen
-    return bool(seen) or may_see(None)  # A stream can be without subscriptions.
+    return bool(seen) or not identity.restricted  # A stream can be without subscriptions.
 
 
 def _queues_of(one: _Waiting) -> list[str | None]:
@@ -261,7 +253,7 @@ def _queues_of(one: _Waiting) -> list[str | None]:
             return [one.queue]
 
 
-def _described(one: _Waiting, may_see: MaySee) -> types.groups.WaitingConsumer:
+def _described(one: _Waiting, identity: Identity) -> types.groups.WaitingConsumer:
     match one:
         case Intention():
             return _subscription(
@@ -282,7 +274,7 @@ def _described(one: _Waiting, may_see: MaySee) -> types.groups.WaitingConsumer:
                 subscriptions=tuple(
                     _subscription(types.groups.StreamSubscription, consumer, id=consumer.name)
                     for consumer in one.consumers.values()
-                    if may_see(consumer.request.queue)
+                    if _may_see(identity, consumer.request.queue)
                 ),
             )
         case Browser():
@@ -460,7 +452,7 @@ async def show_analytics(call: Call) -> types.server.Analytics:
         types.server.DataPoint(time_of(start), round(sum(point.rates.pushed for point in inside) * INTERVAL_SECONDS))
         for start, inside in _buckets(points, _INTERVALS[interval])
     )
-    return types.server.Analytics(tuple(data), interval, time_of(since), time_of(until))
+    return types.server.Analytics(time_of(since), time_of(until), tuple(data), interval)
 
 
 async def show_buffers(call: Call) -> types.server.Buffers:

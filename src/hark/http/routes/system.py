@@ -289,7 +289,8 @@ def _serve(call: Call, path: str) -> Response:
     tag = page.packed_tag if packed else page.tag
     # Web browsers revalidate cached files on each use, so that all files are of the same version.
     headers = {"etag": tag, "cache-control": "no-cache", "vary": "accept-encoding"}
-    if _knows(exchange.headers.get(b"if-none-match", b"").decode("latin-1"), tag):
+    known = exchange.headers.get(b"if-none-match", b"").decode("latin-1").split(",")
+    if any(one.strip().removeprefix("W/") in (tag, "*") for one in known):
         return Response(status_code=304, headers=headers)
     if packed:
         headers["content-encoding"] = "gzip"
@@ -307,10 +308,6 @@ def _takes_gzip(accepted: str) -> bool:
 def _is_zero(parameter: str) -> bool:
     name, _, value = parameter.partition("=")
     return name == "q" and value.strip("0.") == ""
-
-
-def _knows(tags: str, tag: str) -> bool:
-    return any(known.strip().removeprefix("W/") in (tag, "*") for known in tags.split(","))
 
 
 @cache

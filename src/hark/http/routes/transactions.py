@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -109,8 +109,8 @@ async def transact(call: Call) -> types.messages.TransactionAnswer:
     )
 
 
-def _values(body: bytes) -> Iterator[msgspec.Raw]:
-    yield from keys.VALUES(body[len(b'{"kv":') : -1])
+def _values(body: bytes) -> Iterable[msgspec.Raw]:
+    return keys.VALUES(body[len(b'{"kv":') : -1])
 
 
 async def _flatten(operations: Sequence[PushOperation | AckOperation], most: int) -> list[NewMessage | Settlement]:
