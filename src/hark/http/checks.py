@@ -329,7 +329,7 @@ def raw_parts(field: str, array: str = "", what: str = "body", texts: Mapping[st
     """Return a function that finds the parts of a body that are not decoded: a field of it, or of items in it."""
 
     def parts(body: bytes) -> Iterator[msgspec.Raw]:
-        outline = decode_unbounded(body, _outline(field, array), what, texts)
+        outline = decode_unbounded(body, outline_of(field, array=array), what, texts)
         found = (getattr(one, field) for one in (elements(getattr(outline, array)) if array else (outline,)))
         return (value for value in found if value is not msgspec.UNSET)
 
@@ -337,8 +337,9 @@ def raw_parts(field: str, array: str = "", what: str = "body", texts: Mapping[st
 
 
 @cache
-def _outline(field: str, array: str) -> Any:
-    one = msgspec.defstruct("One", [(field, OptionalRaw, msgspec.UNSET)], gc=False)
+def outline_of(*fields: str, array: str = "") -> Any:
+    """Return a type of bodies of which some parts are kept, undecoded: fields of the body, or of items in `array`."""
+    one = msgspec.defstruct("One", [(field, OptionalRaw, msgspec.UNSET) for field in fields], gc=False)
     return msgspec.defstruct("Outline", [(array, array_of(one))]) if array else one
 
 

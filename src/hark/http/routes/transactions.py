@@ -17,7 +17,7 @@ from hark.api.types.keys import AtomicBody
 from hark.api.types.messages import AckOperation, PushOperation, TransactionBody
 from hark.errors import InvalidInput, Refused
 from hark.http import admission, checks
-from hark.http.checks import MAX_ITEMS, array_of, decode_unbounded, elements, in_turns
+from hark.http.checks import MAX_ITEMS, array_of, decode_unbounded, elements, in_turns, outline_of
 from hark.http.items import ITEM_TEXTS, settlement_of, to_new_message
 from hark.http.keyval import keys
 from hark.http.keyval.paths import versionstamp
@@ -39,15 +39,10 @@ class _Item(msgspec.Struct, gc=False):
     payload: OptionalRaw = UNSET
 
 
-class _Operation(_Item, gc=False):
-    """The parts of an operation that are not decoded, or that are not decoded yet."""
-
-    items: OptionalRaw = UNSET
-
-
 @cache
 def _outline() -> Any:
-    return msgspec.defstruct("Outline", [("operations", array_of(_Operation)), ("kv", OptionalRaw, UNSET)])
+    operations = array_of(outline_of("payload", "items"))
+    return msgspec.defstruct("Outline", [("operations", operations), ("kv", OptionalRaw, UNSET)])
 
 
 def _payloads(body: bytes) -> Iterator[msgspec.Raw]:
