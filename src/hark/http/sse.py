@@ -19,7 +19,7 @@ from hark.http import pops, responses
 from hark.http.admission import check_pop, check_role, identity_of
 from hark.http.checks import parse_time, query_params, short
 from hark.http.exchange import exchange_of
-from hark.http.params import BoolParam, IntParam, Param
+from hark.http.params import BoolParam, Param
 from hark.http.pops import PARTITION, PRIORITY, QueuePath, named, pop_request, queue_in_path, queue_of, taking_params
 from hark.http.responses import Receive, Scope, Send, encode, send_failure
 from hark.http.routing import ANOTHER_MODE, EVENTS, NOT_SUPPORTED, Bound, Table, bind, table
@@ -299,13 +299,7 @@ class EventStreams:
     def __init__(self, broker: Broker, settings: Settings, ping_seconds: float = PING_SECONDS) -> None:
         self._broker = broker
         self._settings = settings
-        self._prefetch = IntParam(
-            "prefetch",
-            "Maximum number of unacknowledged messages that the client holds.",
-            DEFAULT_PREFETCH,
-            1,
-            settings.limits.max_batch,
-        )
+        self._prefetch = pops.prefetch_param(DEFAULT_PREFETCH, settings.limits.max_batch)
         self._sse_options = SseOptions(
             opening=_PING, ping=_PING, ping_seconds=ping_seconds, stall_seconds=settings.limits.stalled_seconds
         )

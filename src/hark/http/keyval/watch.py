@@ -27,8 +27,8 @@ from hark.http.keyval.paths import (
     wire_changes,
 )
 from hark.http.keyval.queue import wire_messages
-from hark.http.params import BoolParam, IntParam, Param, Query
-from hark.http.pops import CONSUMER, named, timeout_param
+from hark.http.params import BoolParam, Param, Query
+from hark.http.pops import CONSUMER, named, prefetch_param, timeout_param
 from hark.http.responses import UNCACHED_JSON, Receive, Scope, Send, encode
 from hark.http.routing import ANOTHER_MODE, EVENTS, Table, bind, table
 from hark.http.sse import ClientWriter, SseOptions, event, send_events, take
@@ -58,13 +58,7 @@ class KeyvalStreams:
     def __init__(self, broker: Broker, settings: Settings) -> None:
         self.broker = broker
         self._timeout = timeout_param(settings)
-        self._prefetch = IntParam(
-            "prefetch",
-            "Maximum number of unacknowledged messages that the client holds.",
-            settings.queue.prefetch,
-            1,
-            MAX_PREFETCH,
-        )
+        self._prefetch = prefetch_param(settings.queue.prefetch, MAX_PREFETCH)
         self._sse_options = SseOptions(
             opening=_OPENING,
             ping=event(b"ping", b""),

@@ -158,20 +158,8 @@ async def import_dead_letters(call: Call) -> types.dead_letters.ImportedDeadLett
 
 def _imported(item: DeadLetterItem, queue: str, index: int) -> NewDeadLetter:
     where = f"items[{index}]"
-    message = PushItem(
-        queue=queue,
-        partition=item.partition,
-        payload=item.payload,
-        transaction_id=item.transaction_id,
-        trace_id=item.trace_id,
-        priority=item.priority,
-        backoff_schedule=item.backoff_schedule,
-        keys_if_undelivered=item.keys_if_undelivered,
-        traceparent=item.traceparent,
-        tracestate=item.tracestate,
-    )
     return NewDeadLetter(
-        message=to_new_message(message, index),
+        message=to_new_message(answer_of(PushItem, item, queue=queue), index),
         id=_check_uuid(item.id, f"{where}.id"),
         group=check_name(item.consumer_group, f"{where}.consumerGroup"),
         attempts=check_int(item.attempts, f"{where}.attempts", 0, _MOST_ATTEMPTS),
