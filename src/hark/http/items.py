@@ -54,8 +54,7 @@ ITEM_TEXTS = {
 """Error texts that clients rely on, for `decode_json`."""
 
 
-PushBody = renamed(Single[list[PushItem]], "PushBody", value="items")
-"""The messages to push."""
+PushBody = renamed(Single[list[PushItem]], "PushBody", "The messages to push.", value="items")
 
 payloads_in = checks.raw_parts("payload", "items", texts=ITEM_TEXTS)
 """Returns the payloads of a push, for `check_values`."""

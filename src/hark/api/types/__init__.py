@@ -60,13 +60,14 @@ class Page(Answer, Generic[T]):
     pagination: Pagination
 
 
-def renamed(shape: type[Shape], name: str, **names: str) -> type[Shape]:
-    """Return a shape whose fields have other names on the wire, and its name in the OpenAPI document."""
+def renamed(shape: type[Shape], name: str, text: str, **names: str) -> type[Shape]:
+    """Return a shape whose fields have other names on the wire, with its name and text in the OpenAPI document."""
     fields = msgspec.structs.fields(shape)
     return msgspec.defstruct(  # type: ignore[return-value]  # It inherits from the shape.
         name,
         [(field.name, field.type) for field in fields],
         bases=(get_origin(shape) or shape,),
+        namespace={"__doc__": text},
         rename={field.name: names.get(field.name, field.encode_name) for field in fields},
     )
 

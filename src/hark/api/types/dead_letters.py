@@ -46,8 +46,12 @@ class ListedDeadLetter(Answer):
         return decode_value(self.payload, shape, f"the payload of dead letter {self.dead_letter_id}")
 
 
-DeadLetterPage = renamed(Page[ListedDeadLetter], "DeadLetterPage", items="messages")
-"""The newest failure first."""
+DeadLetterPage = renamed(
+    Page[ListedDeadLetter],
+    "DeadLetterPage",
+    "A page of dead letters, the newest failure first, and the number of all matches.",
+    items="messages",
+)
 
 
 class RequeuedDeadLetter(Success):

@@ -183,5 +183,6 @@ class WaitingBrowser(Answer, tag_field="kind", tag="browser"):
 
 
 WaitingConsumer = WaitingPop | WaitingStream | WaitingBrowser
-Consumers = renamed(Page[WaitingConsumer], "Consumers", items="consumers")
-"""The waiting consumers of this server process."""
+Consumers = renamed(
+    Page[WaitingConsumer], "Consumers", "A page of the waiting consumers of this server process.", items="consumers"
+)

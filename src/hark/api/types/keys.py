@@ -79,8 +79,9 @@ class Enqueued(Ok):
     id: str
 
 
-Polled = renamed(Single[WireMessage | None], "Polled", value="message")
-"""The received message, or null if no message is available."""
+Polled = renamed(
+    Single[WireMessage | None], "Polled", "The received message, or null if no message is available.", value="message"
+)
 
 
 class Settled(Ok, omit_defaults=True):
@@ -105,8 +106,7 @@ class WorkStats(Answer):
     total: int
 
 
-SettingsBody = renamed(Single[int | None], "SettingsBody", value="lockDuration")
-"""The settings of a work queue."""
+SettingsBody = renamed(Single[int | None], "SettingsBody", "The settings of a work queue.", value="lockDuration")
 
 
 class WorkSettings(Answer):
@@ -204,8 +204,7 @@ class WireEntry(msgspec.Struct, gc=False):
     """Why the value, which is null then, cannot be read: code and text."""
 
 
-Deleted = renamed(Single[int], "Deleted", value="deletedCount")
-"""The number of deleted entries or dead letters."""
+Deleted = renamed(Single[int], "Deleted", "The number of deleted entries or dead letters.", value="deletedCount")
 
 
 class Written(Ok):
@@ -215,7 +214,7 @@ class Written(Ok):
 
 
 class AtomicResult(Ok, omit_defaults=True):
-    """The result of an atomic write. `ok` is False if a check failed; nothing was written then."""
+    """The result of a commit. `ok` false means that a check failed and nothing was applied."""
 
     versionstamp: str | None = None
     """The versionstamp of everything that it wrote."""
@@ -234,8 +233,7 @@ class EntryPage(Answer):
     has_more: bool
 
 
-KeyCount = renamed(Single[int], "KeyCount", value="count")
-"""A number of entries."""
+KeyCount = renamed(Single[int], "KeyCount", "A number of entries.", value="count")
 
 
 class PolledEntries(Answer, Generic[T]):
@@ -245,8 +243,16 @@ class PolledEntries(Answer, Generic[T]):
     versionstamps: T
 
 
-PolledKeys = renamed(PolledEntries[tuple[str, ...]], "PolledKeys")
-PolledPrefix = renamed(PolledEntries[str], "PolledPrefix")
+PolledKeys = renamed(
+    PolledEntries[tuple[str, ...]],
+    "PolledKeys",
+    "The changed entries, and the current versionstamps in the order of the keys.",
+)
+PolledPrefix = renamed(
+    PolledEntries[str],
+    "PolledPrefix",
+    "The changed entries, and the current versionstamps as text for the next request.",
+)
 
 
 # Metrics ---------------------------------------------------------------------------------------------------

@@ -150,8 +150,7 @@ class ActiveLease(Answer):
     first_message_id: str
 
 
-LeasePage = renamed(Page[ActiveLease], "LeasePage", items="leases")
-"""The oldest first."""
+LeasePage = renamed(Page[ActiveLease], "LeasePage", "A page of leases, the oldest first.", items="leases")
 
 
 class ExtendBody(Body):
@@ -177,8 +176,12 @@ class RenewalAnswer(Answer, omit_defaults=True):
     code: str | None = None
 
 
-ExtendedLeases = renamed(Single[tuple[RenewalAnswer, ...]], "ExtendedLeases", value="results")
-"""In the order of the leases."""
+ExtendedLeases = renamed(
+    Single[tuple[RenewalAnswer, ...]],
+    "ExtendedLeases",
+    "The results of lease renewals, in the order of the leases.",
+    value="results",
+)
 
 
 class ExtendedLease(Answer, omit_defaults=True):
@@ -373,8 +376,12 @@ class TraceEvent(Answer, rename=None):
         return decode_value(self.payload, shape, f"the data of trace {self.id}")
 
 
-TracesOfMessage = renamed(Single[tuple[TraceEvent, ...]], "TracesOfMessage", value="traces")
-"""The oldest first."""
+TracesOfMessage = renamed(
+    Single[tuple[TraceEvent, ...]],
+    "TracesOfMessage",
+    "Trace events about one message, the oldest first.",
+    value="traces",
+)
 
 
 class NamedTrace(TraceEvent, rename=None):
@@ -393,8 +400,9 @@ class NamedTrace(TraceEvent, rename=None):
         return msgspec.json.decode(self.message_payload)
 
 
-NamedTraces = renamed(Page[NamedTrace], "NamedTraces", items="traces")
-"""Trace events of one name, the newest first."""
+NamedTraces = renamed(
+    Page[NamedTrace], "NamedTraces", "A page of trace events of one name, the newest first.", items="traces"
+)
 
 
 class TraceName(Answer, rename=None):
@@ -406,4 +414,4 @@ class TraceName(Answer, rename=None):
     last_seen: datetime
 
 
-TraceNames = renamed(Page[TraceName], "TraceNames", items="trace_names")
+TraceNames = renamed(Page[TraceName], "TraceNames", "A page of trace names.", items="trace_names")

@@ -48,7 +48,9 @@ class ListedQueue(QueueHead):
     messages: ListedCounts
 
 
-QueuePage = renamed(Page[ListedQueue], "QueuePage", items="queues")
+QueuePage = renamed(
+    Page[ListedQueue], "QueuePage", "A page of queues, and the number of queues that match.", items="queues"
+)
 
 
 class GroupPosition(Answer):
@@ -162,8 +164,8 @@ class Task(Answer):
     messages: LabelCounts
 
 
-Namespaces = renamed(Single[tuple[Namespace, ...]], "Namespaces", value="namespaces")
-Tasks = renamed(Single[tuple[Task, ...]], "Tasks", value="tasks")
+Namespaces = renamed(Single[tuple[Namespace, ...]], "Namespaces", "Namespaces, ordered by name.", value="namespaces")
+Tasks = renamed(Single[tuple[Task, ...]], "Tasks", "Tasks, ordered by name.", value="tasks")
 
 
 class Spread(Answer):

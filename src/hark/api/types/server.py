@@ -61,8 +61,7 @@ class SystemMetrics(Answer, omit_defaults=True):
 # Maintenance -----------------------------------------------------------------------------------------------
 
 
-MaintenanceBody = renamed(Single[bool], "MaintenanceBody", value="enabled")
-"""Whether maintenance is on."""
+MaintenanceBody = renamed(Single[bool], "MaintenanceBody", "Whether maintenance is on.", value="enabled")
 
 
 class Maintenance(Answer):
@@ -94,8 +93,7 @@ class PopMaintenance(Answer):
 # Sessions, settings and audit records ----------------------------------------------------------------------
 
 
-SessionBody = renamed(Single[str], "SessionBody", value="token")
-"""The token to log in with."""
+SessionBody = renamed(Single[str], "SessionBody", "The token to log in with.", value="token")
 
 
 class Session(Answer):
@@ -144,8 +142,12 @@ class AuditRecord(Answer):
     """Number of refusals before this one that were not recorded, because there were too many."""
 
 
-AuditRecords = renamed(Single[tuple[AuditRecord, ...]], "AuditRecords", value="records")
-"""The latest audit records of this server process, the newest first."""
+AuditRecords = renamed(
+    Single[tuple[AuditRecord, ...]],
+    "AuditRecords",
+    "The latest audit records of this server process, the newest first.",
+    value="records",
+)
 
 
 # Samples ---------------------------------------------------------------------------------------------------

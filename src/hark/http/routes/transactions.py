@@ -25,8 +25,12 @@ from hark.http.responses import carry, decode_in_turns
 from hark.http.routing import LARGE_BODY, MAINTENANCE, NOT_SUPPORTED, QUEUE_FULL, TOO_MANY, Call, bind, table
 from hark.model import QUEUE_MODE, NewMessage, PushOutcome, Settlement, Transaction, TransactionOutcome
 
-_KeysBody = renamed(Single[AtomicBody | list[msgspec.Raw] | None], "KeyValueBody", value="kv")
-"""The key-value part of a transaction, decoded separately for better error texts."""
+_KeysBody = renamed(
+    Single[AtomicBody | list[msgspec.Raw] | None],
+    "KeyValueBody",
+    "The key-value part of a transaction, decoded separately for better error texts.",
+    value="kv",
+)
 _TEXTS = {name: text for name, text in ITEM_TEXTS.items() if name not in {"items", "transactionId"}} | {
     "operations": "operations array required",
     "type": "expected push or ack",
