@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
@@ -72,7 +72,6 @@ def entry_of(found: WireEntry) -> Entry | None:
     return None if found.versionstamp is None else Entry(found.key, found.value, found.versionstamp)
 
 
-Self = TypeVar("Self", bound="KeyChanges")
 Number = int | float
 
 _REPEATABLE = frozenset({"set", "delete", "min", "max"})
@@ -88,36 +87,36 @@ class KeyChanges:
         self._checks: list[CheckBody] = []
         self._mutations: list[MutationBody] = []
 
-    def check(self: Self, key: KeyParts, versionstamp: str | None) -> Self:
+    def check(self, key: KeyParts, versionstamp: str | None) -> Self:
         """Require that the key has this versionstamp. None: require that the key does not exist."""
         self._checks.append(CheckBody(key_of(key), versionstamp))
         return self
 
-    def set(self: Self, key: KeyParts, value: object, *, expires_in: float | timedelta | None = None) -> Self:
+    def set(self, key: KeyParts, value: object, *, expires_in: float | timedelta | None = None) -> Self:
         """Set the value of a key. `expires_in` is a time to live in seconds; the default is no expiry."""
         return self._add("set", key, json_value(value, "value"), time_to_live(expires_in, "expires_in"))
 
-    def delete(self: Self, key: KeyParts) -> Self:
+    def delete(self, key: KeyParts) -> Self:
         """Delete this key only, not the keys below it."""
         return self._add("delete", key)
 
-    def sum(self: Self, key: KeyParts, value: Number) -> Self:
+    def sum(self, key: KeyParts, value: Number) -> Self:
         """Add a number to the stored number. A missing key counts as 0."""
         return self._add("sum", key, _number(value))
 
-    def min(self: Self, key: KeyParts, value: Number) -> Self:
+    def min(self, key: KeyParts, value: Number) -> Self:
         """Store the smaller of this number and the stored number."""
         return self._add("min", key, _number(value))
 
-    def max(self: Self, key: KeyParts, value: Number) -> Self:
+    def max(self, key: KeyParts, value: Number) -> Self:
         """Store the larger of this number and the stored number."""
         return self._add("max", key, _number(value))
 
-    def append(self: Self, key: KeyParts, values: Sequence[object]) -> Self:
+    def append(self, key: KeyParts, values: Sequence[object]) -> Self:
         """Append values to a stored array. A missing key counts as an empty array."""
         return self._add("append", key, _array(values))
 
-    def prepend(self: Self, key: KeyParts, values: Sequence[object]) -> Self:
+    def prepend(self, key: KeyParts, values: Sequence[object]) -> Self:
         """Prepend values to a stored array. A missing key counts as an empty array."""
         return self._add("prepend", key, _array(values))
 
@@ -138,7 +137,7 @@ class KeyChanges:
         """The request body."""
         return AtomicBody(checks=self._checks, mutations=self._mutations)
 
-    def _add(self: Self, type: str, key: KeyParts, value: OptionalRaw = UNSET, expires_in: int | None = None) -> Self:
+    def _add(self, type: str, key: KeyParts, value: OptionalRaw = UNSET, expires_in: int | None = None) -> Self:
         self._mutations.append(MutationBody(type, key=key_of(key), value=value, expires_in=expires_in))
         return self
 

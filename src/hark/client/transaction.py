@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Generic, TypeVar, Unpack
 
+import msgspec
+
 from hark.api import operations
-from hark.api.types.messages import OperationResult, TransactionAnswer
+from hark.api.types.messages import OperationResult
 from hark.client.arguments import (
     MAX_DELAY,
     DeliveredMessage,
@@ -26,6 +28,14 @@ from hark.errors import InvalidInput, TransactionRefused
 from hark.model import Status
 
 T = TypeVar("T")
+
+
+class TransactionResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a committed transaction: one entry per push and settlement, in order."""
+
+    results: tuple[OperationResult, ...] = ()
+    versionstamp: str | None = None
+    """Versionstamp of the keys that it wrote. None if it wrote none."""
 
 
 class Transaction:
@@ -111,10 +121,8 @@ class Transaction:
         self._leases.append(lease if isinstance(lease, str) else delivered_message(lease).lease_id)
         return self
 
-    async def commit(self) -> TransactionAnswer:
-        """Apply everything. Returns `results`: one per push and settlement, in order.
-
-        Raises `TransactionRefused` if the server rejects it; nothing was applied in that case.
+    async def commit(self) -> TransactionResult:
+        """Apply everything. Raises `TransactionRefused` if the server rejects it; nothing was applied in that case.
 
         If the reply is lost, the client repeats the request when that is safe: with pushes, acknowledgements, and
         `set`, `delete`, `min` or `max` of keys. With other settlements, required leases, checks, sums or appended
@@ -125,7 +133,7 @@ class Transaction:
         self._open()
         self._tried = True
         if not self._operations and self.kv.empty:
-            return TransactionAnswer("", True, ())
+            return TransactionResult()
         body: dict[str, object] = {"operations": self._operations}
         if self._leases:
             body["requiredLeases"] = self._leases
@@ -139,7 +147,7 @@ class Transaction:
             text = answer.error or "the server rejected the transaction"
             raise TransactionRefused(text, code=answer.code, index=refused)
         self._conclude(answer.results)
-        return answer
+        return TransactionResult(results=answer.results, versionstamp=answer.kv.versionstamp if answer.kv else None)
 
     def _conclude(self, results: Sequence[OperationResult]) -> None:
         """Mark the settled messages, so that the end of their blocks does not settle them again."""
