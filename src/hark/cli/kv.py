@@ -91,7 +91,7 @@ def delete(
     if tree:
         confirm(f"Delete key {key} and all keys below it?", yes)
     answer = server.ask(operations.KEYVAL_DELETE_KEY, *_segments(key), query={"exact": not tree})
-    say(f"deleted {answer.deleted_count} key{'' if answer.deleted_count == 1 else 's'}")
+    say(f"deleted {answer.value} key{'' if answer.value == 1 else 's'}")
 
 
 @command(app, "list", "hark kv list", "hark kv list users --limit 10 --reverse", "hark kv list users --start users/b")
@@ -121,7 +121,7 @@ def list_keys(
 @command(app, "count", "hark kv count", "hark kv count users")
 def count(server: Server, prefix: Prefix = None) -> None:
     """Count all keys, or the keys below a prefix."""
-    say(str(server.ask(operations.KEYVAL_COUNT_KEYS, query={"prefix": prefix}).count))
+    say(str(server.ask(operations.KEYVAL_COUNT_KEYS, query={"prefix": prefix}).value))
 
 
 @command(

@@ -214,7 +214,7 @@ def show(
     """Show the trace events of one message, oldest first."""
     query = {"limit": limit, "offset": offset}
     table(
-        server.ask(operations.LIST_OF_MESSAGE, partition_id, transaction_id, query=query).traces,
+        server.ask(operations.LIST_OF_MESSAGE, partition_id, transaction_id, query=query).value,
         {
             "Time": lambda one: one.created_at,
             "Event": lambda one: one.event_type,

@@ -80,7 +80,7 @@ def audit(
     The list has the last 200 actions of this server process. The server also writes them to its log (hark.audit).
     """
     table(
-        server.ask(operations.LIST_AUDIT, query={"limit": limit}).records,
+        server.ask(operations.LIST_AUDIT, query={"limit": limit}).value,
         {
             "Time": lambda one: one.at,
             "Subject": lambda one: one.subject,

@@ -57,7 +57,7 @@ def list_queues(
     """List queues with their message counts."""
     query = {"search": search, "namespace": namespace, "task": task, "paused": paused or None}
     table(
-        server.ask(operations.LIST_QUEUES, query={**query, "sort": sort, "limit": limit, "offset": offset}).queues,
+        server.ask(operations.LIST_QUEUES, query={**query, "sort": sort, "limit": limit, "offset": offset}).items,
         {
             "Queue": lambda q: q.name,
             "Namespace": lambda q: q.namespace,

@@ -169,7 +169,7 @@ class Server(msgspec.Struct, frozen=True):
 
     def _nearest(self, queue: str) -> str:
         try:
-            queues = self.send(operations.LIST_QUEUES).read().queues
+            queues = self.send(operations.LIST_QUEUES).read().items
         except Failure:
             return ""
         return did_you_mean(queue, [one.name for one in queues if one.name != queue])

@@ -9,11 +9,12 @@ from datetime import UTC, datetime
 from functools import cache, lru_cache
 from itertools import accumulate, islice, takewhile
 from time import perf_counter
-from typing import Annotated, Any, TypeVar, cast, overload
+from typing import Any, TypeVar, cast, overload
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
 
+from hark.api.types import OptionalRaw
 from hark.clock import EARLIEST, LATEST, MILLISECOND, SECOND
 from hark.errors import InvalidInput
 from hark.model import Status
@@ -266,15 +267,6 @@ def path_segments(raw_path: bytes) -> list[str]:
 # Bodies ----------------------------------------------------------------------------------------------------
 
 
-def raw_default(value: msgspec.Raw) -> Any:
-    """Return a field with a raw default. (A plain default could not be written into a schema.)"""
-    return msgspec.field(default_factory=lambda: value)
-
-
-Number = Annotated[Any, msgspec.Meta(extra_json_schema={"type": "number"})]
-"""A number in a body. It is not typed, so that `Floats` converts it."""
-
-
 def many_values(body: bytes) -> int:
     """Return the number of values if it is so large that the body is not decoded as it is, else 0."""
     if len(body) <= MAX_VALUES:
@@ -337,15 +329,17 @@ def raw_parts(field: str, array: str = "", what: str = "body", texts: Mapping[st
     """Return a function that finds the parts of a body that are not decoded: a field of it, or of items in it."""
 
     def parts(body: bytes) -> Iterator[msgspec.Raw]:
-        outline = decode_unbounded(body, _outline(field, array), what, texts)
-        return (getattr(one, field) for one in (elements(getattr(outline, array)) if array else (outline,)))
+        outline = decode_unbounded(body, outline_of(field, array=array), what, texts)
+        found = (getattr(one, field) for one in (elements(getattr(outline, array)) if array else (outline,)))
+        return (value for value in found if value is not msgspec.UNSET)
 
     return parts
 
 
 @cache
-def _outline(field: str, array: str) -> Any:
-    one = msgspec.defstruct("One", [(field, msgspec.Raw, raw_default(msgspec.Raw(b"null")))], gc=False)
+def outline_of(*fields: str, array: str = "") -> Any:
+    """Return a type of bodies of which some parts are kept, undecoded: fields of the body, or of items in `array`."""
+    one = msgspec.defstruct("One", [(field, OptionalRaw, msgspec.UNSET) for field in fields], gc=False)
     return msgspec.defstruct("Outline", [(array, array_of(one))]) if array else one
 
 

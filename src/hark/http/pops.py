@@ -141,6 +141,11 @@ def batch_param(settings: Settings, default: int) -> IntParam:
     return IntParam("batch", "Maximum number of messages to receive at a time.", default, 1, settings.limits.max_batch)
 
 
+def prefetch_param(default: int, most: int) -> IntParam:
+    """Return the parameter for the number of messages that a stream holds."""
+    return IntParam("prefetch", "Maximum number of unacknowledged messages that the client holds.", default, 1, most)
+
+
 def timeout_param(settings: Settings) -> IntParam:
     """Return the parameter for the longest wait."""
     pop = settings.pop

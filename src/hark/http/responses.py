@@ -189,7 +189,7 @@ def too_large(most: int, max_body_bytes: int) -> BodyTooLarge:
 
 
 def answer_of(shape: Callable[..., T], source: msgspec.Struct, **others: Any) -> T:
-    """Return an answer with the fields of `source` that have the same name, and others. Times become text."""
+    """Return an answer or a body with the fields of `source` that have the same name, and others. Times become text."""
     values = {
         name: time_of(getattr(source, name)) if is_time else getattr(source, name)
         for name, is_time in _common_fields(shape, type(source))

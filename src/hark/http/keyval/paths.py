@@ -5,20 +5,24 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import wraps
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from hark.api.types.keys import WireEntry
+from hark.broker import Broker
 from hark.broker.keyvalue import Change, Shown
 from hark.broker.tallies import Operation
 from hark.broker.work_queues import DEFAULT_QUEUE
 from hark.clock import MILLISECOND
 from hark.errors import InvalidInput
 from hark.http.checks import MAX_NUMBER, Floats, short
+from hark.http.exchange import Header
 from hark.http.params import BoolParam, NameParam, Param, Query, Schema, paging
+from hark.http.responses import JSON_HEADERS, Receive, Scope, Send, encode, send_failure, send_response
 from hark.http.routing import Call, Endpoint
 from hark.keys import MAX_KEYS, MAX_PART_LENGTH, MAX_PARTS, InvalidKey, check_key, check_keys, decode_key, encode_key
 from hark.model import Key, KeyEntry
@@ -69,6 +73,36 @@ def timed(operation: Operation, endpoint: Endpoint) -> Endpoint:
             return await endpoint(call)
 
     return measuring
+
+
+class _Routes(Protocol):
+    broker: Broker
+
+
+R = TypeVar("R", bound=_Routes)
+
+
+def answered(
+    operation: Operation | None, headers: tuple[Header, ...] = JSON_HEADERS
+) -> Callable[[Callable[[R, Scope, Receive], Awaitable[object]]], Callable[[R, Scope, Receive, Send], Awaitable[None]]]:
+    """Return a decorator that makes a raw endpoint of a method, whose calls count as an operation."""
+
+    def decorate(
+        work: Callable[[R, Scope, Receive], Awaitable[object]],
+    ) -> Callable[[R, Scope, Receive, Send], Awaitable[None]]:
+        @wraps(work)
+        async def endpoint(self: R, scope: Scope, receive: Receive, send: Send) -> None:
+            try:
+                with self.broker.operations.measure(operation) if operation else nullcontext():
+                    answer = encode(await work(self, scope, receive))
+            except Exception as error:
+                await send_failure(send, error)
+            else:
+                await send_response(send, (200, headers, answer))
+
+        return endpoint
+
+    return decorate
 
 
 # Paths -----------------------------------------------------------------------------------------------------
