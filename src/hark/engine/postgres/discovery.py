@@ -193,19 +193,19 @@ _CONTACT = "select * from hark.contact_v1($1, $2::text[], $3::text[], $4::text[]
 _LABEL = "select * from hark.label_v1($1, $2, $3, $4, $5, $6, $7)"
 
 
-async def resolve(store: Store, jobs: dict[int, Job], given: int | None) -> dict[int, HarkError]:
+async def resolve(store: Store, jobs: dict[int, Job]) -> dict[int, HarkError]:
     """Find the groups of all jobs; those that are seen for the first time are made (rule 20)."""
     errors: dict[int, HarkError] = {}
-    await _contact(store, [job.request for job in jobs.values() if job.request.queue is not None], given)
+    await _contact(store, [job.request for job in jobs.values() if job.request.queue is not None])
     for position, job in jobs.items():
         try:
-            await _resolve_one(store, job, given)
+            await _resolve_one(store, job)
         except HarkError as error:
             errors[position] = error
     return errors
 
 
-async def _contact(store: Store, requests: Sequence[PopRequest], given: int | None) -> None:
+async def _contact(store: Store, requests: Sequence[PopRequest]) -> None:
     missing: dict[tuple[str, str], PopRequest] = {}
     for request in requests:
         assert request.queue is not None
@@ -217,7 +217,7 @@ async def _contact(store: Store, requests: Sequence[PopRequest], given: int | No
     subscriptions = [_subscription(request) for request in missing.values()]
     rows = await store.pool.fetch(
         _CONTACT,
-        given,
+        store.time,
         [queue for queue, _ in missing],
         [group for _, group in missing],
         [request.group_mode for request in missing.values()],
@@ -228,10 +228,10 @@ async def _contact(store: Store, requests: Sequence[PopRequest], given: int | No
         store.adopt_group(number, queue, name, mode, queue_id)
 
 
-async def _resolve_one(store: Store, job: Job, given: int | None) -> None:
+async def _resolve_one(store: Store, job: Job) -> None:
     request = job.request
     if request.queue is None:
-        job.groups = await _label_groups(store, request, given)
+        job.groups = await _label_groups(store, request)
     else:
         job.groups = [(0, store.groups[request.queue, request.group])]
     for _, group in job.groups:
@@ -250,9 +250,9 @@ async def _resolve_one(store: Store, job: Job, given: int | None) -> None:
             job.groups = []
 
 
-async def _label_groups(store: Store, request: PopRequest, given: int | None) -> list[tuple[int, Group]]:
+async def _label_groups(store: Store, request: PopRequest) -> list[tuple[int, Group]]:
     rows = await store.pool.fetch(
-        _LABEL, given, request.group, request.namespace, request.task, request.group_mode, *_subscription(request)
+        _LABEL, store.time, request.group, request.namespace, request.task, request.group_mode, *_subscription(request)
     )
     groups = []
     for queue, queue_id, priority, number, mode, namespace in rows:
@@ -262,23 +262,23 @@ async def _label_groups(store: Store, request: PopRequest, given: int | None) ->
     return sorted(groups, key=lambda pair: -pair[0])
 
 
-async def resolve_again(store: Store, jobs: Sequence[Job], given: int | None) -> None:
+async def resolve_again(store: Store, jobs: Sequence[Job]) -> None:
     """Find the groups of jobs whose queue or group was removed, here or by another server."""
     for job in jobs:
         job.stale = job.discovered = False
         try:
             if job.request.queue is not None:
-                await _contact(store, [job.request], given)
-            await _resolve_one(store, job, given)
+                await _contact(store, [job.request])
+            await _resolve_one(store, job)
         except Conflict as error:
             job.error, job.groups = error, []
 
 
-async def note_seen(store: Store, jobs: Sequence[Job], given: int | None, now: int) -> None:
+async def note_seen(store: Store, jobs: Sequence[Job], now: int) -> None:
     """Store that groups are in use: idle groups stop holding retention after some time."""
     quiet = {group for job in jobs for _, group in job.groups if now - group.seen_at >= _SEEN_INTERVAL}
     if quiet:
-        await store.pool.fetch("select hark.seen_v1($1, $2::int[])", given, [group.id for group in quiet])
+        await store.pool.fetch("select hark.seen_v1($1, $2::int[])", store.time, [group.id for group in quiet])
         for group in quiet:
             group.seen_at = now
 
@@ -311,18 +311,18 @@ def is_wanted(job: Job, now: int) -> bool:
     return any(group.ready.discover_after <= searched for _, group in job.groups)
 
 
-async def discover(store: Store, jobs: Sequence[Job], given: int | None, now: int) -> None:
+async def discover(store: Store, jobs: Sequence[Job], now: int) -> None:
     """Make candidates of what other servers pushed or gave back, and of leases that have expired."""
     gone = set()
     for group in dict.fromkeys(group for job in jobs for _, group in job.groups):
-        if not await _discover_group(store, group, given, now):
+        if not await _discover_group(store, group, now):
             gone.add(group)
     for job in jobs:
         job.discovered = True
         job.stale = any(group in gone for _, group in job.groups)
 
 
-async def _discover_group(store: Store, group: Group, given: int | None, now: int) -> bool:
+async def _discover_group(store: Store, group: Group, now: int) -> bool:
     """False: the group, or its queue, is not there any more."""
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -332,7 +332,7 @@ async def _discover_group(store: Store, group: Group, given: int | None, now: in
     group.ready.discovered = now
     turn = group.ready.now()
     try:
-        rows = await _ask(store, group, looked, given, now)
+        rows = await _ask(store, group, looked, now)
     except BaseException:
         group.ready.discovered = None
         raise
@@ -343,22 +343,20 @@ async def _discover_group(store: Store, group: Group, given: int | None, now: in
         group.ready.prioritized |= bool(has_lanes)
         if due is None or group.ready.hinted_since(partition, turn):
             group.ready.found(partition)
-        elif group.shared is not None:
-            group.shared.waits(partition, due, "lease_held" if leased else "waiting", now)
         else:
-            group.ready.leased_until(partition, due)
+            group.ready.waits(partition, due, "lease_held" if leased else "waiting", now)
     took = loop.time() - began
     group.ready.discover_after = began + max(_SEARCH_SECONDS, _SEARCH_SHARE * took)
     return True
 
 
-async def _ask(store: Store, group: Group, looked: int | None, given: int | None, now: int) -> Sequence[Any]:
+async def _ask(store: Store, group: Group, looked: int | None, now: int) -> Sequence[Any]:
     """What happened since this server last looked, or (None) ever."""
     since, wanted = None, 0 if looked is None else store.late.since(looked) // BUCKET
     while since is None or wanted < since:  # Again if a long transaction has ended.
         since = wanted
         look = store.late.look()
-        *rows, last = await store.pool.fetch(_DISCOVER, given, group.id, group.queue_id, since)
+        *rows, last = await store.pool.fetch(_DISCOVER, store.time, group.id, group.queue_id, since)
         store.late.note(last[0], look, now)
         if looked is not None:
             wanted = store.late.since(looked) // BUCKET

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hark.clock import Clock
+from hark.clock import Clock, SystemClock
 from hark.engine.api import KeyListener, Listener, ignore_keys
 from hark.engine.postgres.pool import Pool
 from hark.engine.postgres.ready import Deliveries, Late, Ready, SharedReady
-from hark.ids import IdCodec
+from hark.ids import IdCodec, IdSource
 from hark.model import GroupMode, Hint
 
 # Numbers are never used twice, so a number that is remembered is right or names nothing. Then the database reports
@@ -52,27 +52,31 @@ class Group:
 class Store:
     """What the verbs of one server share; partitions and groups by name and by number."""
 
-    def __init__(
-        self,
-        pool: Pool,
-        codec: IdCodec,
-        clock: Clock,
-        listener: Listener = lambda _hints: None,
-        key_listener: KeyListener = ignore_keys,
-    ) -> None:
+    codec: IdCodec
+    """Of the ids of this store; known when the engine has started."""
+
+    def __init__(self, pool: Pool, clock: Clock | None = None) -> None:
         self.pool = pool
-        self.codec = codec
-        self.clock = clock
-        self.listener = listener
-        self.key_listener = key_listener
+        self.clock = clock or SystemClock()
+        self._given = clock
+        self.listener: Listener = lambda _hints: None
+        self.key_listener: KeyListener = ignore_keys
         self.skew = 0
         """Microseconds that the local clock is ahead of the database's."""
+        self.ids = IdSource(self.clock)
         self.deliveries = Deliveries()
+        self.owed: dict[str, list[Group]] = {}
+        """Leases of failed pops that could not be given back yet, and the groups that they may be of."""
         self.late = Late()
         self.partitions: dict[tuple[str, str], Partition] = {}
         self.partitions_by_id: dict[int, Partition] = {}
         self.groups: dict[tuple[str, str], Group] = {}
         self._groups_of: dict[str, dict[str, Group]] = {}
+
+    @property
+    def time(self) -> int | None:
+        """The time for the procedures; None: they use the clock of the database."""
+        return None if self._given is None else self._given.now()
 
     def now(self) -> int:
         """The estimated time of the database."""

@@ -12,7 +12,7 @@ import logging
 import random
 import re
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import count
 from typing import Any, TypeVar
@@ -24,6 +24,8 @@ from hark.errors import DiskFull, EngineFailure, InvalidSetting, StoreUnusable
 
 log = logging.getLogger(__name__)
 
+Q = TypeVar("Q")
+S = TypeVar("S")
 T = TypeVar("T")
 
 OLDEST_SERVER = 14
@@ -76,6 +78,17 @@ class Call(Answer[T]):
                 when_done(future, self._step)
 
 
+def without_task(
+    body: Callable[[S, Sequence[Q]], Coroutine[Any, Any, T]],
+) -> Callable[[S, Sequence[Q]], Awaitable[T]]:
+    """Make a verb of many callers, which needs no task of its own."""
+
+    def verb(store: S, requests: Sequence[Q]) -> Awaitable[T]:
+        return Call(body(store, requests))
+
+    return verb
+
+
 class Pool:
     """Runs statements on up to `size` connections, which are made as they are needed and used last in, first out."""
 
@@ -124,7 +137,7 @@ class Pool:
         self._away = False
         """No connection works: calls are refused at once, and one attempt at a time tries the database (rule 29)."""
         self._why = ""
-        self._closing = False
+        self.closing = False
         self._keeper: asyncio.Task[None] | None = None
 
     @property
@@ -159,7 +172,7 @@ class Pool:
 
     async def close(self) -> None:
         """Refuse the calls that wait, finish those that run, and close all connections."""
-        self._closing = True
+        self.closing = True
         tasks = {*self._attempts, *([self._keeper] if self._keeper else ())}
         for task in tasks:
             task.cancel()
@@ -285,7 +298,7 @@ class Pool:
 
     async def _take(self) -> asyncpg.Connection:
         """Get a connection that lives; what breaks before anything was sent costs the caller nothing."""
-        if self._closing:
+        if self.closing:
             raise _stopping()
         while self._idle:
             connection = self._idle.pop()
@@ -370,7 +383,7 @@ class Pool:
         with suppress(ValueError):
             self._idle.remove(connection)
         self._given_back.set()
-        if not self._open and not self._closing:
+        if not self._open and not self.closing:
             self._lost_all = True
             log.warning(
                 "PostgreSQL is unavailable: lost all connections; reconnecting", extra={"fields": {"store": "away"}}
@@ -380,7 +393,7 @@ class Pool:
     def _is_away(self, why: str) -> None:
         """An attempt to connect failed, or got no answer: unless there are connections, nothing can be done now."""
         self._why = why
-        if self._open or self._closing:
+        if self._open or self.closing:
             return
         self._away = True
         self._refuse_waiters(lambda: _unavailable(why))

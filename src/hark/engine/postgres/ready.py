@@ -148,10 +148,11 @@ class Ready:
         self._missed.discard(partition)
         self._leased_elsewhere.discard(partition)
 
-    def leased_until(self, partition: int, due: int) -> None:
-        """A partition is leased, possibly on another server."""
-        self.wake_at(partition, due, "lease_held")
-        self._leased_elsewhere.add(partition)
+    def waits(self, partition: int, due: int, reason: EmptyReason, _now: int) -> None:
+        """A partition can't be taken until a time, as the database answered."""
+        self.wake_at(partition, due, reason)
+        if reason == "lease_held":
+            self._leased_elsewhere.add(partition)
 
     def wake_at(self, partition: int, due: int, reason: EmptyReason) -> None:
         """A partition may be taken from a time on."""
@@ -278,9 +279,9 @@ class SharedReady(Ready):
             self._unannounced[partition] = number - notified
             self._notified[partition] = number
 
-    def has_nothing(self, partition: int) -> None:
+    def remove(self, partition: int) -> None:
         """There is nothing to take until there is news of the partition."""
-        self.remove(partition)
+        super().remove(partition)
         self._notified.pop(partition, None)
         self._announced_due.pop(partition, None)
 

@@ -28,12 +28,12 @@ def lease_uuid(text: str) -> uuid.UUID:
         return NO_LEASE
 
 
-async def _ends(store: Store, given: int | None, lease_ids: Sequence[str]) -> list[int | None]:
+async def _ends(store: Store, lease_ids: Sequence[str]) -> list[int | None]:
     """Ends of leases by the database's clock; None: it has ended, or never existed."""
     if not lease_ids:
         return []
     ends: list[int | None] = await store.pool.fetchval(
-        "select hark.lease_ends_v1($1, $2::uuid[])", given, [lease_uuid(lease_id) for lease_id in lease_ids]
+        "select hark.lease_ends_v1($1, $2::uuid[])", store.time, [lease_uuid(lease_id) for lease_id in lease_ids]
     )
     return ends
 
@@ -54,18 +54,18 @@ class Released:
         self._over |= other._over
         self._unsure |= other._unsure
 
-    async def notify(self, store: Store, given: int | None, notifications: Notifications) -> None:
+    async def notify(self, store: Store, notifications: Notifications) -> None:
         """Find out which have ended, and hint that."""
         unsure = [lease for lease in self._unsure if lease not in self._over]
         try:
-            ends = await _ends(store, given, unsure)
+            ends = await _ends(store, unsure)
         except HarkError:  # What was settled is settled: without a hint of the end it is still a success.
             unsure, ends = [], []
         for lease, end in zip(unsure, ends, strict=True):
             if end is None:
                 self._over[lease] = self._unsure[lease]
         for lease, group in self._over.items():
-            notifications.book.ended(group.queue, group.name, lease)
+            notifications.ended(group.queue, group.name, lease)
 
 
 _STATUSES = {"completed": 0, "failed": 1, "retry": 2, "dlq": 3}
@@ -232,9 +232,7 @@ class Settlements:
                 notifications.has_room(group)
 
 
-async def settle(
-    store: Store, now: int | None, requests: Sequence[Sequence[Settlement]]
-) -> Answers[list[SettleOutcome]]:
+async def settle(store: Store, requests: Sequence[Sequence[Settlement]]) -> Answers[list[SettleOutcome]]:
     """Settle messages; the outcomes of each request."""
     if not any(requests):
         return [[] for _ in requests]
@@ -243,15 +241,15 @@ async def settle(
         batch = Settlements(store)
         for number, request in enumerate(requests):
             batch.add(number, request)
-        row = await store.pool.fetchrow(_SETTLE, now, *batch.arguments())
+        row = await store.pool.fetchrow(_SETTLE, store.time, *batch.arguments())
         assert row is not None
         if row["o_stale"] is None:
             break
         store.forget_groups(row["o_stale"])
     outcomes = iter(batch.outcomes(row["o_codes"], row["o_released"], row["o_dead"], row["o_holders"]))
-    notifications = Notifications(store)
+    notifications = Notifications(store=store)
     batch.notify(row["o_ready"], row["o_counts"], row["o_due_times"], notifications)
-    await batch.released.notify(store, now, notifications)
+    await batch.released.notify(store, notifications)
     notifications.send()
     return [list(islice(outcomes, len(request))) for request in requests]
 
@@ -292,15 +290,15 @@ class Expirer:
         self.dead_lettered = 0
         """Number of messages that this dead-lettered."""
 
-    async def expire(self, given: int | None, limit: int) -> Expired:
+    async def expire(self, limit: int) -> Expired:
         """End what is due, at most `limit` leases."""
         store, late = self._store, self._store.late
         look = late.look()
-        row = await store.pool.fetchrow(_EXPIRE, given, *self._done, limit)
+        row = await store.pool.fetchrow(_EXPIRE, store.time, *self._done, limit)
         assert row is not None
         now: int = row["o_now"]
         late.note(row["running"], look, now)
-        if given is None:
+        if store.time is None:
             store.skew = store.clock.now() - now
         next_due: int | None = now
         self.behind = True
@@ -329,7 +327,7 @@ def free(store: Store, positions: Iterable[Any]) -> None:
     if not found:
         return
     groups = {group.id: group for group in store.groups.values()}
-    notifications = Notifications(store)
+    notifications = Notifications(store=store)
     for number, partition, lease, messages in found:
         group = groups.get(number)
         if group is None:
@@ -338,39 +336,39 @@ def free(store: Store, positions: Iterable[Any]) -> None:
             notifications.free(group, (partition,))
         else:
             notifications.given_back(group, partition, messages)
-        notifications.book.ended(group.queue, group.name, str(lease))
+        notifications.ended(group.queue, group.name, str(lease))
         notifications.has_room(group)
     notifications.send()
 
 
-async def release(store: Store, now: int | None, lease_ids: Sequence[str]) -> None:
+async def release(store: Store, lease_ids: Sequence[str]) -> None:
     """End leases."""
     rows = await store.pool.fetch(
-        "select * from hark.release_v1($1, $2::uuid[])", now, list(map(lease_uuid, lease_ids))
+        "select * from hark.release_v1($1, $2::uuid[])", store.time, list(map(lease_uuid, lease_ids))
     )
     for lease in lease_ids:
         store.deliveries.end(lease)
     free(store, rows)
 
 
-async def lease_ends(store: Store, now: int | None, lease_ids: Sequence[str]) -> list[int | None]:
+async def lease_ends(store: Store, lease_ids: Sequence[str]) -> list[int | None]:
     """Ends of leases by the local clock."""
-    ends = await _ends(store, now, lease_ids)
+    ends = await _ends(store, lease_ids)
     return [None if end is None else store.to_local(end) for end in ends]
 
 
-async def shorten(store: Store, now: int | None, lease_ids: Sequence[str], microseconds: int) -> None:
+async def shorten(store: Store, lease_ids: Sequence[str], microseconds: int) -> None:
     """Let leases end sooner."""
     sql = "select * from hark.shorten_v1($1, $2::uuid[], $3)"
-    for row in await store.pool.fetch(sql, now, list(map(lease_uuid, lease_ids)), microseconds):
+    for row in await store.pool.fetch(sql, store.time, list(map(lease_uuid, lease_ids)), microseconds):
         store.deliveries.renew(str(row["o_lease"]), row["o_until"])
 
 
-async def renew(store: Store, now: int | None, requests: Sequence[Renewal]) -> Answers[RenewOutcome]:
+async def renew(store: Store, requests: Sequence[Renewal]) -> Answers[RenewOutcome]:
     """Hold leases longer."""
     row = await store.pool.fetchrow(
         "select * from hark.renew_v1($1, $2::uuid[], $3::bigint[])",
-        now,
+        store.time,
         [lease_uuid(request.lease_id) for request in requests],
         [request.seconds for request in requests],
     )

@@ -88,21 +88,21 @@ _ARGUMENTS = ", ".join(
 _TRANSACT = f"select * from hark.transact_v1($1, {_ARGUMENTS})"
 
 
-async def transact(store: Store, now: int | None, requests: Sequence[Transaction]) -> Answers[TransactionOutcome]:
+async def transact(store: Store, requests: Sequence[Transaction]) -> Answers[TransactionOutcome]:
     """The outcome of each transaction."""
     joint = [joined(request) for request in requests]
     settlements = [one for request in joint for one in request.operations if isinstance(one, Settlement)]
     while True:
         await load(store, settlements)
         parts = [_Part(request, store) for request in joint]
-        row = await store.pool.fetchrow(_TRANSACT, now, *_arguments(parts))
+        row = await store.pool.fetchrow(_TRANSACT, store.time, *_arguments(parts))
         assert row is not None
         if row["o_stale"] is None and row["o_stale_groups"] is None:
             break
         store.forget_partitions(row["o_stale"] or ())
         store.forget_groups(row["o_stale_groups"] or ())
     outcomes: list[TransactionOutcome] = []
-    notifications, released, ends = Notifications(store), Released(), _Ends(parts)
+    notifications, released, ends = Notifications(store=store), Released(), _Ends(parts)
     for number, part in enumerate(parts):
         answer = _Answer(row, ends, number)
         code, failed = row["o_codes"][number], row["o_failed"][number]
@@ -112,11 +112,11 @@ async def transact(store: Store, now: int | None, requests: Sequence[Transaction
         else:
             versions, deleted = row["o_versions"], row["o_deleted"]
             written = KeyWritten(True, versions[number], None, deleted[number]) if part.keys.given else None
-            outcomes.append(TransactionOutcome(True, part.results(answer, store.now(), notifications), keys=written))
+            outcomes.append(TransactionOutcome(True, part.results(answer, notifications), keys=written))
             # The database sends notices of other keys that it removes.
             notifications.keys |= {encode_key(one.key): one.key for one in part.keys.request.mutations}
             released.join(part.settlements.released)
-    await released.notify(store, now, notifications)
+    await released.notify(store, notifications)
     notifications.send()
     return [parted(request, outcome) for request, outcome in zip(requests, outcomes, strict=True)]
 
@@ -159,13 +159,13 @@ class _Part:
         """The index of an operation, of its number among the operations of its kind."""
         return [index for index, operation in enumerate(self._operations) if isinstance(operation, kind)][number]
 
-    def results(self, answer: _Answer, now: int, notifications: Notifications) -> list[PushOutcome | SettleOutcome]:
+    def results(self, answer: _Answer, notifications: Notifications) -> list[PushOutcome | SettleOutcome]:
         """The outcome of each operation; its effects are noted in the store."""
         partitions = self.pushes.adopt(answer.partitions)
         acks = iter(self.settlements.outcomes(*answer.settled))
         new = iter(self.pushes.outcomes(partitions, (), *answer.pushed))
         self.settlements.notify(answer.ready, answer.counts, answer.due_times, notifications)
-        notifications.arrived(self.pushes.arrivals(partitions, answer.pushed[1], now))
+        notifications.pushed(self.pushes.arrivals(partitions, answer.pushed[1]))
         return [next(acks) if isinstance(operation, Settlement) else next(new) for operation in self._operations]
 
 
@@ -253,19 +253,19 @@ def notification_of(texts: Sequence[str]) -> KeyNotification:
     return KeyNotification(tuple(decode_key(bytes.fromhex(key)) for key in encoded))
 
 
-async def read_keys(store: Store, now: int | None, keys: Sequence[Key]) -> list[KeyEntry | None]:
+async def read_keys(store: Store, keys: Sequence[Key]) -> list[KeyEntry | None]:
     """The entries of keys, by position."""
     found: list[KeyEntry | None] = [None] * len(keys)
     if keys:
         encoded = [encode_key(key) for key in keys]
         for number, *columns in await store.pool.fetch(
-            "select * from hark.read_keys_v1($1, $2::bytea[])", now, encoded
+            "select * from hark.read_keys_v1($1, $2::bytea[])", store.time, encoded
         ):
             found[number - 1] = _entry(store, encoded[number - 1], *columns)
     return found
 
 
-async def list_keys(store: Store, now: int | None, ranges: Sequence[KeyRange]) -> list[list[KeyEntry]]:
+async def list_keys(store: Store, ranges: Sequence[KeyRange]) -> list[list[KeyEntry]]:
     """The entries of ranges."""
     found: list[list[KeyEntry]] = [[] for _ in ranges]
     if not ranges:
@@ -273,7 +273,7 @@ async def list_keys(store: Store, now: int | None, ranges: Sequence[KeyRange]) -
     limits = [bounds(one) for one in ranges]
     rows = await store.pool.fetch(
         "select * from hark.list_keys_v1($1, $2::bytea[], $3::bytea[], $4::bigint[], $5::boolean[])",
-        now,
+        store.time,
         [low for low, _ in limits],
         [high for _, high in limits],
         [max(0, one.limit) for one in ranges],
@@ -291,18 +291,18 @@ def _entry(
     return KeyEntry(decode_key(key), msgspec.Raw(value), version, ends, sealed_by)
 
 
-async def count_keys(store: Store, now: int | None, prefix: Key) -> int:
+async def count_keys(store: Store, prefix: Key) -> int:
     """Number of entries below a prefix."""
-    return int(await store.pool.fetchval("select hark.count_keys_v1($1, $2, $3)", now, *prefix_bounds(prefix)))
+    return int(await store.pool.fetchval("select hark.count_keys_v1($1, $2, $3)", store.time, *prefix_bounds(prefix)))
 
 
-async def key_stats(store: Store, now: int | None) -> KeyStats:
+async def key_stats(store: Store) -> KeyStats:
     """Numbers and sizes of entries; reads every entry."""
-    row = await store.pool.fetchrow("select * from hark.key_stats_v1($1)", now)
+    row = await store.pool.fetchrow("select * from hark.key_stats_v1($1)", store.time)
     assert row is not None
     return KeyStats(*row)
 
 
-async def sweep_keys(store: Store, now: int | None, limit: int = 1000) -> int:
+async def sweep_keys(store: Store, limit: int = 1000) -> int:
     """Remove expired entries."""
-    return int(await store.pool.fetchval("select hark.sweep_keys_v1($1, $2)", now, limit))
+    return int(await store.pool.fetchval("select hark.sweep_keys_v1($1, $2)", store.time, limit))

@@ -176,10 +176,10 @@ with chosen as materialized (
 
 
 async def partition_stats(
-    store: Store, now: int | None, queue: str, search: str | None = None, limit: int = 1000, offset: int = 0
+    store: Store, queue: str, search: str | None = None, limit: int = 1000, offset: int = 0
 ) -> list[PartitionStats]:
     """A page of a queue's partitions by name, with counts."""
-    where = Where(now, limit, offset)
+    where = Where(store.time, limit, offset)
     where.also("partition.queue = (select id from hark.queues where name = {})", queue)
     where.also("strpos(partition.name, {}) > 0", search)
     rows = await store.pool.fetch(
@@ -267,7 +267,6 @@ def counts_of(row: asyncpg.Record) -> Counts:
 
 async def position_stats(
     store: Store,
-    now: int | None,
     group: str | None = None,
     queue: str | None = None,
     min_lag_seconds: int | None = None,
@@ -277,7 +276,7 @@ async def position_stats(
 ) -> list[PositionStats]:
     """Places of groups in partitions; those where a message has been open so long, if a number of seconds is given."""
     named = None if partitions is None else list(filter(can_be_stored, partitions))
-    where = Where(now, limit)
+    where = Where(store.time, limit)
     names = ("standing.group_name", "standing.queue", "standing.name")
     if min_lag_seconds is None:
         names = ("grp.name", "grp.queue", "partition.name")
@@ -299,7 +298,7 @@ async def position_stats(
     ]
 
 
-async def group_names(store: Store, _now: int | None, queue: str | None = None) -> list[str]:
+async def group_names(store: Store, queue: str | None = None) -> list[str]:
     """The names of groups, each once."""
     where = Where()
     where.also("groups.queue = {}", queue)
@@ -313,14 +312,13 @@ async def group_names(store: Store, _now: int | None, queue: str | None = None) 
 
 async def group_stats(
     store: Store,
-    now: int | None,
     group: str | None = None,
     queue: str | None = None,
     queues: Sequence[str] | None = None,
     uncounted: Sequence[str] = (),
 ) -> list[GroupStats]:
     """Groups, one entry per (group, queue)."""
-    where = Where(now, list(uncounted))
+    where = Where(store.time, list(uncounted))
     where.also("groups.name = {}", group)
     where.also("groups.queue = {}", queue)
     where.also("groups.queue = any ({})", None if queues is None else list(queues))
@@ -423,11 +421,14 @@ group by queue, name having sum(messages) > 0
 """
 
 
-async def queue_stats(store: Store, now: int | None, where: QueueFilter) -> QueuePage:
+async def queue_stats(store: Store, where: QueueFilter) -> QueuePage:
     """A page of queues with counts, and how many there are."""
     conditions = _matching(where)
     total = await store.pool.fetchval(f"select count(*) from hark.queues where {conditions}", *conditions.args)
-    matching, order = _matching(where, now, where.limit, where.offset, list(where.uncounted)), _ORDERS[where.sort]
+    matching, order = (
+        _matching(where, store.time, where.limit, where.offset, list(where.uncounted)),
+        _ORDERS[where.sort],
+    )
     rows = await store.pool.fetch(
         f"""
         with chosen as materialized (
@@ -485,16 +486,16 @@ def _matching(where: QueueFilter, *args: object) -> Where:
     return matching
 
 
-async def survey(store: Store, now: int | None, after: tuple[int, str] = (0, ""), limit: int = 1000) -> Survey:
+async def survey(store: Store, after: tuple[int, str] = (0, ""), limit: int = 1000) -> Survey:
     """What is stored and open in the partitions after a place, as many of them as one step takes."""
-    rows = await store.pool.fetch(_SURVEY, now, *after, limit)
+    rows = await store.pool.fetch(_SURVEY, store.time, *after, limit)
     last = await store.pool.fetchrow(_LAST, *after, limit)
     return Survey([Depth(*row) for row in rows], None if last is None else (last["queue"], last["name"]))
 
 
-async def totals(store: Store, now: int | None) -> Totals:
+async def totals(store: Store) -> Totals:
     """How many queues, dead letters and messages on leases there are."""
     queues = await store.pool.fetchval("select count(*) from hark.queues")
     dead = await store.pool.fetch("select queue, count(*) from hark.dead_letters group by queue")
-    leased = await store.pool.fetch(_LEASED, now)
+    leased = await store.pool.fetch(_LEASED, store.time)
     return Totals(queues, {row[0]: row[1] for row in dead}, {(row[0], row[1]): row[2] for row in leased})
