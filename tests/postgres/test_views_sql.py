@@ -136,7 +136,8 @@ async def fill(pool: Pool, partitions: int, messages: int, many: int | None = No
 
 def store_on(pool: Pool) -> Store:
     """What the verbs need."""
-    store = Store(pool, FakeClock(NOW))
+    pool.clock = FakeClock(NOW)
+    store = Store(pool)
     store.codec = CODEC
     return store
 

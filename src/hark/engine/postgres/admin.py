@@ -57,8 +57,7 @@ async def configure(store: Store, specs: Sequence[QueueSpec]) -> Answers[QueueIn
     """Make queues, or replace all options of those that exist."""
     partitions = {}
     for spec in specs:
-        row = await store.pool.fetchrow(_CONFIGURE, store.time, *_arguments(spec), False)
-        assert row is not None
+        [row] = await store.pool.call(_CONFIGURE, *_arguments(spec), False)
         partitions[spec.name] = store.codec.encode(row["o_partition"], 0)
     infos = {info.name: info for info in await queue_infos(store, list(partitions))}
     for spec in specs:
@@ -74,7 +73,7 @@ async def make_queues(store: Store, specs: Sequence[QueueSpec]) -> None:
     )
     for spec in specs:
         if spec.name not in (known or ()):
-            await store.pool.fetchrow(_CONFIGURE, store.time, *_arguments(spec), True)
+            await store.pool.call(_CONFIGURE, *_arguments(spec), True)
 
 
 def _arguments(spec: QueueSpec) -> tuple[str, str, str, str]:
@@ -108,9 +107,9 @@ async def delete_queues(store: Store, names: Sequence[str]) -> list[bool]:
 
 async def purge(store: Store, queue: str, group: str | None = None) -> int:
     """Remove messages, for one group or for all; the number of them."""
-    number = int(await store.pool.fetchval("select hark.purge_v1($1, $2, $3)", store.time, queue, group))
+    [[number]] = await store.pool.call("select hark.purge_v1($1, $2, $3)", queue, group)
     store.forget_ready(queue)
-    return number
+    return int(number)
 
 
 async def pause(store: Store, queue: str, group: str | None, paused: bool) -> bool:
@@ -132,12 +131,9 @@ async def seek(store: Store, requests: Sequence[Seek]) -> Answers[SeekOutcome]:
 async def _seek(store: Store, to: Seek) -> SeekOutcome | HarkError:
     sql = "select * from hark.seek_v1($1, $2, $3, $4, $5, $6, $7)"
     try:
-        row = await store.pool.fetchrow(
-            sql, store.time, to.queue, to.group, to.partition, to.to_end, to.timestamp, to.offset or 1
-        )
+        [row] = await store.pool.call(sql, to.queue, to.group, to.partition, to.to_end, to.timestamp, to.offset or 1)
     except HarkError as error:
         return error
-    assert row is not None
     if row["o_number"] is None:
         return NotFound(f"queue {to.queue!r} does not exist", code="queue_not_found")
     if row["o_number"] < 0:
@@ -164,8 +160,7 @@ async def limit_group(store: Store, queue: str, group: str, limits: Limits) -> b
 async def delete_group(store: Store, group: str, queue: str | None, forget_subscription: bool) -> GroupDeletion:
     """Delete a group's positions, and its subscription if asked."""
     sql = "select * from hark.delete_group_v1($1, $2, $3, $4)"
-    row = await store.pool.fetchrow(sql, store.time, group, queue, forget_subscription)
-    assert row is not None
+    [row] = await store.pool.call(sql, group, queue, forget_subscription)
     queues = list(row["o_queues"] or ())
     store.deliveries.forget_completed()
     for name in queues:
@@ -178,7 +173,7 @@ async def delete_group(store: Store, group: str, queue: str | None, forget_subsc
 
 async def resubscribe(store: Store, group: str, since: int) -> int:
     """Let a group begin at a time in the partitions that it has not read; the number of its queues."""
-    rows = await store.pool.fetch("select * from hark.resubscribe_v1($1, $2, $3)", store.time, group, since)
+    rows = await store.pool.call("select * from hark.resubscribe_v1($1, $2, $3)", group, since)
     for _, queue in rows:
         store.forget_ready(queue)
     store.hint(Hint(queue, group) for _, queue in rows)
@@ -207,9 +202,10 @@ async def cancel(store: Store, message_ids: Sequence[str]) -> list[CancelOutcome
 async def _remove(store: Store, procedure: str, message_ids: Sequence[str]) -> Any:
     addresses = [store.codec.decode(message_id) or (0, 0) for message_id in message_ids]
     sql = f"select hark.{procedure}($1, $2::bigint[], $3::bigint[])"
-    return await store.pool.fetchval(
-        sql, store.time, [address[0] for address in addresses], [address[1] for address in addresses]
+    [[answers]] = await store.pool.call(
+        sql, [address[0] for address in addresses], [address[1] for address in addresses]
     )
+    return answers
 
 
 async def _hint_removed(store: Store, message_ids: Iterable[str]) -> None:
@@ -231,10 +227,9 @@ async def trace(store: Store, traces: Sequence[NewTrace]) -> list[str | HarkErro
         partitions.append(number)
         own.append(message.offset if message is not None and message.partition == number else None)
     names = [(number, storable(name)) for number, item in enumerate(traces, 1) for name in item.names]
-    uids = await store.pool.fetchval(
+    [[uids]] = await store.pool.call(
         "select hark.trace_v1($1, $2::bigint[], $3::text[], $4::bigint[], $5::text[], $6::text[], $7::bytea[],"
         " $8::int[], $9::text[])",
-        store.time,
         partitions,
         [storable(item.transaction_id) for item in traces],
         own,
@@ -259,10 +254,9 @@ async def _requeue(store: Store, dead_letter: str) -> str | HarkError:
     address = store.codec.decode(dead_letter)
     which: tuple[object, ...] = (lease_uuid(dead_letter), None, None) if address is None else (None, *address)
     try:
-        row = await store.pool.fetchrow("select * from hark.requeue_v1($1, $2, $3, $4)", store.time, *which)
+        [row] = await store.pool.call("select * from hark.requeue_v1($1, $2, $3, $4)", *which)
     except HarkError as error:
         return error
-    assert row is not None
     if not row["o_found"]:
         return NotFound(f"dead letter {dead_letter} does not exist", code="dead_letter_not_found")
     if row["o_found"] > 1:
@@ -276,7 +270,7 @@ async def _requeue(store: Store, dead_letter: str) -> str | HarkError:
     known = store.partitions_by_id.get(number)
     where = None if known is None else (known.name,)
     # One group may take the message. The other groups, and browsers, only see that one arrived.
-    notified = tuple(one.name for one in store.groups_of(queue))
+    notified = tuple(one.name for one in store.groups_of.get(queue, {}).values())
     store.hint([Hint(queue, None, where, "message", notified), Hint(queue, row["o_group"], where)])
     return store.codec.encode(number, row["o_offset"])
 
@@ -289,7 +283,7 @@ async def import_dead_letters(store: Store, letters: Sequence[NewDeadLetter]) ->
         queues.setdefault(letter.message.queue, []).append(index)
     for queue, indexes in queues.items():
         rows = zip(*(_letter_row(store.codec, letters[index]) for index in indexes), strict=True)
-        codes: list[int] | None = await store.pool.fetchval(_IMPORT, store.time, queue, *rows)
+        [[codes]] = await store.pool.call(_IMPORT, queue, *rows)
         for index, code in zip(indexes, codes or repeat(None), strict=False):
             if code is None:
                 answers[index] = NotFound("Queue not found", code="queue_not_found")
@@ -406,8 +400,7 @@ from tables t, sessions s, prepared p, replicas r
 
 async def store_metrics(pool: Pool) -> dict[str, float]:
     """Numbers by name; counts of rows are PostgreSQL's estimates, and some seconds old."""
-    row = await pool.fetchrow(_METRICS)
-    assert row is not None
+    [row] = await pool.fetch(_METRICS)
     return {
         **row,
         "pool_connections": pool.size,
@@ -457,9 +450,8 @@ class Retention:
 
     async def step(self, limit: int) -> Collected:
         """Examine the next messages and remove the expired ones; at the end of a pass, empty child tables."""
-        row = await self._store.pool.fetchrow(
+        [row] = await self._store.pool.call(
             "select * from hark.collect_v1($1, $2, $3, $4, $5, $6, $7, $8)",
-            self._store.time,
             self._after,
             self._offset,
             self._expired,
@@ -468,7 +460,6 @@ class Retention:
             self._idle_group_seconds,
             _STEP_MS,
         )
-        assert row is not None
         self._after, self._offset, self._expired = row["o_after"], row["o_offset"], row["o_expired"]
         if not row["o_more"]:
             await self.rotate()
@@ -482,8 +473,8 @@ class Retention:
         """Begin new child tables and empty old ones, as far as it is time for that (see rotate.sql)."""
         seconds = max(_SHORTEST_SLOT, self._completed_seconds // _SLOT_SHARE)
         begin = "select hark.begin_slot_v1($1, $2, $3, $4)"
-        await self._alone(begin, self._store.time, "messages", seconds, _SLOT_BYTES)
-        await self._alone(begin, self._store.time, "leases", _LEASE_SLOT_SECONDS, _LEASE_SLOT_BYTES)
+        await self._alone(begin, self._store.pool.time, "messages", seconds, _SLOT_BYTES)
+        await self._alone(begin, self._store.pool.time, "leases", _LEASE_SLOT_SECONDS, _LEASE_SLOT_BYTES)
         closed = await self._store.pool.fetch("select name, slot from hark.slots")
         if not closed:
             return
@@ -499,14 +490,14 @@ class Retention:
         """Move what still counts out of a child table, if that is little, and note when nothing does any more."""
         sql = "select * from hark.survivors_v1($1, $2, $3::smallint, $4, $5)"
         share = _SURVIVING_PERCENT[table]
-        found = await self._alone(sql, self._store.time, table, slot, share, _SURVIVORS[table])
+        found = await self._alone(sql, self._store.pool.time, table, slot, share, _SURVIVORS[table])
         if found is None or not found["o_rows"]:
             return
         for rows in _in_chunks(found["o_rows"], found["o_bytes"]):
             move = "select hark.move_rows_v1($1, $2::smallint, $3::tid[])"
             if await self._alone(move, table, slot, rows) is None:
                 return
-        await self._alone(sql, self._store.time, table, slot, share, _SURVIVORS[table])
+        await self._alone(sql, self._store.pool.time, table, slot, share, _SURVIVORS[table])
 
     async def _find_horizon(self) -> None:
         """Store which transactions have ended for all snapshots, which only vacuum knows."""

@@ -387,8 +387,8 @@ async def messages(store: Store, where: MessageFilter) -> list[MessageView]:
     names = (where.queue, where.partition, where.namespace, where.task)
     if not can_be_stored(*names):
         return []
-    rows = await store.pool.fetch(
-        _NEWEST, store.time, *names, where.state, where.since, where.until, where.offset + where.limit, where.offset
+    rows = await store.pool.call(
+        _NEWEST, *names, where.state, where.since, where.until, where.offset + where.limit, where.offset
     )
     return [_view(row, store.codec) for row in rows]
 
@@ -400,12 +400,11 @@ async def message(store: Store, partition_id: str, transaction_id: str) -> Messa
         return None
     own = store.codec.decode(transaction_id)
     offset = own.offset if own is not None and own.partition == address.partition else None
-    row = await store.pool.fetchrow(_ONE, store.time, address.partition, transaction_id, offset)
-    if row is None:
-        return None
-    view = _view(row, store.codec)
-    view.payload = msgspec.Raw(row["payload"])
-    return view
+    for row in await store.pool.call(_ONE, address.partition, transaction_id, offset):
+        view = _view(row, store.codec)
+        view.payload = msgspec.Raw(row["payload"])
+        return view
+    return None
 
 
 def _view(row: asyncpg.Record, codec: IdCodec) -> MessageView:

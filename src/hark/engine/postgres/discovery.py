@@ -215,9 +215,8 @@ async def _contact(store: Store, requests: Sequence[PopRequest]) -> None:
     if not missing:
         return
     subscriptions = [_subscription(request) for request in missing.values()]
-    rows = await store.pool.fetch(
+    rows = await store.pool.call(
         _CONTACT,
-        store.time,
         [queue for queue, _ in missing],
         [group for _, group in missing],
         [request.group_mode for request in missing.values()],
@@ -251,8 +250,8 @@ async def _resolve_one(store: Store, job: Job) -> None:
 
 
 async def _label_groups(store: Store, request: PopRequest) -> list[tuple[int, Group]]:
-    rows = await store.pool.fetch(
-        _LABEL, store.time, request.group, request.namespace, request.task, request.group_mode, *_subscription(request)
+    rows = await store.pool.call(
+        _LABEL, request.group, request.namespace, request.task, request.group_mode, *_subscription(request)
     )
     groups = []
     for queue, queue_id, priority, number, mode, namespace in rows:
@@ -278,7 +277,7 @@ async def note_seen(store: Store, jobs: Sequence[Job], now: int) -> None:
     """Store that groups are in use: idle groups stop holding retention after some time."""
     quiet = {group for job in jobs for _, group in job.groups if now - group.seen_at >= _SEEN_INTERVAL}
     if quiet:
-        await store.pool.fetch("select hark.seen_v1($1, $2::int[])", store.time, [group.id for group in quiet])
+        await store.pool.call("select hark.seen_v1($1, $2::int[])", [group.id for group in quiet])
         for group in quiet:
             group.seen_at = now
 
@@ -356,7 +355,7 @@ async def _ask(store: Store, group: Group, looked: int | None, now: int) -> Sequ
     while since is None or wanted < since:  # Again if a long transaction has ended.
         since = wanted
         look = store.late.look()
-        *rows, last = await store.pool.fetch(_DISCOVER, store.time, group.id, group.queue_id, since)
+        *rows, last = await store.pool.call(_DISCOVER, group.id, group.queue_id, since)
         store.late.note(last[0], look, now)
         if looked is not None:
             wanted = store.late.since(looked) // BUCKET

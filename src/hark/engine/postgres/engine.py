@@ -126,10 +126,11 @@ class PostgresEngine(Store):
             statement_timeout_ms=statement_timeout_ms,
             wait_ms=wait_ms,
             prepared=prepared,
+            clock=clock,
             on_return=self._hint_all,
             on_notice=self._note_keys,
         )
-        super().__init__(pool, clock)
+        super().__init__(pool)
         self._looks = Looks(max(1, pool_size // _SHARE_OF_LISTS), wait_ms / 1000)
         self._expirer = settle.Expirer(self)
         self._retention = admin.Retention(self, completed_retention_seconds, idle_group_seconds)

@@ -75,7 +75,7 @@ class Explainer:
     def __init__(self, store: Store) -> None:
         self._pool = store.pool
         self._codec = store.codec
-        self._time = store.time
+        self._time = store.pool.time
 
     async def facts(self, request: Explain) -> Facts | None:
         """The facts of one message; None: it has never existed."""
@@ -305,7 +305,7 @@ left join lateral (select * from hark.leases as x where x.id = leased.lease limi
 
 async def leases(store: Store, where: LeaseFilter) -> Leases:
     """A page of the live leases, oldest first."""
-    wanted = Where(store.time)
+    wanted = Where(store.pool.time)
     wanted.also("queue.name = {}", where.queue)
     wanted.also("partition.name = {}", where.partition)
     wanted.also("grp.name = {}", where.group)

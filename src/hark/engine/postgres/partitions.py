@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hark.clock import Clock, SystemClock
+from hark.clock import SystemClock
 from hark.engine.api import KeyListener, Listener, ignore_keys
 from hark.engine.postgres.pool import Pool
 from hark.engine.postgres.ready import Deliveries, Late, Ready, SharedReady
@@ -55,10 +55,9 @@ class Store:
     codec: IdCodec
     """Of the ids of this store; known when the engine has started."""
 
-    def __init__(self, pool: Pool, clock: Clock | None = None) -> None:
+    def __init__(self, pool: Pool) -> None:
         self.pool = pool
-        self.clock = clock or SystemClock()
-        self._given = clock
+        self.clock = pool.clock or SystemClock()
         self.listener: Listener = lambda _hints: None
         self.key_listener: KeyListener = ignore_keys
         self.skew = 0
@@ -71,12 +70,8 @@ class Store:
         self.partitions: dict[tuple[str, str], Partition] = {}
         self.partitions_by_id: dict[int, Partition] = {}
         self.groups: dict[tuple[str, str], Group] = {}
-        self._groups_of: dict[str, dict[str, Group]] = {}
-
-    @property
-    def time(self) -> int | None:
-        """The time for the procedures; None: they use the clock of the database."""
-        return None if self._given is None else self._given.now()
+        self.groups_of: dict[str, dict[str, Group]] = {}
+        """The groups that this server knows, by queue and name."""
 
     def now(self) -> int:
         """The estimated time of the database."""
@@ -94,7 +89,7 @@ class Store:
 
     def forget_ready(self, queue: str) -> None:
         """Discover again what the groups of a queue can take."""
-        for group in self.groups_of(queue):
+        for group in self.groups_of.get(queue, {}).values():
             group.ready.forget()
 
     # Partitions --------------------------------------------------------------------------------------------
@@ -141,17 +136,13 @@ class Store:
 
     # Groups ------------------------------------------------------------------------------------------------
 
-    def groups_of(self, queue: str) -> Iterable[Group]:
-        """The groups of a queue that this server knows."""
-        return self._groups_of.get(queue, {}).values()
-
     def adopt_group(self, number: int, queue: str, name: str, mode: GroupMode, queue_id: int | None) -> Group:
         """Remember a group, in place of one of this name that was deleted."""
         group = self.groups.get((queue, name))
         if group is None or group.id != number or (group.queue_id is not None and group.queue_id != queue_id):
             group = Group(number, queue, name, mode, queue_id)
             self.groups[queue, name] = group
-            self._groups_of.setdefault(queue, {})[name] = group
+            self.groups_of.setdefault(queue, {})[name] = group
         group.queue_id = queue_id
         return group
 
@@ -159,7 +150,7 @@ class Store:
         """Forget a group that does not exist any more, or whose queue does not."""
         if self.groups.get((group.queue, group.name)) is group:
             del self.groups[group.queue, group.name]
-            del self._groups_of[group.queue][group.name]
+            del self.groups_of[group.queue][group.name]
 
     def forget_groups(self, numbers: Iterable[int]) -> None:
         """Forget groups that do not exist any more."""
@@ -170,7 +161,7 @@ class Store:
     def forget_queue(self, queue: str) -> None:
         """Forget a queue that was deleted, with its partitions and groups."""
         self.forget_partitions([partition.id for partition in self.partitions.values() if partition.queue == queue])
-        for group in list(self.groups_of(queue)):
+        for group in list(self.groups_of.get(queue, {}).values()):
             self.forget_group(group)
 
     async def load_groups(self, wanted: Iterable[tuple[str, str]]) -> None:

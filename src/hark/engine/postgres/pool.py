@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import asyncpg
 
 from hark.batching import Answer, when_done
+from hark.clock import Clock
 from hark.errors import DiskFull, EngineFailure, InvalidSetting, StoreUnusable
 
 log = logging.getLogger(__name__)
@@ -100,6 +101,7 @@ class Pool:
         statement_timeout_ms: int = 30_000,
         wait_ms: int = 10_000,
         prepared: bool = True,
+        clock: Clock | None = None,
         on_return: Callable[[], None] = lambda: None,
         on_notice: Callable[[Sequence[str]], None] = lambda _texts: None,
     ) -> None:
@@ -108,6 +110,8 @@ class Pool:
         self._wait_seconds = wait_ms / 1000
         self._call_seconds = statement_timeout_ms / 1000 + _GRACE_SECONDS
         self._prepared = prepared
+        self.clock = clock
+        """Of a test; None: the database uses its own."""
         self._on_return = on_return
         self._on_notice = on_notice
         self._notices: dict[asyncpg.Connection, list[str]] = {}
@@ -205,6 +209,15 @@ class Pool:
                 # Jitter: transactions that got into each other's way must not meet again.
                 await asyncio.sleep(random.uniform(0, _PAUSES[tries]))
         raise AssertionError
+
+    @property
+    def time(self) -> int | None:
+        """The first argument of procedures that depend on the time; null: that of the database."""
+        return None if self.clock is None else self.clock.now()
+
+    def call(self, sql: str, *args: object) -> Coroutine[Any, Any, list[asyncpg.Record]]:
+        """Do as `fetch`, with the time as the first argument."""
+        return self.fetch(sql, self.time, *args)
 
     async def fetchrow(self, sql: str, *args: object) -> asyncpg.Record | None:
         """Do as `fetch`, for the first row."""

@@ -100,9 +100,8 @@ async def _ask(
 ) -> list[Any]:
     """Call `pop_v1` or `share_v1`: `numbers` are those of the jobs or of the crowds that the candidates are for."""
     with leasing(jobs):
-        return await store.pool.fetch(
+        return await store.pool.call(
             sql,
-            store.time,
             *crowds,
             [job.request.batch - len(job.messages) for job in jobs],
             [job.room for job in jobs],
@@ -404,7 +403,7 @@ async def _give_back(store: Store, notifications: Notifications) -> None:
     if not owed:
         return
     with suppress(HarkError):
-        await store.pool.fetch(GIVE_BACK, store.time, list(owed))
+        await store.pool.call(GIVE_BACK, list(owed))
         for lease, groups in owed.items():
             store.owed.pop(lease, None)
             _forget(groups, notifications)

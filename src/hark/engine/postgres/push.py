@@ -18,7 +18,7 @@ from hark.keys import encode_key
 from hark.model import Hint, Key, KeyNotification, NewMessage, PushOutcome
 from hark.model.messages import RESERVED, RESERVED_TEXT
 
-_DUPLICATE, _MISMATCH, _FULL, NOT_YET = 1, 2, 3, 4
+_DUPLICATE, MISMATCH, _FULL, NOT_YET = 1, 2, 3, 4
 PARTITION_ARRAYS = 6
 """Number of arrays of `push_v1` that describe partitions."""
 OPTIONS = 11
@@ -124,7 +124,7 @@ class Pushes:
         if own is not None and own.offset and (known is None or known.id == own.partition):
             self._same_as[len(self.partition)] = own.offset
 
-    def arguments(self) -> tuple[object, ...]:
+    def arguments(self) -> tuple[Sequence[object] | None, ...]:
         """Those of `push_v1` after the time."""
         unknown = None in self._known
         options = tuple(zip(*self.options, strict=True)) if self.options else (None,) * OPTIONS
@@ -178,7 +178,7 @@ class Pushes:
         return answers
 
     def _outcome(self, partition: Partition, transaction_id: str | None, offset: int, code: int) -> PushOutcome:
-        if code == _MISMATCH:
+        if code == MISMATCH:
             text = f"the encryption of queue {partition.queue!r} was changed during the push; retry"
             return PushOutcome("failed", transaction_id, None, partition.uid, "sealing_mismatch", text)
         if code == NOT_YET:
@@ -279,7 +279,7 @@ class Notifications(HintBook, eq=False, kw_only=True):
         for arrival in arrivals:
             queues.setdefault(arrival.partition.queue, []).append(arrival)
         for queue, pushed in queues.items():
-            groups = self.store.groups_of(queue)
+            groups = self.store.groups_of.get(queue, {}).values()
             came = {one.partition.name: max(1, one.number) for one in pushed}
             self.arrived(queue, came, [group.name for group in groups], came)
             for group in groups:
@@ -321,7 +321,7 @@ class Notifications(HintBook, eq=False, kw_only=True):
 
     def has_room(self, group: Group) -> None:
         """Fewer messages are in flight: groups of the queue that reached their limit may take more."""
-        for one in self.store.groups_of(group.queue):
+        for one in self.store.groups_of.get(group.queue, {}).values():
             if one.ready.blocked:
                 one.ready.blocked = False
                 for _, _, partition in one.ready.heads(_FEW):
@@ -347,7 +347,7 @@ class Notifications(HintBook, eq=False, kw_only=True):
     def removed(self, partitions: Iterable[Partition]) -> None:
         """Messages of partitions were removed: what comes after them need not wait for them."""
         for partition in partitions:
-            groups = list(self.store.groups_of(partition.queue))
+            groups = list(self.store.groups_of.get(partition.queue, {}).values())
             alone = all(group.shared is None for group in groups)
             for name in [None] if alone else [group.name for group in groups if group.shared is None]:
                 self.add(partition.queue, name, (partition.name,))
@@ -374,7 +374,7 @@ async def push(store: Store, requests: Sequence[Sequence[NewMessage]]) -> Answer
         batch = Pushes(store)
         for request in requests:
             batch.add(request)
-        [row] = await store.pool.fetch(PUSH, store.time, *batch.arguments())
+        [row] = await store.pool.call(PUSH, *batch.arguments())
         stale, ids, tails, offsets, codes = row
         if stale is None:
             break
@@ -424,7 +424,7 @@ def _on_arrivals(store: Store, hints: Sequence[Hint], notifications: Notificatio
         unknown = None if hint.partitions is None else [name for name in hint.partitions if name not in names]
         if unknown == []:
             continue
-        groups = list(store.groups_of(hint.queue))
+        groups = list(store.groups_of.get(hint.queue, {}).values())
         for group in groups if unknown is None else ():
             group.ready.forget()
         notified = [group.name for group in groups]
@@ -434,7 +434,7 @@ def _on_arrivals(store: Store, hints: Sequence[Hint], notifications: Notificatio
 
 
 def _on_free(store: Store, hint: Hint, notifications: Notifications) -> None:
-    for group in store.groups_of(hint.queue):
+    for group in store.groups_of.get(hint.queue, {}).values():
         if hint.group in (None, group.name):
             _note_ready(store, group, hint, notifications)
     if hint.partitions is None or hint.partitions:

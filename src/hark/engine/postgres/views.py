@@ -179,7 +179,7 @@ async def partition_stats(
     store: Store, queue: str, search: str | None = None, limit: int = 1000, offset: int = 0
 ) -> list[PartitionStats]:
     """A page of a queue's partitions by name, with counts."""
-    where = Where(store.time, limit, offset)
+    where = Where(store.pool.time, limit, offset)
     where.also("partition.queue = (select id from hark.queues where name = {})", queue)
     where.also("strpos(partition.name, {}) > 0", search)
     rows = await store.pool.fetch(
@@ -276,7 +276,7 @@ async def position_stats(
 ) -> list[PositionStats]:
     """Places of groups in partitions; those where a message has been open so long, if a number of seconds is given."""
     named = None if partitions is None else list(filter(can_be_stored, partitions))
-    where = Where(store.time, limit)
+    where = Where(store.pool.time, limit)
     names = ("standing.group_name", "standing.queue", "standing.name")
     if min_lag_seconds is None:
         names = ("grp.name", "grp.queue", "partition.name")
@@ -318,7 +318,7 @@ async def group_stats(
     uncounted: Sequence[str] = (),
 ) -> list[GroupStats]:
     """Groups, one entry per (group, queue)."""
-    where = Where(store.time, list(uncounted))
+    where = Where(store.pool.time, list(uncounted))
     where.also("groups.name = {}", group)
     where.also("groups.queue = {}", queue)
     where.also("groups.queue = any ({})", None if queues is None else list(queues))
@@ -426,7 +426,7 @@ async def queue_stats(store: Store, where: QueueFilter) -> QueuePage:
     conditions = _matching(where)
     total = await store.pool.fetchval(f"select count(*) from hark.queues where {conditions}", *conditions.args)
     matching, order = (
-        _matching(where, store.time, where.limit, where.offset, list(where.uncounted)),
+        _matching(where, store.pool.time, where.limit, where.offset, list(where.uncounted)),
         _ORDERS[where.sort],
     )
     rows = await store.pool.fetch(
@@ -488,7 +488,7 @@ def _matching(where: QueueFilter, *args: object) -> Where:
 
 async def survey(store: Store, after: tuple[int, str] = (0, ""), limit: int = 1000) -> Survey:
     """What is stored and open in the partitions after a place, as many of them as one step takes."""
-    rows = await store.pool.fetch(_SURVEY, store.time, *after, limit)
+    rows = await store.pool.call(_SURVEY, *after, limit)
     last = await store.pool.fetchrow(_LAST, *after, limit)
     return Survey([Depth(*row) for row in rows], None if last is None else (last["queue"], last["name"]))
 
@@ -497,5 +497,5 @@ async def totals(store: Store) -> Totals:
     """How many queues, dead letters and messages on leases there are."""
     queues = await store.pool.fetchval("select count(*) from hark.queues")
     dead = await store.pool.fetch("select queue, count(*) from hark.dead_letters group by queue")
-    leased = await store.pool.fetch(_LEASED, store.time)
+    leased = await store.pool.call(_LEASED)
     return Totals(queues, {row[0]: row[1] for row in dead}, {(row[0], row[1]): row[2] for row in leased})
