@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
+
 from hark.clock import SECOND
 from hark.engine.postgres.partitions import Group, Partition, Store
 from hark.engine.postgres.ready import BUCKET, RUNNING
@@ -32,38 +34,37 @@ REASONS: dict[int, EmptyReason] = {
 }
 
 
-class Job:
+class Job(msgspec.Struct, eq=False):
     """One request on its way through a call."""
 
-    def __init__(self, request: PopRequest, lease: str, max_bytes: int) -> None:
-        self.request = request
-        self.max_bytes = max_bytes
-        """The pop ends with the message that reaches this number of bytes, whatever its batch."""
-        self.lease = lease
-        self.may_hold = False
-        """Whether the database may have the lease."""
-        self.consumer = request.consumer or None
-        self.until: int | None = None
-        self.groups: list[tuple[int, Group]] = []
-        """Where it takes from, with the priority of the queue."""
-        self.named: Partition | None = None
-        """The partition that it names."""
-        self.messages: list[Delivery] = []
-        self.bytes = 0
-        self.positions = 0
-        self.tried_partition = False
-        self.discovered = False
-        self.locked: list[tuple[Group, int]] = []
-        self.served: list[tuple[Group, int]] = []
-        """Partitions that it took from, settled at once, and that have more, for the pops after it."""
-        self.had: set[tuple[Group, int]] = set()
-        """The partitions of ordered groups that it took from: it does so once, whatever hints arrive meanwhile."""
-        self.closed: set[Group] = set()
-        """Groups that are paused, or may take no more for now."""
-        self.stale = False
-        self.error: HarkError | None = None
-        self.reason: EmptyReason = "nothing_ready"
-        self.look_again_at: int | None = None
+    request: PopRequest
+    lease: str
+    max_bytes: int
+    """The pop ends with the message that reaches this number of bytes, whatever its batch."""
+    may_hold: bool = False
+    """Whether the database may have the lease."""
+    until: int | None = None
+    groups: list[tuple[int, Group]] = []
+    """Where it takes from, with the priority of the queue."""
+    named: Partition | None = None
+    """The partition that it names."""
+    messages: list[Delivery] = []
+    bytes: int = 0
+    positions: int = 0
+    tried_partition: bool = False
+    discovered: bool = False
+    locked: list[tuple[Group, int]] = []
+    served: list[tuple[Group, int]] = []
+    """Partitions that it took from, settled at once, and that have more, for the pops after it."""
+    had: set[tuple[Group, int]] = set()
+    """The partitions of ordered groups that it took from: it does so once, whatever hints arrive meanwhile."""
+    closed: set[Group] = set()
+    """Groups that are paused, or may take no more for now."""
+    stale: bool = False
+    """Whether its queue or group was removed, so that its groups have to be found again."""
+    error: HarkError | None = None
+    reason: EmptyReason = "nothing_ready"
+    look_again_at: int | None = None
 
     def give_up_rest(self) -> None:
         """Offer to other pops what it can't take."""
@@ -193,16 +194,16 @@ _CONTACT = "select * from hark.contact_v1($1, $2::text[], $3::text[], $4::text[]
 _LABEL = "select * from hark.label_v1($1, $2, $3, $4, $5, $6, $7)"
 
 
-async def resolve(store: Store, jobs: dict[int, Job]) -> dict[int, HarkError]:
-    """Find the groups of all jobs; those that are seen for the first time are made (rule 20)."""
-    errors: dict[int, HarkError] = {}
-    await _contact(store, [job.request for job in jobs.values() if job.request.queue is not None])
-    for position, job in jobs.items():
+async def resolve(store: Store, jobs: Sequence[Job], caught: type[HarkError] = HarkError) -> None:
+    """Find the groups of jobs; those that are seen for the first time are made (rule 20)."""
+    for job in jobs:
+        job.stale = job.discovered = False
+    await _contact(store, [job.request for job in jobs if job.request.queue is not None])
+    for job in jobs:
         try:
             await _resolve_one(store, job)
-        except HarkError as error:
-            errors[position] = error
-    return errors
+        except caught as error:
+            job.error, job.groups = error, []
 
 
 async def _contact(store: Store, requests: Sequence[PopRequest]) -> None:
@@ -259,18 +260,6 @@ async def _label_groups(store: Store, request: PopRequest) -> list[tuple[int, Gr
         group.namespace = namespace
         groups.append((priority, group))
     return sorted(groups, key=lambda pair: -pair[0])
-
-
-async def resolve_again(store: Store, jobs: Sequence[Job]) -> None:
-    """Find the groups of jobs whose queue or group was removed, here or by another server."""
-    for job in jobs:
-        job.stale = job.discovered = False
-        try:
-            if job.request.queue is not None:
-                await _contact(store, [job.request])
-            await _resolve_one(store, job)
-        except Conflict as error:
-            job.error, job.groups = error, []
 
 
 async def note_seen(store: Store, jobs: Sequence[Job], now: int) -> None:

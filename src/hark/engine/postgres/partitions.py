@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from hark.clock import SystemClock
 from hark.engine.api import KeyListener, Listener, ignore_keys
 from hark.engine.postgres.pool import Pool
@@ -15,17 +17,15 @@ from hark.model import GroupMode, Hint
 # it as stale, it is forgotten, and the call is made again with names.
 
 
-class Partition:
+class Partition(msgspec.Struct, eq=False):
     """A partition."""
 
-    __slots__ = ("id", "name", "prefix", "queue", "uid")
-
-    def __init__(self, number: int, queue: str, name: str, codec: IdCodec) -> None:
-        self.id = number
-        self.queue = queue
-        self.name = name
-        self.prefix = codec.prefix(number)
-        self.uid = codec.encode(number, 0)
+    id: int
+    queue: str
+    name: str
+    prefix: str
+    """Of the ids of its messages."""
+    uid: str
 
 
 class Group:
@@ -98,7 +98,7 @@ class Store:
         """Remember a partition."""
         partition = self.partitions_by_id.get(number)
         if partition is None or partition.name != name:
-            partition = Partition(number, queue, name, self.codec)
+            partition = Partition(number, queue, name, self.codec.prefix(number), self.codec.encode(number, 0))
             self.partitions[queue, name] = self.partitions_by_id[number] = partition
         return partition
 

@@ -33,7 +33,7 @@ from hark.engine.postgres.discovery import (
 )
 from hark.engine.postgres.partitions import Group, Partition, Store
 from hark.engine.postgres.push import Notifications
-from hark.errors import HarkError
+from hark.errors import Conflict, HarkError
 from hark.model import Delivery, PopRequest, PopResult
 
 
@@ -114,7 +114,7 @@ async def _ask(
             [one.partition for one in candidates],
             [one.wait for one in candidates],
             max_bytes,
-            [job.consumer for job in jobs],
+            [job.request.consumer or None for job in jobs],
         )
 
 
@@ -261,13 +261,12 @@ _WIDE = 8
 """Minimum number of partitions that are compared where messages have priorities."""
 
 
-class Crowd:
+class Crowd(msgspec.Struct, eq=False):
     """Requests that may take from the same partitions."""
 
-    def __init__(self, groups: Sequence[Group]) -> None:
-        self.groups = groups
-        self.jobs: list[Job] = []
-        self.candidates: list[Candidate] = []
+    groups: Sequence[Group]
+    jobs: list[Job] = []
+    candidates: list[Candidate] = []
 
     def choose(self, taken: set[tuple[int, int]]) -> None:
         """Find candidates: those with the highest priority, then those served longest ago (rule 9)."""
@@ -356,10 +355,10 @@ async def pop(store: Store, requests: Sequence[PopRequest]) -> Answers[PopResult
     """An answer to each request."""
     now, bound = store.now(), reply_bound(len(requests))
     notifications = Notifications(store=store)
-    jobs = {position: Job(request, store.ids.new(), bound) for position, request in enumerate(requests)}
+    jobs = [Job(request, store.ids.new(), bound) for request in requests]
     try:
-        answers = await discovery.resolve(store, jobs)
-        active = [jobs[position] for position in jobs if position not in answers]
+        await discovery.resolve(store, jobs)
+        active = [job for job in jobs if job.error is None]
         await discovery.note_seen(store, active, now)
         await _give_back(store, notifications)
         try:
@@ -367,15 +366,15 @@ async def pop(store: Store, requests: Sequence[PopRequest]) -> Answers[PopResult
                 active = await _round(store, active, now)
         except BaseException:
             # No request of this call gets an answer, so none may keep a lease.
-            for job in jobs.values():
+            for job in jobs:
                 groups = [group for _, group in job.groups]
                 _forget(groups, notifications)
                 if job.may_hold:
                     store.owed[job.lease] = groups
             await _give_back(store, notifications)
             raise
-        results = [answers[n] if n in answers else _answer(store, jobs[n]) for n in range(len(requests))]
-        notifications.left({group: None for job in jobs.values() for _, group in job.groups})
+        results = [_answer(store, job) for job in jobs]
+        notifications.left({group: None for job in jobs for _, group in job.groups})
         return results
     finally:
         notifications.send()
@@ -388,7 +387,9 @@ async def _round(store: Store, active: Sequence[Job], now: int) -> list[Job]:
     shared = [job for job in active if job.is_shared_next(now)]
     await _serve_ordered(store, [job for job in active if job not in shared], now)
     await _serve_shared(store, shared, now)
-    await discovery.resolve_again(store, [job for job in active if job.stale])
+    stale = [job for job in active if job.stale]  # Its queue or group was removed, here or by another server.
+    if stale:
+        await discovery.resolve(store, stale, Conflict)
     going = [job for job in active if job.goes_on(now) or wants_discovery(job, now)]
     for job in active:
         if job not in going:

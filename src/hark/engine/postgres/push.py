@@ -59,35 +59,34 @@ class Arrival(msgspec.Struct, eq=False):
             self.due = due if self.due is None else min(self.due, due)
 
 
-class Pushes:
+class Pushes(msgspec.Struct, eq=False):
     """Messages that go to the database together."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self.names: list[tuple[str, str]] = []
-        """The partitions, each once."""
-        self._known: list[Partition | None] = []
-        self._labels: list[tuple[str | None, str | None]] = []
-        """Namespace and task for the queue of each, if it has to be made."""
-        self._positions: dict[tuple[str, str], int] = {}
-        self.counts: list[int] = []
-        self.partition: list[int] = []
-        self.ordinal: list[int] = []
-        self.payload: list[bytes] = []
-        self.transaction_id: list[str | None] = []
-        self._has_transaction_ids = False
-        self._same_as: dict[int, int] = {}
-        self.options: list[tuple[Any, ...]] = []
-        """Rows of the few messages that have options."""
-        self._numbers: dict[tuple[int, str], int] = {}
-        """The positions of transaction ids of a partition."""
-        self.items: list[int] = []
-        """For each message its position in the arrays; a message that repeats another one shares that one's."""
+    store: Store
+    names: list[tuple[str, str]] = []
+    """The partitions, each once."""
+    partition: list[int] = []
+    options: list[tuple[Any, ...]] = []
+    """Rows of the few messages that have options."""
+    items: list[int] = []
+    """For each message its position in the arrays; a message that repeats another one shares that one's."""
+    _known: list[Partition | None] = []
+    _labels: list[tuple[str | None, str | None]] = []
+    """Namespace and task for the queue of each, if it has to be made."""
+    _positions: dict[tuple[str, str], int] = {}
+    _counts: list[int] = []
+    _ordinal: list[int] = []
+    _payload: list[bytes] = []
+    _transaction_id: list[str | None] = []
+    _has_transaction_ids: bool = False
+    _same_as: dict[int, int] = {}
+    _numbers: dict[tuple[int, str], int] = {}
+    """The positions of transaction ids of a partition."""
 
     def add(self, items: Iterable[NewMessage]) -> None:
         """Add messages. Each message pays for each line of the loop."""
-        positions, counts, partition, ordinal = self._positions, self.counts, self.partition, self.ordinal
-        payload, transaction_ids = self.payload, self.transaction_id
+        positions, counts, partition, ordinal = self._positions, self._counts, self.partition, self._ordinal
+        payload, transaction_ids = self._payload, self._transaction_id
         for item in items:
             key = (item.queue, item.partition)
             number = positions.get(key)
@@ -113,13 +112,13 @@ class Pushes:
         number = self._positions[key] = len(self.names)
         self.names.append(key)
         self._labels.append(labels or (None, None))
-        self._known.append(self._store.partitions.get(key))
-        self.counts.append(0)
+        self._known.append(self.store.partitions.get(key))
+        self._counts.append(0)
         return number
 
     def _note_transaction_id(self, number: int, transaction_id: str) -> None:
         self._has_transaction_ids = True
-        own = self._store.codec.decode(transaction_id)
+        own = self.store.codec.decode(transaction_id)
         known = self._known[number]
         if own is not None and own.offset and (known is None or known.id == own.partition):
             self._same_as[len(self.partition)] = own.offset
@@ -134,18 +133,18 @@ class Pushes:
             [name for _, name in self.names] if unknown else None,
             [namespace for namespace, _ in self._labels] if unknown else None,
             [task for _, task in self._labels] if unknown else None,
-            self.counts,
+            self._counts,
             self.partition,
-            self.ordinal,
-            self.payload,
-            self.transaction_id if self._has_transaction_ids else None,
+            self._ordinal,
+            self._payload,
+            self._transaction_id if self._has_transaction_ids else None,
             [self._same_as.get(n) for n in range(len(self.partition))] if self._same_as else None,
             *options,
         )
 
     def adopt(self, ids: Sequence[int]) -> list[Partition]:
         """The partitions by their numbers in the answer; new ones are remembered."""
-        adopt = self._store.adopt_partition
+        adopt = self.store.adopt_partition
         return [known or adopt(number, *key) for known, number, key in zip(self._known, ids, self.names, strict=True)]
 
     def outcomes(
@@ -156,16 +155,18 @@ class Pushes:
         codes: Sequence[int] | None,
     ) -> list[PushOutcome]:
         """The outcome of each message."""
-        with_prefix = self._store.codec.with_prefix
+        with_prefix = self.store.codec.with_prefix
         stored: list[PushOutcome] = []
         if offsets is None or codes is None:
-            for number, ordinal, transaction_id in zip(self.partition, self.ordinal, self.transaction_id, strict=True):
+            for number, ordinal, transaction_id in zip(
+                self.partition, self._ordinal, self._transaction_id, strict=True
+            ):
                 partition = partitions[number - 1]
                 message_id = with_prefix(partition.prefix, tails[number - 1] + ordinal)
                 stored.append(PushOutcome("queued", transaction_id or message_id, message_id, partition.uid))
         else:
             for number, transaction_id, offset, code in zip(
-                self.partition, self.transaction_id, offsets, codes, strict=True
+                self.partition, self._transaction_id, offsets, codes, strict=True
             ):
                 stored.append(self._outcome(partitions[number - 1], transaction_id, offset, code))
         if len(self.items) == len(stored):
@@ -187,7 +188,7 @@ class Pushes:
             queue = partition.queue
             text = f"queue {queue!r} is full: its unsettled messages reached maxSize; retry later or raise maxSize"
             return PushOutcome("failed", transaction_id, None, partition.uid, "queue_full", text)
-        message_id = self._store.codec.with_prefix(partition.prefix, offset)
+        message_id = self.store.codec.with_prefix(partition.prefix, offset)
         return PushOutcome(
             "duplicate" if code == _DUPLICATE else "queued", transaction_id or message_id, message_id, partition.uid
         )
@@ -195,10 +196,10 @@ class Pushes:
     def arrivals(self, partitions: Sequence[Partition], codes: Sequence[int] | None) -> list[Arrival]:
         """The partitions that got messages, with the numbers of messages."""
         if codes is None and not self.options:
-            return [Arrival(partition, number) for partition, number in zip(partitions, self.counts, strict=True)]
+            return [Arrival(partition, number) for partition, number in zip(partitions, self._counts, strict=True)]
         found: dict[int, Arrival] = {}
         timing = {row[0] - 1: (row[5], row[1] or 0, row[2]) for row in self.options}
-        now = self._store.now()
+        now = self.store.now()
         for position, number in enumerate(self.partition):
             if codes is not None and codes[position]:
                 continue

@@ -9,6 +9,8 @@ import heapq
 from collections.abc import Collection, Iterable, Sequence
 from itertools import count
 
+import msgspec
+
 from hark.clock import SECOND
 from hark.engine.hints import forget_oldest
 from hark.model import EmptyReason, Settlement
@@ -303,14 +305,20 @@ MAX_REMEMBERED = 500_000
 MAX_COMPLETED = 100_000
 
 
+class _Lease(msgspec.Struct, eq=False):
+    until: int = 0
+    open: int = 0
+    """Number of messages that are not settled."""
+    partitions: list[int] = []
+    offsets: dict[tuple[int, str], int] = {}
+    """By partition and the transaction id that the producer gave."""
+
+
 class Deliveries:
     """Leases that this server gave, until they are settled here or over."""
 
     def __init__(self) -> None:
-        self._offsets: dict[str, dict[tuple[int, str], int]] = {}
-        self._until: dict[str, int] = {}
-        self._open: dict[str, int] = {}
-        self._partitions: dict[str, list[int]] = {}
+        self._leases: dict[str, _Lease] = {}
         self._heap: list[tuple[int, str]] = []
         self._size = 0
         self._completed: dict[tuple[int, str | None, str, str], None] = {}
@@ -318,33 +326,36 @@ class Deliveries:
 
     def add(self, lease: str, until: int, partition: int, number: int, named: Iterable[tuple[str, int]]) -> None:
         """A lease handed out messages of a partition; those with an id from their producer by that and the offset."""
-        self._partitions.setdefault(lease, []).append(partition)
-        self._open[lease] = self._open.get(lease, 0) + number
-        offsets = self._offsets.setdefault(lease, {})
-        before = len(offsets)
+        known = self._leases.setdefault(lease, _Lease())
+        known.partitions.append(partition)
+        known.open += number
+        before = len(known.offsets)
         for transaction_id, offset in named:
-            offsets[partition, transaction_id] = offset
-        self._size += len(offsets) - before
+            known.offsets[partition, transaction_id] = offset
+        self._size += len(known.offsets) - before
         self.renew(lease, until)
         while self._size > MAX_REMEMBERED:
-            self.end(next(iter(self._offsets)))
+            self.end(next(iter(self._leases)))
 
     def find(self, lease: str, partition: int, transaction_id: str) -> int | None:
         """The offset of a message by the transaction id that its producer gave."""
-        return self._offsets.get(lease, {}).get((partition, transaction_id))
+        known = self._leases.get(lease)
+        return None if known is None else known.offsets.get((partition, transaction_id))
 
     def partitions_of(self, lease: str) -> Sequence[int]:
         """Where a lease handed out messages."""
-        return self._partitions.get(lease, ())
+        known = self._leases.get(lease)
+        return () if known is None else known.partitions
 
     def knows(self, lease: str | None) -> bool:
         """Whether all that a lease handed out is known here."""
-        return lease in self._offsets
+        return lease in self._leases
 
     def renew(self, lease: str, until: int) -> None:
         """A lease ends at another time."""
-        if lease in self._offsets and self._until.get(lease) != until:
-            self._until[lease] = until
+        known = self._leases.get(lease)
+        if known is not None and known.until != until:
+            known.until = until
             heapq.heappush(self._heap, (until, lease))
 
     def settled(self, lease: str, number: int) -> bool:
@@ -352,14 +363,14 @@ class Deliveries:
 
         (What is settled twice counts twice. The database knows whether the lease still is on one partition.)
         """
-        if lease not in self._open:
+        known = self._leases.get(lease)
+        if known is None:
             return False
-        self._open[lease] -= number
-        if self._open[lease] > 0:
+        known.open -= number
+        if known.open > 0:
             return False
-        alone = len(self._partitions[lease]) == 1
         self.end(lease)
-        return alone
+        return len(known.partitions) == 1
 
     def completed(self, group: int, item: Settlement) -> None:
         """A message was completed for a group under the lease that the settlement names."""
@@ -377,16 +388,16 @@ class Deliveries:
 
     def end(self, lease: str) -> None:
         """A lease is over."""
-        self._size -= len(self._offsets.pop(lease, ()))
-        self._until.pop(lease, None)
-        self._open.pop(lease, None)
-        self._partitions.pop(lease, None)
+        known = self._leases.pop(lease, None)
+        if known is not None:
+            self._size -= len(known.offsets)
 
     def next_end(self, now: int) -> int | None:
         """When the next lease ends; expired ones are forgotten."""
         while self._heap:
             until, lease = self._heap[0]
-            if self._until.get(lease) == until:
+            known = self._leases.get(lease)
+            if known is not None and known.until == until:
                 if until > now:
                     return until
                 self.end(lease)

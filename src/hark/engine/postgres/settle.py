@@ -8,6 +8,8 @@ from contextlib import suppress
 from itertools import chain, islice
 from typing import Any, cast
 
+import msgspec
+
 from hark.clock import MILLISECOND, SECOND
 from hark.engine.api import Answers
 from hark.engine.postgres.partitions import Group, Partition, Store
@@ -66,36 +68,35 @@ def partition_of(item: Settlement, codec: IdCodec) -> int:
     return decoded.partition
 
 
-class Settlements:
+class Settlements(msgspec.Struct, eq=False):
     """Settlements that go to the database together."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self.items: list[Settlement] = []
-        self._partitions: list[Partition | None] = []
-        self.positions: list[tuple[int, int]] = []
-        """Group and partition, each pair once."""
-        self._groups: list[Group | None] = []
-        self._numbers: dict[tuple[int, int], int] = {}
-        """Indexes of `positions`."""
-        self._rows: list[tuple[Any, ...]] = []
-        """The columns of each item; the second is its position, counted from 1."""
-        self.known: list[bool] = []
-        """Whether an item was completed under its lease before, as far as this server knows."""
-        self.over: dict[str, Group] = {}
-        """Leases that released a partition, and have ended."""
-        self.unsure: dict[str, Group] = {}
-        """Leases that released a partition, and of which the database knows whether they have ended."""
-        self._freed: set[int] = set()
-        """Indexes of positions that a lease released."""
-        self._settled: set[int] = set()
-        """Indexes of positions where something was settled."""
+    store: Store
+    items: list[Settlement] = []
+    positions: list[tuple[int, int]] = []
+    """Group and partition, each pair once."""
+    known: list[bool] = []
+    """Whether an item was completed under its lease before, as far as this server knows."""
+    over: dict[str, Group] = {}
+    """Leases that released a partition, and have ended."""
+    unsure: dict[str, Group] = {}
+    """Leases that released a partition, and of which the database knows whether they have ended."""
+    _partitions: list[Partition | None] = []
+    _groups: list[Group | None] = []
+    _numbers: dict[tuple[int, int], int] = {}
+    """Indexes of `positions`."""
+    _rows: list[tuple[Any, ...]] = []
+    """The columns of each item; the second is its position, counted from 1."""
+    _freed: set[int] = set()
+    """Indexes of positions that a lease released."""
+    _settled: set[int] = set()
+    """Indexes of positions where something was settled."""
 
     def add(self, request: int, items: Iterable[tuple[Settlement, int]]) -> None:
         """Add the settlements of a request, with what `load` answered."""
-        deliveries, decode = self._store.deliveries, self._store.codec.decode
+        deliveries, decode = self.store.deliveries, self.store.codec.decode
         for item, named in items:
-            known = self._store.partitions_by_id.get(named)
+            known = self.store.partitions_by_id.get(named)
             number = self._position(known, item.group)
             group, partition = self.positions[number]
             transaction_id, lease = item.transaction_id, item.lease_id
@@ -122,7 +123,7 @@ class Settlements:
             )
 
     def _position(self, partition: Partition | None, group_name: str) -> int:
-        group = None if partition is None else self._store.groups.get((partition.queue, group_name))
+        group = None if partition is None else self.store.groups.get((partition.queue, group_name))
         key = (_NOWHERE if group is None else group.id, _NOWHERE if partition is None else partition.id)
         number = self._numbers.setdefault(key, len(self.positions))
         if number == len(self.positions):
@@ -171,11 +172,11 @@ class Settlements:
                 continue
             settled[lease] = settled.get(lease, 0) + 1
             if item.status == "completed":
-                self._store.deliveries.completed(self.positions[position][0], item)
+                self.store.deliveries.completed(self.positions[position][0], item)
             if free and group is not None:
                 self._freed.add(position)
                 freed[lease] = group
-        over = {lease for lease, number in settled.items() if self._store.deliveries.settled(lease, number)}
+        over = {lease for lease, number in settled.items() if self.store.deliveries.settled(lease, number)}
         for lease, group in freed.items():
             (self.over if lease in over or group.shared is not None else self.unsure)[lease] = group
         return answers
