@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 
 from hark.clock import SECOND
 from hark.engine.postgres.partitions import Group, Partition, Store
 from hark.engine.postgres.ready import BUCKET, RUNNING
-from hark.errors import Conflict, EngineFailure, HarkError
+from hark.errors import Conflict, HarkError
 from hark.model import QUEUE_MODE, Delivery, EmptyReason, PopRequest, Subscription
 
 TAKEN, NOTHING, LEASED, LOCKED, WAITING, WINDOW, PAUSED, GONE, UNUSED, RATE, IN_FLIGHT = range(11)
@@ -173,20 +171,6 @@ class Candidate:
         return self.group.ready.hinted_since(self.partition, self.turn)
 
 
-@contextmanager
-def leasing(jobs: Iterable[Job]) -> Iterator[None]:
-    """Note that jobs may hold their leases after a call, unless it had no effect."""
-    may_hold = True
-    try:
-        yield
-    except EngineFailure as error:
-        may_hold = error.code == "outcome_unknown"
-        raise
-    finally:
-        for job in jobs:
-            job.may_hold |= may_hold
-
-
 # Groups -----------------------------------------------------------------------------------------------------
 
 _SEEN_INTERVAL = 3600 * SECOND
@@ -196,9 +180,11 @@ _LABEL = "select * from hark.label_v1($1, $2, $3, $4, $5, $6, $7)"
 
 async def resolve(store: Store, jobs: Sequence[Job], caught: type[HarkError] = HarkError) -> None:
     """Find the groups of jobs; those that are seen for the first time are made (rule 20)."""
+    await _contact(store, [job.request for job in jobs if job.request.queue is not None])
     for job in jobs:
         job.stale = job.discovered = False
-    await _contact(store, [job.request for job in jobs if job.request.queue is not None])
+        if job.request.queue is not None:
+            job.groups = [(0, store.groups[job.request.queue, job.request.group])]
     for job in jobs:
         try:
             await _resolve_one(store, job)
@@ -231,9 +217,15 @@ async def _contact(store: Store, requests: Sequence[PopRequest]) -> None:
 async def _resolve_one(store: Store, job: Job) -> None:
     request = job.request
     if request.queue is None:
-        job.groups = await _label_groups(store, request)
-    else:
-        job.groups = [(0, store.groups[request.queue, request.group])]
+        rows = await store.pool.call(
+            _LABEL, request.group, request.namespace, request.task, request.group_mode, *_subscription(request)
+        )
+        job.groups = []
+        for queue, queue_id, priority, number, mode, namespace in rows:
+            group = store.adopt_group(number, queue, request.group, mode, queue_id)
+            group.namespace = namespace
+            job.groups.append((priority, group))
+        job.groups.sort(key=lambda pair: -pair[0])
     for _, group in job.groups:
         if request.group_mode not in (None, group.mode):
             raise Conflict(
@@ -248,18 +240,6 @@ async def _resolve_one(store: Store, job: Job) -> None:
             job.named = await store.find_partition(request.queue, request.partition)
         if job.named is None:
             job.groups = []
-
-
-async def _label_groups(store: Store, request: PopRequest) -> list[tuple[int, Group]]:
-    rows = await store.pool.call(
-        _LABEL, request.group, request.namespace, request.task, request.group_mode, *_subscription(request)
-    )
-    groups = []
-    for queue, queue_id, priority, number, mode, namespace in rows:
-        group = store.adopt_group(number, queue, request.group, mode, queue_id)
-        group.namespace = namespace
-        groups.append((priority, group))
-    return sorted(groups, key=lambda pair: -pair[0])
 
 
 async def note_seen(store: Store, jobs: Sequence[Job], now: int) -> None:
@@ -319,8 +299,15 @@ async def _discover_group(store: Store, group: Group, now: int) -> bool:
         group.ready.forget()
     group.ready.discovered = now
     turn = group.ready.now()
+    since, wanted = None, 0 if looked is None else store.late.since(looked) // BUCKET
     try:
-        rows = await _ask(store, group, looked, now)
+        while since is None or wanted < since:  # Again if a long transaction has ended.
+            since = wanted
+            look = store.late.look()
+            *rows, last = await store.pool.call(_DISCOVER, group.id, group.queue_id, since)
+            store.late.note(last[0], look, now)
+            if looked is not None:
+                wanted = store.late.since(looked) // BUCKET
     except BaseException:
         group.ready.discovered = None
         raise
@@ -336,16 +323,3 @@ async def _discover_group(store: Store, group: Group, now: int) -> bool:
     took = loop.time() - began
     group.ready.discover_after = began + max(_SEARCH_SECONDS, _SEARCH_SHARE * took)
     return True
-
-
-async def _ask(store: Store, group: Group, looked: int | None, now: int) -> Sequence[Any]:
-    """What happened since this server last looked, or (None) ever."""
-    since, wanted = None, 0 if looked is None else store.late.since(looked) // BUCKET
-    while since is None or wanted < since:  # Again if a long transaction has ended.
-        since = wanted
-        look = store.late.look()
-        *rows, last = await store.pool.call(_DISCOVER, group.id, group.queue_id, since)
-        store.late.note(last[0], look, now)
-        if looked is not None:
-            wanted = store.late.since(looked) // BUCKET
-    return rows

@@ -241,14 +241,14 @@ class Pool:
                     yield connection
             else:
                 yield connection
-            self._pass_on(connection, committed=True)
+            self._pass_on(connection)
         except asyncio.CancelledError:
             connection.terminate()
             raise
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
             raise self._failed(connection, error) from error
         finally:
-            self._pass_on(connection, committed=False)
+            self._notices.pop(connection, None)
             self._give(connection)
 
     async def run_alone(self, sql: str) -> None:
@@ -263,15 +263,14 @@ class Pool:
             else:
                 rows = await self._run_in_transaction(connection, sql, args)
             if self._notices:
-                self._pass_on(connection, committed=True)
+                self._pass_on(connection)
             return rows
         except _TRY_AGAIN:
             raise
         except Exception as error:
             raise self._failed(connection, error) from error
         finally:
-            if self._notices:
-                self._pass_on(connection, committed=False)
+            self._notices.pop(connection, None)
             self._give(connection)
 
     async def _run_in_transaction(
@@ -290,10 +289,10 @@ class Pool:
         if message.sqlstate == _NOTICE:
             self._notices.setdefault(connection, []).append(message.message)
 
-    def _pass_on(self, connection: asyncpg.Connection, committed: bool) -> None:
-        """Pass on the notices of a call at its end, if it was committed."""
+    def _pass_on(self, connection: asyncpg.Connection) -> None:
+        """Pass on the notices of a call that was committed."""
         texts = self._notices.pop(connection, None)
-        if texts and committed:
+        if texts:
             self._on_notice(texts)
 
     def _failed(self, connection: asyncpg.Connection, error: Exception) -> EngineFailure:

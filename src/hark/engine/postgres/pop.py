@@ -29,11 +29,10 @@ from hark.engine.postgres.discovery import (
     UNUSED,
     Candidate,
     Job,
-    leasing,
 )
 from hark.engine.postgres.partitions import Group, Partition, Store
 from hark.engine.postgres.push import Notifications
-from hark.errors import Conflict, HarkError
+from hark.errors import Conflict, EngineFailure, HarkError
 from hark.model import Delivery, PopRequest, PopResult
 
 
@@ -99,7 +98,8 @@ async def _ask(
     max_bytes: int,
 ) -> list[Any]:
     """Call `pop_v1` or `share_v1`: `numbers` are those of the jobs or of the crowds that the candidates are for."""
-    with leasing(jobs):
+    may_hold = True
+    try:
         return await store.pool.call(
             sql,
             *crowds,
@@ -116,6 +116,12 @@ async def _ask(
             max_bytes,
             [job.request.consumer or None for job in jobs],
         )
+    except EngineFailure as error:
+        may_hold = error.code == "outcome_unknown"  # The others had no effect.
+        raise
+    finally:
+        for job in jobs:
+            job.may_hold |= may_hold
 
 
 def _learn(
@@ -176,11 +182,8 @@ POP = (
 )
 
 
-async def _serve_ordered(store: Store, active: Sequence[Job], now: int) -> None:
+async def _serve_ordered(store: Store, candidates: list[Candidate], now: int) -> None:
     """One round: each job gets of the partitions that come first for it."""
-    candidates = _choose(active, now)
-    if not candidates:
-        return
     jobs = list(dict.fromkeys(one.job for one in candidates))
     numbers = {job: number for number, job in enumerate(jobs, 1)}
     # Locking rows in one order everywhere avoids deadlocks.
@@ -305,22 +308,18 @@ async def _serve_shared(store: Store, jobs: Iterable[Job], now: int) -> None:
     rows = await _ask(store, SHARE, (of_jobs,), jobs, of_candidates, candidates, jobs[0].max_bytes)
     await store.load_partitions([candidates[row[1] - 1].partition for row in rows if row[0] is not None])
     for row in rows:
-        if row[0] is not None:
-            _hand_out_shared(store, jobs[row[0] - 1], candidates[row[1] - 1], row)
+        candidate = candidates[row[1] - 1]
+        partition = store.partitions_by_id.get(candidate.partition)
+        if row[0] is None or partition is None:
+            continue  # It may be of a queue that was removed a moment ago, and the lease with it.
+        hand_out(store, jobs[row[0] - 1], partition, row[3], row[5:])
+        assert candidate.group.shared is not None
+        candidate.group.shared.served(candidate.partition, len(row[5]))
     for row in rows:
         if row[0] is None:
             number, candidate = tried[row[1] - 1]
             status, due, counts = row[2:5]
             _learn(store, candidate, crowds[number - 1].jobs, status, due, now, counts)
-
-
-def _hand_out_shared(store: Store, job: Job, candidate: Candidate, row: Any) -> None:
-    partition = store.partitions_by_id.get(candidate.partition)
-    if partition is None:
-        return  # Its queue was removed a moment ago, and the lease with it.
-    hand_out(store, job, partition, row[3], row[5:])
-    assert candidate.group.shared is not None
-    candidate.group.shared.served(candidate.partition, len(row[5]))
 
 
 def _crowds(jobs: Iterable[Job]) -> list[Crowd]:
@@ -360,7 +359,8 @@ async def pop(store: Store, requests: Sequence[PopRequest]) -> Answers[PopResult
         await discovery.resolve(store, jobs)
         active = [job for job in jobs if job.error is None]
         await discovery.note_seen(store, active, now)
-        await _give_back(store, notifications)
+        if store.owed:
+            await _give_back(store, notifications)
         try:
             while active:
                 active = await _round(store, active, now)
@@ -371,7 +371,8 @@ async def pop(store: Store, requests: Sequence[PopRequest]) -> Answers[PopResult
                 _forget(groups, notifications)
                 if job.may_hold:
                     store.owed[job.lease] = groups
-            await _give_back(store, notifications)
+            if store.owed:
+                await _give_back(store, notifications)
             raise
         results = [_answer(store, job) for job in jobs]
         notifications.left({group: None for job in jobs for _, group in job.groups})
@@ -383,10 +384,15 @@ async def pop(store: Store, requests: Sequence[PopRequest]) -> Answers[PopResult
 async def _round(store: Store, active: Sequence[Job], now: int) -> list[Job]:
     """Try candidates for each job; returns the jobs that go on."""
     wants_discovery = discovery.is_wanted
-    await discovery.discover(store, [job for job in active if wants_discovery(job, now)], now)
+    wanting = [job for job in active if wants_discovery(job, now)]
+    if wanting:
+        await discovery.discover(store, wanting, now)
     shared = [job for job in active if job.is_shared_next(now)]
-    await _serve_ordered(store, [job for job in active if job not in shared], now)
-    await _serve_shared(store, shared, now)
+    candidates = _choose([job for job in active if job not in shared], now)
+    if candidates:
+        await _serve_ordered(store, candidates, now)
+    if shared:
+        await _serve_shared(store, shared, now)
     stale = [job for job in active if job.stale]  # Its queue or group was removed, here or by another server.
     if stale:
         await discovery.resolve(store, stale, Conflict)
@@ -401,8 +407,6 @@ async def _round(store: Store, active: Sequence[Job], now: int) -> list[Job]:
 async def _give_back(store: Store, notifications: Notifications) -> None:
     """Give back the leases of failed calls; if the database is away, a later pop does."""
     owed = dict(store.owed)
-    if not owed:
-        return
     with suppress(HarkError):
         await store.pool.call(GIVE_BACK, list(owed))
         for lease, groups in owed.items():

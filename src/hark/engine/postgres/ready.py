@@ -239,7 +239,9 @@ class SharedReady(Ready):
 
     def arrived(self, partition: int, number: int, top: int) -> None:
         """Messages may be taken; the caller sends the hint."""
-        self._raise(partition, top)
+        before = self._tops.get(partition, 0) if partition in self._ready else 0
+        self._tops[partition] = max(before, top)
+        self.prioritized |= top > 0
         self._notified[partition] = self._notified.get(partition, 0) + number
         self.add(partition)
         self._enter(partition)
@@ -254,11 +256,6 @@ class SharedReady(Ready):
         self._announced_due[partition] = due
         self.add(partition)
         return True
-
-    def _raise(self, partition: int, top: int) -> None:
-        before = self._tops.get(partition, 0) if partition in self._ready else 0
-        self._tops[partition] = max(before, top)
-        self.prioritized |= top > 0
 
     # What pops find ----------------------------------------------------------------------------------------
 

@@ -241,9 +241,9 @@ async def note_ended(store: Store, batches: Iterable[Settlements], notifications
     for batch in batches:
         over |= batch.over
         unsure |= batch.unsure
-    asked = [lease for lease in unsure if lease not in over]
+    unknown = [lease for lease in unsure if lease not in over]
     with suppress(HarkError):  # What was settled is settled: without a hint of the end it is still a success.
-        for lease, end in zip(asked, await _ends(store, asked), strict=True):
+        for lease, end in zip(unknown, await _ends(store, unknown), strict=True):
             if end is None:
                 over[lease] = unsure[lease]
     for lease, group in over.items():
