@@ -148,17 +148,17 @@ class Job(msgspec.Struct, eq=False):
         return 0 if full else (1 if self.named is not None else self.request.partitions) - self.positions
 
 
-class Candidate:
+class Candidate(msgspec.Struct, eq=False):
     """A partition that a job is tried on."""
 
-    __slots__ = ("group", "job", "partition", "turn", "wait")
+    job: Job
+    group: Group
+    partition: int
+    wait: bool
+    turn: int = 0
 
-    def __init__(self, job: Job, group: Group, partition: int, *, wait: bool) -> None:
-        self.job = job
-        self.group = group
-        self.partition = partition
-        self.turn = group.ready.now()
-        self.wait = wait
+    def __post_init__(self) -> None:
+        self.turn = self.group.ready.now()
 
     @property
     def key(self) -> tuple[int, int]:

@@ -292,7 +292,7 @@ class Pool:
     def _pass_on(self, connection: asyncpg.Connection) -> None:
         """Pass on the notices of a call that was committed."""
         texts = self._notices.pop(connection, None)
-        if texts:
+        if texts and not self.closing:
             self._on_notice(texts)
 
     def _failed(self, connection: asyncpg.Connection, error: Exception) -> EngineFailure:

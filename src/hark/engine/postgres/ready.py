@@ -334,19 +334,18 @@ class Deliveries:
         while self._size > MAX_REMEMBERED:
             self.end(next(iter(self._leases)))
 
-    def find(self, lease: str, partition: int, transaction_id: str) -> int | None:
-        """The offset of a message by the transaction id that its producer gave."""
-        known = self._leases.get(lease)
-        return None if known is None else known.offsets.get((partition, transaction_id))
+    def find(self, lease: str | None, partition: int, transaction_id: str, own: int | None) -> int | None:
+        """The offset of a message, by the transaction id that its producer gave, or `own`: that in its own id.
+
+        None: not all that the lease handed out is known here, or it did not hand out this message.
+        """
+        known = self._leases.get(lease) if lease else None
+        return None if known is None else known.offsets.get((partition, transaction_id)) or own or None
 
     def partitions_of(self, lease: str) -> Sequence[int]:
         """Where a lease handed out messages."""
         known = self._leases.get(lease)
         return () if known is None else known.partitions
-
-    def knows(self, lease: str | None) -> bool:
-        """Whether all that a lease handed out is known here."""
-        return lease in self._leases
 
     def renew(self, lease: str, until: int) -> None:
         """A lease ends at another time."""

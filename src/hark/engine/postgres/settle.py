@@ -102,9 +102,7 @@ class Settlements(msgspec.Struct, eq=False):
             transaction_id, lease = item.transaction_id, item.lease_id
             own = decode(transaction_id)
             own_offset = own.offset if own is not None and own.partition == partition else None
-            offset = None if lease is None else deliveries.find(lease, partition, transaction_id)
-            if offset is None and own_offset and deliveries.knows(lease):
-                offset = own_offset
+            offset = deliveries.find(lease, partition, transaction_id, own_offset)
             self.items.append(item)
             self._partitions.append(known)
             self.known.append(deliveries.was_completed(group, item))
