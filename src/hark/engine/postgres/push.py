@@ -18,7 +18,7 @@ from hark.keys import encode_key
 from hark.model import Hint, Key, KeyNotification, NewMessage, PushOutcome
 from hark.model.messages import RESERVED, RESERVED_TEXT
 
-_DUPLICATE, MISMATCH, _FULL, NOT_YET = 1, 2, 3, 4
+_DUPLICATE, _MISMATCH, _FULL, _NOT_YET = 1, 2, 3, 4
 PARTITION_ARRAYS = 6
 """Number of arrays of `push_v1` that describe partitions."""
 OPTIONS = 11
@@ -179,15 +179,8 @@ class Pushes(msgspec.Struct, eq=False):
         return answers
 
     def _outcome(self, partition: Partition, transaction_id: str | None, offset: int, code: int) -> PushOutcome:
-        if code == MISMATCH:
-            text = f"the encryption of queue {partition.queue!r} was changed during the push; retry"
-            return PushOutcome("failed", transaction_id, None, partition.uid, "sealing_mismatch", text)
-        if code == NOT_YET:
-            return PushOutcome("failed", transaction_id, None, partition.uid, RESERVED, RESERVED_TEXT)
-        if code == _FULL:
-            queue = partition.queue
-            text = f"queue {queue!r} is full: its unsettled messages reached maxSize; retry later or raise maxSize"
-            return PushOutcome("failed", transaction_id, None, partition.uid, "queue_full", text)
+        if code in (_MISMATCH, _FULL, _NOT_YET):
+            return PushOutcome("failed", transaction_id, None, partition.uid, *refusal_of(code, partition.queue))
         message_id = self.store.codec.with_prefix(partition.prefix, offset)
         return PushOutcome(
             "duplicate" if code == _DUPLICATE else "queued", transaction_id or message_id, message_id, partition.uid
@@ -209,6 +202,18 @@ class Pushes(msgspec.Struct, eq=False):
             priority, deliver_at, delay = timing.get(position, (0, 0, 0))
             arrival.add(priority, max(deliver_at, now + delay), now)
         return list(found.values())
+
+
+def refusal_of(code: int, queue: str) -> tuple[str, str]:
+    """Why a message was not stored: error code and text."""
+    if code == _MISMATCH:
+        return "sealing_mismatch", f"the encryption of queue {queue!r} was changed during the push; retry"
+    if code == _NOT_YET:
+        return RESERVED, RESERVED_TEXT
+    return (
+        "queue_full",
+        f"queue {queue!r} is full: its unsettled messages reached maxSize; retry later or raise maxSize",
+    )
 
 
 def _repeated(first: PushOutcome) -> PushOutcome:

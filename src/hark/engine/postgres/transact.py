@@ -12,7 +12,7 @@ from hark.clock import MILLISECOND
 from hark.engine.api import Answers
 from hark.engine.keyvalue import bounds, failed_check, joined, misfit, mismatch_text, parted
 from hark.engine.postgres.partitions import Store
-from hark.engine.postgres.push import MISMATCH, NOT_YET, OPTIONS, PARTITION_ARRAYS, Notifications, Pushes
+from hark.engine.postgres.push import OPTIONS, PARTITION_ARRAYS, Notifications, Pushes, refusal_of
 from hark.engine.postgres.settle import REFUSALS, Settlements, lease_uuid, load, note_ended
 from hark.keys import decode_key, encode_key, prefix_bounds
 from hark.model import (
@@ -29,7 +29,6 @@ from hark.model import (
     Transaction,
     TransactionOutcome,
 )
-from hark.model.messages import RESERVED, RESERVED_TEXT
 
 _KINDS = {"set": 0, "delete": 1, "delete_tree": 2, "sum": 3, "min": 4, "max": 5, "append": 6, "prepend": 7}
 
@@ -142,13 +141,8 @@ class _Part:
             index = self._index(NewMessage, self.pushes.items.index(failed))
             operation = self._operations[index]
             assert isinstance(operation, NewMessage)
-            if answer.pushed[1][failed] == NOT_YET:
-                return TransactionOutcome(False, (), RESERVED, f"PUSH operation failed: {RESERVED_TEXT}", index)
-            if answer.pushed[1][failed] == MISMATCH:
-                text = f"the encryption of queue {operation.queue!r} was changed during the push; retry"
-                return TransactionOutcome(False, (), "sealing_mismatch", text, index)
-            text = f"PUSH operation failed: queue {operation.queue!r} is full (maxSize); retry later or raise maxSize"
-            return TransactionOutcome(False, (), "queue_full", text, index)
+            name, text = refusal_of(answer.pushed[1][failed], operation.queue)
+            return TransactionOutcome(False, (), name, f"PUSH operation failed: {text}", index)
         if code == _CHECK_FAILED:
             return failed_check(failed)
         if code == _MISFIT:
