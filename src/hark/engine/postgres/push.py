@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby, islice
-from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -105,7 +104,18 @@ class Pushes(msgspec.Struct, eq=False):
             ordinal.append(counts[number])
             payload.append(item.payload)
             transaction_ids.append(transaction_id)
-            if _options_of(item) != _NO_OPTIONS:
+            if (  # in place of a call, which costs every message twice as much
+                item.priority
+                or item.delay_ms
+                or item.deliver_at is not None
+                or item.ttl_ms is not None
+                or item.backoff_ms is not None
+                or item.sealed
+                or item.trace_id is not None
+                or item.producer is not None
+                or item.undelivered_keys
+                or item.trace_context is not None
+            ):
                 self.options.append(options_row(len(partition), item))
 
     def _add_partition(self, key: tuple[str, str], labels: tuple[str, str] | None) -> int:
@@ -221,21 +231,6 @@ def _repeated(first: PushOutcome) -> PushOutcome:
     if first.status == "failed":
         return first
     return PushOutcome("duplicate", first.transaction_id, first.message_id, first.partition_id)
-
-
-_options_of = attrgetter(
-    "deliver_at",
-    "delay_ms",
-    "ttl_ms",
-    "backoff_ms",
-    "priority",
-    "sealed",
-    "trace_id",
-    "producer",
-    "undelivered_keys",
-    "trace_context",
-)
-_NO_OPTIONS = _options_of(NewMessage(""))
 
 
 def options_row(position: int, item: NewMessage) -> tuple[Any, ...]:

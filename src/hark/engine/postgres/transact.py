@@ -172,7 +172,10 @@ def _arguments(
     for name in parts[0]:
         sizes = [part[name][0] for part in parts]
         ends[name] = list(accumulate(sizes))
-        arrays[name] = [_joined(sizes, columns) for columns in zip(*(part[name][1] for part in parts), strict=True)]
+        if any(sizes):
+            arrays[name] = [_joined(sizes, columns) for columns in zip(*(part[name][1] for part in parts), strict=True)]
+        else:
+            arrays[name] = [[]] * len(parts[0][name][1])
     bounds = [ends[name] for name in _OPERATIONS]
     operations = chain.from_iterable(arrays[name] for name in _OPERATIONS)
     keys = (ends["checks"], ends["mutations"], *arrays["checks"], *arrays["mutations"])
