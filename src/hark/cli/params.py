@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_args
 
 import typer
 
-from hark.settings import Settings
+from hark.settings import SETTINGS
 
 DEFAULT_URL = "http://127.0.0.1:6632"
-DEFAULTS = Settings()
 
 
 def not_empty(value: str | None) -> str | None:
@@ -85,26 +84,21 @@ Until = Annotated[
         "--to", callback=not_empty, metavar="TIME", help="End of the time range (ISO 8601).", show_default=False
     ),
 ]
-Data = Annotated[str | None, typer.Option("--data", metavar="DIR", help="Data directory.", show_default=DEFAULTS.data)]
 Config = Annotated[
     Path | None,
     typer.Option("--config", metavar="FILE", help="Settings file.", show_default="HARK_CONFIG, otherwise ./hark.toml"),
 ]
-LogLevel = Annotated[
-    str | None,
-    typer.Option(
-        "--log-level",
-        metavar="LEVEL",
-        help="Lowest level to log: debug, info, warning or error.",
-        show_default=DEFAULTS.log_level,
-    ),
-]
-LogFormat = Annotated[
-    str | None,
-    typer.Option(
-        "--log-format",
-        metavar="FORMAT",
-        help="Log format: text, json or auto (text on a terminal, otherwise json).",
-        show_default=DEFAULTS.log_format,
-    ),
-]
+
+
+def of_setting(name: str) -> Any:
+    """Return the type of the option that sets a setting, with its help text; `load` checks the value."""
+    setting = SETTINGS[name]
+    kind, *_ = get_args(setting.type)
+    option = typer.Option(
+        setting.flag,
+        metavar=None if setting.choices else name.replace(".", "_").rpartition("_")[2].upper(),
+        help=setting.meaning,
+        show_default=str(setting.default) if setting.default else False,
+        case_sensitive=False,
+    )
+    return Annotated[kind | None, option]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from datetime import datetime
 from operator import itemgetter
 from pathlib import Path
@@ -15,13 +14,16 @@ from hark.api import operations, types
 from hark.cli import params
 from hark.cli.command import command, main, make_app
 from hark.cli.output import USAGE, Failure, complain, confirm, counting, raw, say, table
-from hark.cli.params import DEFAULTS
 from hark.cli.remote import Server
 from hark.errors import InvalidSetting
-from hark.settings import SETTINGS, Loaded, Settings, load, shown
+from hark.settings import SETTINGS, Loaded, Settings, shown
 
 if TYPE_CHECKING:
     from hark.engine.postgres.migrate import Step
+
+
+_SQLITE = ("data", "engine")
+"""The settings that name the store of `hark backup` and `hark restore`."""
 
 
 @command(
@@ -34,43 +36,13 @@ if TYPE_CHECKING:
     "hark serve --engine s3://bucket/queues",
     "hark serve --tls-certificate cert.pem --tls-key key.pem",
     "hark serve --config hark.toml --show-settings",
+    settings=(
+        *("host", "port", "engine", "data", "workers", "tls.certificate", "tls.key"),
+        *("insecure_bind", "log_level", "log_format"),
+    ),
 )
 def serve(
-    host: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Address to listen on.", show_default=DEFAULTS.host)
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option(metavar="PORT", help="Port to listen on; 0 for a free port.", show_default=str(DEFAULTS.port)),
-    ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="Store URL: sqlite:///FILE, postgresql://..., s3://... or memory.",
-            show_default="a SQLite file in --data",
-        ),
-    ] = None,
-    data: params.Data = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Number of server processes; more than 1 needs PostgreSQL or S3.",
-            show_default=str(DEFAULTS.workers),
-        ),
-    ] = None,
-    tls_certificate: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Certificate file for HTTPS (PEM).")
-    ] = None,
-    tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="Private key file for HTTPS (PEM).")] = None,
-    insecure_bind: Annotated[
-        bool | None,
-        typer.Option("--insecure-bind", help="Allow connections from other machines without authentication."),
-    ] = None,
-    config: params.Config = None,
-    log_level: params.LogLevel = None,
-    log_format: params.LogFormat = None,
+    loaded: Loaded,
     show_settings: Annotated[
         bool, typer.Option("--show-settings", help="Print all settings with their sources, and exit.")
     ] = False,
@@ -83,19 +55,6 @@ def serve(
     """
     if as_json and not show_settings:
         raise typer.BadParameter("--json needs --show-settings")
-    flags = {
-        "host": host,
-        "port": port,
-        "engine": engine,
-        "data": data,
-        "workers": workers,
-        "log_level": log_level,
-        "log_format": log_format,
-        "insecure_bind": insecure_bind,
-        "tls.certificate": tls_certificate,
-        "tls.key": tls_key,
-    }
-    loaded = load(flags, os.environ, config)
     for note in loaded.notes:
         complain(f"warning: {note}")
     if show_settings:
@@ -119,17 +78,10 @@ def _show(loaded: Loaded, as_json: bool) -> None:
     )
 
 
-Engine = Annotated[
-    str | None, typer.Option(metavar="URL", help="Store URL: sqlite:///FILE.", show_default="the SQLite file in --data")
-]
-
-
-@command(main, "backup", "hark backup copy.db", "hark backup copy.db --data /var/lib/hark --replace")
+@command(main, "backup", "hark backup copy.db", "hark backup copy.db --data /var/lib/hark --replace", settings=_SQLITE)
 def backup(
+    loaded: Loaded,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Backup file to write.", show_default=False)],
-    data: params.Data = None,
-    engine: Engine = None,
-    config: params.Config = None,
     replace: Annotated[bool, typer.Option("--replace", help="Overwrite FILE once the new backup is complete.")] = False,
 ) -> None:
     """Back up a SQLite store to a file.
@@ -138,18 +90,16 @@ def backup(
     """
     from hark.engine.sqlite.files import backup as run
 
-    path = _store(data, engine, config)
+    path = _store(loaded.settings)
     with counting("Backing up", "pages") as progress:
         run(path, file, progress, replace=replace)
     say(f"backed up {path} to {file} ({file.stat().st_size:,} bytes)")
 
 
-@command(main, "restore", "hark restore copy.db", "hark restore copy.db --data new-data")
+@command(main, "restore", "hark restore copy.db", "hark restore copy.db --data new-data", settings=_SQLITE)
 def restore(
+    loaded: Loaded,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Backup file to restore.", show_default=False)],
-    data: params.Data = None,
-    engine: Engine = None,
-    config: params.Config = None,
     replace: Annotated[bool, typer.Option("--replace", help="Rename an existing store instead of failing.")] = False,
     yes: params.Yes = False,
 ) -> None:
@@ -160,7 +110,7 @@ def restore(
     """
     from hark.engine.sqlite.files import restore as run
 
-    path = _store(data, engine, config)
+    path = _store(loaded.settings)
     aside = None
     if replace:
         confirm(f"Replace the store {path} with the backup {file}?", yes)
@@ -172,10 +122,9 @@ def restore(
         say(f"the previous store is now {aside}")
 
 
-def _store(data: str | None, engine: str | None, config: Path | None) -> Path:
+def _store(settings: Settings) -> Path:
     from hark.serving.server import describe, sqlite_path
 
-    settings = load({"data": data, "engine": engine}, os.environ, config).settings
     path = sqlite_path(settings)
     if path is None or path == ":memory:":
         raise Failure(
@@ -192,17 +141,10 @@ def _store(data: str | None, engine: str | None, config: Path | None) -> Path:
     "hark migrate --engine postgresql://hark@localhost/hark --dry-run",
     "hark migrate --engine postgresql://hark@localhost/hark",
     "hark migrate --engine postgresql://hark@localhost/hark --post",
+    settings=("engine",),
 )
 def migrate(
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="Store URL: postgresql://USER:PASSWORD@HOST:PORT/DATABASE.",
-            show_default="the engine in the settings",
-        ),
-    ] = None,
-    config: params.Config = None,
+    loaded: Loaded,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the migrations without applying them.")] = False,
     post: Annotated[
         bool, typer.Option("--post", help="Also remove parts that only older servers use; shut those down first.")
@@ -213,7 +155,6 @@ def migrate(
 
     A server applies the same migrations when it starts, except those of --post. Other stores need no command.
     """
-    loaded = load({"engine": engine}, os.environ, config)
     for note in loaded.notes:
         complain(f"warning: {note}")
     if not loaded.settings.engine.startswith(("postgresql://", "postgres://")):

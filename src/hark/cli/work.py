@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -19,29 +19,18 @@ import typer
 from hark.cli import params
 from hark.cli.command import command, main
 from hark.cli.output import FAILED, USAGE, Failure, complain, raw, say, table
-from hark.settings import SETTINGS, load, shown
+from hark.settings import SETTINGS, Loaded, shown
 
 if TYPE_CHECKING:  # the package imports asyncio, which `hark --help` does without
     from hark.polling import Estimate, PollingStrategy
 
 _HEALTH_HOST = "127.0.0.1"
-_WORKER = params.DEFAULTS.worker
-_POLLING = _WORKER.polling
 _FIELDS = tuple(name for name in SETTINGS if name.startswith("worker.polling."))
 _WITHOUT_EFFECT = {
     "adaptive": ("worker.polling.interval_ms",),
     "fixed": tuple(name for name in _FIELDS if name.rpartition(".")[2] not in ("strategy", "interval_ms")),
 }
 """By polling strategy, the settings of the other one."""
-
-
-def _or_program(value: object) -> str:
-    """Describe a default that the worker's own program can change."""
-    return f"{value}, unless the program sets it"
-
-
-def _interval(default: float, text: str, unit: str = "MS") -> Any:
-    return typer.Option(metavar=unit, help=text, show_default=f"{default:g}")
 
 
 @command(
@@ -61,8 +50,10 @@ def _interval(default: float, text: str, unit: str = "MS") -> Any:
     "Exit codes: 0 after a shutdown, or with --burst when the queue is empty;",
     "1 if the worker cannot start, or if tasks did not stop (another worker runs",
     "them again); 2 invalid usage or settings.",
+    settings=("worker.concurrency", *_FIELDS, "worker.grace_seconds", "worker.health_port", "log_level", "log_format"),
 )
 def work(
+    loaded: Loaded,
     target: Annotated[
         str,
         typer.Argument(
@@ -70,51 +61,6 @@ def work(
             help="Worker to run: a hark.Worker, or a function that returns one. MODULE alone means MODULE:worker.",
         ),
     ],
-    concurrency: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=10_000,
-            metavar="N",
-            help="Maximum number of tasks at the same time.",
-            show_default=_or_program(_WORKER.concurrency),
-        ),
-    ] = None,
-    polling: Annotated[
-        Literal["adaptive", "fixed"] | None,
-        typer.Option(help="Polling strategy of an idle worker.", show_default=_or_program(_POLLING.strategy)),
-    ] = None,
-    min_interval_ms: Annotated[
-        float | None, _interval(_POLLING.min_interval_ms, "Shortest adaptive polling interval, in milliseconds.")
-    ] = None,
-    max_interval_ms: Annotated[
-        float | None, _interval(_POLLING.max_interval_ms, "Longest adaptive polling interval, in milliseconds.")
-    ] = None,
-    backoff_multiplier: Annotated[
-        float | None,
-        _interval(
-            _POLLING.backoff_multiplier, "Growth of the adaptive polling interval after each empty poll.", "FACTOR"
-        ),
-    ] = None,
-    interval_ms: Annotated[
-        float | None, _interval(_POLLING.interval_ms, "Fixed polling interval, in milliseconds.")
-    ] = None,
-    grace: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=86_400,
-            metavar="SECONDS",
-            help="Time for running tasks to finish at shutdown, in seconds.",
-            show_default=_or_program(f"{_WORKER.grace_seconds:g}"),
-        ),
-    ] = None,
-    health_port: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=65_535, metavar="PORT", help="Port for GET /health and GET /metrics.", show_default="none"
-        ),
-    ] = None,
     health_host: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Address for --health-port.", show_default=_HEALTH_HOST)
     ] = None,
@@ -124,8 +70,6 @@ def work(
     ] = False,
     no_progress: Annotated[bool, typer.Option("--no-progress", help="Print log lines instead of a live view.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text, one line per update.")] = False,
-    log_level: params.LogLevel = None,
-    log_format: params.LogFormat = None,
     config: params.Config = None,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -134,19 +78,6 @@ def work(
     Options take precedence over the worker's own program, then HARK_* variables, then [worker] in hark.toml.
     docs/settings.md lists all settings.
     """
-    flags = {
-        "worker.concurrency": concurrency,
-        "worker.polling.strategy": polling,
-        "worker.polling.min_interval_ms": min_interval_ms,
-        "worker.polling.max_interval_ms": max_interval_ms,
-        "worker.polling.backoff_multiplier": backoff_multiplier,
-        "worker.polling.interval_ms": interval_ms,
-        "worker.grace_seconds": grace,
-        "worker.health_port": health_port,
-        "log_level": log_level,
-        "log_format": log_format,
-    }
-    loaded = load(flags, os.environ, config)
     strategy = loaded.settings.worker.polling.strategy
     for source in map(loaded.sources.__getitem__, _WITHOUT_EFFECT[strategy]):
         if source.startswith("--"):
@@ -294,6 +225,7 @@ def _stop_with(parent: int) -> None:
 
 @command(main, "polling", "hark polling", "hark polling --batch-ms 20", "hark polling --compare --json")
 def polling(
+    loaded: Loaded,
     batch_ms: Annotated[
         float | None,
         typer.Option(
@@ -306,7 +238,6 @@ def polling(
     compare: Annotated[
         bool, typer.Option("--compare", help="Compare five example strategies instead of your settings.")
     ] = False,
-    config: params.Config = None,
     as_json: params.Json = False,
 ) -> None:
     """Show the polling settings of workers and their cost.
@@ -324,7 +255,6 @@ def polling(
         }
         _print_costs("Strategy", costs, {}, as_json)
         return
-    loaded = load({}, os.environ, config)
     strategy = strategy_from(loaded.settings)
     shares = {"idle": 0.0, "half busy": 0.5, "always busy": 1.0}
     costs = {name: estimate(strategy, share, batch_seconds=batch_seconds) for name, share in shares.items()}
