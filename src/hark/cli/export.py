@@ -22,15 +22,12 @@ from hark.api import operations, types
 from hark.cli import params
 from hark.cli.command import command, main
 from hark.cli.output import PARTIAL, USAGE, Failure, complain, counting, say
-from hark.cli.push import Item
+from hark.cli.push import BATCH_BYTES, BATCH_ITEMS, Item
 from hark.cli.remote import Query, Server
 from hark.clock import LATEST, MILLISECOND
 from hark.model import export as lines
 from hark.model.messages import Key
 
-# Well under the server's default limits (10,000 items, 10 MiB).
-_BATCH_ITEMS = 1000
-_BATCH_BYTES = 4 * 1024 * 1024
 _BOUND = "maxSize"
 _PART = ".part"
 _KEYS_AT_ONCE = 100
@@ -39,24 +36,19 @@ _TRIES = 5
 _decode: Callable[[bytes], lines.ExportLine] = msgspec.json.Decoder(lines.ExportLine).decode
 
 
-class _Letter(types.Body, kw_only=True):
-    """A dead letter to import."""
+_KEPT = frozenset(
+    (
+        *("partition", "payload", "transaction_id", "trace_id", "priority"),
+        *("keys_if_undelivered", "traceparent", "tracestate"),
+    )
+)
+"""The fields of a message or a dead letter that have the same names in lines and in bodies. Empty ones are left out."""
 
-    id: str
-    partition: str
-    consumer_group: str
-    transaction_id: str
-    payload: Raw
-    error: str
-    attempts: int
-    created_at: str
-    failed_at: str
-    trace_id: str | None = None
-    priority: int | None = None
-    backoff_schedule: tuple[int, ...] | None = None
-    keys_if_undelivered: tuple[Key, ...] | None = None
-    traceparent: str | None = None
-    tracestate: str | None = None
+
+def _kept(line: lines.MessageLine | lines.DeadLetterLine) -> Item:
+    names = zip(line.__struct_fields__, line.__struct_encode_fields__, strict=True)
+    kept = {sent: value for name, sent in names if name in _KEPT and (value := getattr(line, name))}
+    return kept | {"backoffSchedule": line.backoff_schedule}
 
 
 class _Setting(types.Body, kw_only=True, tag_field="type", tag="set"):
@@ -120,7 +112,7 @@ class Importer:
         self._batch: list[Item] = []
         self._marks: list[tuple[int, str, str, bool]] = []
         """Item of the batch at which a group starts, group, partition, and whether it is the first one there."""
-        self._letters: list[_Letter] = []
+        self._letters: list[Item] = []
         self._keys: list[_Setting] = []
         self._bytes = 0
         """Of all that waits to be sent."""
@@ -149,10 +141,15 @@ class Importer:
         match line:
             case lines.QueueLine() | lines.KeysLine():
                 self._begin(line)
+            case lines.GroupLine() if line.name in self._known:
+                self.notes.append(f"the group {line.name} already exists and keeps its position")
             case lines.GroupLine():
-                self._note_group(line)
+                self._groups[line.name] = line
+                self._starts[line.name] = {}
             case lines.PositionLine():
-                self._note_position(line)
+                self._enter(line.partition)
+                if line.group in self._groups:
+                    self._positions[line.group] = line.offset
             case lines.MessageLine():
                 self._add(line)
             case lines.DeadLetterLine():
@@ -253,18 +250,6 @@ class Importer:
         if self._line is not None and self._made_queue and _BOUND in self._line.options:
             self._configure(self._line, self._line.options)
 
-    def _note_group(self, line: lines.GroupLine) -> None:
-        if line.name in self._known:
-            self.notes.append(f"the group {line.name} already exists and keeps its position")
-        else:
-            self._groups[line.name] = line
-            self._starts[line.name] = {}
-
-    def _note_position(self, line: lines.PositionLine) -> None:
-        self._enter(line.partition)
-        if line.group in self._groups:
-            self._positions[line.group] = line.offset
-
     def _enter(self, partition: str) -> None:
         if partition != self._partition:
             self._partition, self._positions, self._is_first = partition, {}, True
@@ -277,20 +262,12 @@ class Importer:
             return
         self._position_groups(line)
         self._batch.append(
-            Item(
-                queue=self._queue,
-                partition=line.partition,
-                payload=line.payload,
-                transaction_id=line.transaction_id,
-                trace_id=line.trace_id or None,
-                priority=line.priority or None,
-                deliver_at=None if line.deliver_at is None else _iso(line.deliver_at),
-                ttl=ttl,
-                backoff_schedule=line.backoff_schedule,
-                keys_if_undelivered=line.keys_if_undelivered or None,
-                traceparent=line.traceparent or None,
-                tracestate=line.tracestate or None,
-            )
+            _kept(line)
+            | {
+                "queue": self._queue,
+                "deliverAt": None if line.deliver_at is None else _iso(line.deliver_at),
+                "ttl": ttl,
+            }
         )
         self._note_size(len(self._batch), line.payload)
 
@@ -300,23 +277,15 @@ class Importer:
         # The id is unique in a store, which can have the queue of the export and a copy of it.
         same = self._line is not None and self._line.name == self._queue
         self._letters.append(
-            _Letter(
-                id=line.id if same else str(uuid.uuid5(uuid.UUID(line.id), self._queue)),
-                partition=line.partition,
-                consumer_group=line.group,
-                transaction_id=line.transaction_id,
-                payload=line.payload,
-                error=line.error,
-                attempts=line.attempts,
-                created_at=_iso(line.created_at),
-                failed_at=_iso(line.failed_at),
-                trace_id=line.trace_id or None,
-                priority=line.priority or None,
-                backoff_schedule=line.backoff_schedule,
-                keys_if_undelivered=line.keys_if_undelivered or None,
-                traceparent=line.traceparent or None,
-                tracestate=line.tracestate or None,
-            )
+            _kept(line)
+            | {
+                "id": line.id if same else str(uuid.uuid5(uuid.UUID(line.id), self._queue)),
+                "consumerGroup": line.group,
+                "error": line.error,
+                "attempts": line.attempts,
+                "createdAt": _iso(line.created_at),
+                "failedAt": _iso(line.failed_at),
+            }
         )
         self._note_size(len(self._letters), line.payload)
 
@@ -330,7 +299,7 @@ class Importer:
 
     def _note_size(self, items: int, payload: Raw) -> None:
         self._bytes += len(bytes(payload))
-        if items >= _BATCH_ITEMS or self._bytes >= _BATCH_BYTES:
+        if items >= BATCH_ITEMS or self._bytes >= BATCH_BYTES:
             self._flush()
 
     def _position_groups(self, line: lines.MessageLine) -> None:
