@@ -18,6 +18,7 @@ from hark.clock import Clock, SystemClock
 from hark.errors import InvalidInput, InvalidSetting
 from hark.polling import PollingStrategy, PollMetrics
 from hark.settings import Settings, load
+from hark.settings.tree import S3_SCHEME
 
 if TYPE_CHECKING:
     from hark.engine.api import Engine
@@ -26,7 +27,6 @@ Target: TypeAlias = "str | Sequence[str] | AsgiApp | Engine | Transport"
 """Everything that `hark.connect` can connect to."""
 
 DEFAULT_URL = "http://127.0.0.1:6632"
-_BUCKET_SCHEME = "s3://"
 _OVER_HTTP = {"ws": "http", "wss": "https"}
 _ENGINE_VERBS = ("start", "push", "pop", "settle", "transact", "close")
 _TRANSPORT_VERBS = ("send", "fork", "close")
@@ -190,12 +190,12 @@ def _bucket_of(target: object) -> str | None:
     if not _is_list(target):
         return None
     given = _split(target)
-    buckets = [one.strip() for one in given if isinstance(one, str) and one.strip().startswith(_BUCKET_SCHEME)]
+    buckets = [one.strip() for one in given if isinstance(one, str) and one.strip().startswith(S3_SCHEME)]
     if not buckets:
         return None
     if sum(not isinstance(one, str) or bool(one.strip()) for one in given) > 1:
         raise InvalidInput(
-            f"target: {_BUCKET_SCHEME}... is a store and cannot be combined with other targets; "
+            f"target: {S3_SCHEME}... is a store and cannot be combined with other targets; "
             "give one bucket, or only URLs of servers"
         )
     return buckets[0]

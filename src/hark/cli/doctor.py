@@ -20,13 +20,13 @@ from hark.cli.command import command, main
 from hark.cli.output import Failure, raw, table
 from hark.cli.remote import Answer, Server
 from hark.errors import InvalidSetting
-from hark.settings import Settings, load
+from hark.settings import load
+from hark.settings.tree import S3_SCHEME
 
 MIB = 1024 * 1024
 LITTLE_DISK = 1024 * MIB
 CLOCK_SECONDS = 5.0
 OLDEST_PYTHON = (3, 11)
-BUCKET = "s3://"
 MANY_FAILED, FAILED_SHARE = 20, 0.05
 """The number and the share of failed requests to the bucket above which the check warns."""
 
@@ -58,7 +58,7 @@ def doctor(server: Server) -> None:
     For a server on this machine, the command also checks its settings and its store. With --url s3://..., it checks a
     bucket instead of a server. The exit code is 1 if a check fails; warnings do not change it.
     """
-    if server.url.startswith(BUCKET):
+    if server.url.startswith(S3_SCHEME):
         checks = [_python(), *_store(server.url)]
     else:
         checks = [_python(), *_server(server), *(_store() if server.is_local else ())]
@@ -165,24 +165,17 @@ def _store(engine: str | None = None) -> Iterator[Check]:
         yield Check("settings", "fail", error.text, "correct this setting; docs/settings.md lists all settings")
         return
     yield Check("settings", "ok", "hark.toml and HARK_* variables are valid")
-    if settings.engine.startswith(("postgresql://", "postgres://", BUCKET)):
+    path = settings.sqlite_path
+    if settings.on_postgres or settings.on_s3:
         import asyncio
 
         from hark.cli.doctor_stores import bucket_checks, database_checks
 
-        checks = bucket_checks if settings.engine.startswith(BUCKET) else database_checks
+        checks = bucket_checks if settings.on_s3 else database_checks
         yield from asyncio.run(checks(settings))
-    elif (directory := _directory(settings)) is not None:
-        yield _writable(directory)
-        yield _disk(directory, settings.limits.min_free_bytes)
-
-
-def _directory(settings: Settings) -> Path | None:
-    """Find the directory of a SQLite store; None for other stores."""
-    if not settings.engine:
-        return Path(settings.data)
-    scheme, _, file = settings.engine.partition(":///")
-    return Path(file).parent if scheme == "sqlite" else None
+    elif path is not None and path != ":memory:":
+        yield _writable(Path(path).parent)
+        yield _disk(Path(path).parent, settings.limits.min_free_bytes)
 
 
 def _existing(directory: Path) -> Path:

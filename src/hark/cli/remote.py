@@ -19,6 +19,7 @@ from hark.api.operations import Operation
 from hark.cli.output import USAGE, Failure, raw
 from hark.client.credentials import AUTHORIZATION, bearer, checked_token, refused_by_tls, trusting
 from hark.errors import InvalidInput, did_you_mean
+from hark.settings.tree import S3_SCHEME
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -227,7 +228,7 @@ class Server(msgspec.Struct, frozen=True):
             return urllib.request.Request(whole, data=content, headers=headers, method=method)
         except (ValueError, http.client.InvalidURL) as error:
             expected = "use a URL such as http://127.0.0.1:6632"
-            if self.url.startswith("s3://"):
+            if self.url.startswith(S3_SCHEME):
                 expected = "this command needs a server; start one on the bucket with: hark serve --engine s3://..."
             text = f"{self.url!r} is not the URL of a server (--url, HARK_URL); {expected}"
             raise Failure(text, exit_code=USAGE) from error

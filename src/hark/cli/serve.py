@@ -123,9 +123,9 @@ def restore(
 
 
 def _store(settings: Settings) -> Path:
-    from hark.serving.server import describe, sqlite_path
+    from hark.serving.server import describe
 
-    path = sqlite_path(settings)
+    path = settings.sqlite_path
     if path is None or path == ":memory:":
         raise Failure(
             f"the store is {describe(settings)}, and this command only works with SQLite; "
@@ -157,7 +157,7 @@ def migrate(
     """
     for note in loaded.notes:
         complain(f"warning: {note}")
-    if not loaded.settings.engine.startswith(("postgresql://", "postgres://")):
+    if not loaded.settings.on_postgres:
         raise InvalidSetting("engine: the store is not a PostgreSQL database; use --engine postgresql://...")
     import asyncio
 

@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -43,14 +42,11 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Link, Tracer
 
-S3_SCHEME = "s3://"
-_POSTGRES_SCHEMES = ("postgresql://", "postgres://")
-
 
 def make_engine(settings: Settings, clock: Clock, polling: PollingStrategy | None = None) -> Engine:
     """The engine that the settings name. `polling` is for S3, which has to be polled for changes."""
     completed_seconds, idle_seconds = settings.retention.completed_seconds, settings.retention.idle_group_days * 86400
-    if is_postgres(settings):
+    if settings.on_postgres:
         from hark.engine.postgres import PostgresEngine
 
         # Without a local clock: all servers use the clock of the database.
@@ -60,7 +56,7 @@ def make_engine(settings: Settings, clock: Clock, polling: PollingStrategy | Non
             idle_group_seconds=idle_seconds,
             **msgspec.structs.asdict(settings.postgres),
         )
-    if is_s3(settings):
+    if settings.on_s3:
         from hark.engine.s3.engine import S3Engine
 
         return S3Engine(
@@ -71,7 +67,7 @@ def make_engine(settings: Settings, clock: Clock, polling: PollingStrategy | Non
             idle_group_seconds=idle_seconds,
             polling=strategy_from(settings, polling),
         )
-    path = sqlite_path(settings)
+    path = settings.sqlite_path
     if path is None:
         raise InvalidSetting(
             f"engine: {shown(settings, 'engine')!r} is not supported; use sqlite:///file.db, "
@@ -89,7 +85,7 @@ def make_engine(settings: Settings, clock: Clock, polling: PollingStrategy | Non
 
 def refuse_company_on_sqlite(settings: Settings) -> None:
     """Reject settings for several servers on SQLite: a SQLite file has one server process."""
-    if is_postgres(settings) or is_s3(settings):
+    if settings.on_postgres or settings.on_s3:
         return
     if settings.workers > 1:
         raise InvalidSetting(
@@ -103,39 +99,17 @@ def refuse_company_on_sqlite(settings: Settings) -> None:
             )
 
 
-def is_postgres(settings: Settings) -> bool:
-    """Whether the settings name a PostgreSQL database."""
-    return settings.engine.startswith(_POSTGRES_SCHEMES)
-
-
-def is_s3(settings: Settings) -> bool:
-    """Whether the settings name a bucket."""
-    return settings.engine.startswith(S3_SCHEME)
-
-
-def sqlite_path(settings: Settings) -> str | None:
-    """The path of the SQLite file, or None if the settings name another engine."""
-    if not settings.engine:
-        return str(Path(settings.data) / "hark.db")
-    if settings.engine in ("memory", "memory://", "sqlite://:memory:", "sqlite:///:memory:"):
-        return ":memory:"
-    if settings.engine.startswith("sqlite:///"):
-        return settings.engine.removeprefix("sqlite:///")
-    return None
-
-
 def describe(settings: Settings) -> str:
     """The name of the store, without a password."""
-    if is_postgres(settings):
+    if settings.on_postgres:
         from hark.engine.postgres.pool import shown
 
         return shown(settings.engine)
-    if is_s3(settings):
+    if settings.on_s3:
         from hark.engine.s3.bucket import Address
 
         return Address.parse(settings.engine).text
-    path = sqlite_path(settings)
-    return "from memory (nothing is kept)" if path == ":memory:" else str(path)
+    return "from memory (nothing is kept)" if settings.sqlite_path == ":memory:" else str(settings.sqlite_path)
 
 
 log = logging.getLogger(__name__)
