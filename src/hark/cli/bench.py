@@ -19,6 +19,7 @@ import typer
 
 from hark.api import operations
 from hark.cli.output import FAILED, Failure, complain, raw, table
+from hark.cli.params import option
 from hark.cli.remote import Server
 from hark.client.credentials import AUTHORIZATION, bearer, checked_token, trusting
 
@@ -405,19 +406,13 @@ def _measure(server: Server, first: Sequence[Load], timed: Sequence[Load], queue
 def bench(
     server: Server,
     mode: Annotated[Mode, typer.Option(help="Operation to measure; pop includes the ack.")] = "push",
-    connections: Annotated[int, typer.Option(min=1, metavar="N", help="Number of connections.")] = 32,
-    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Messages per request.")] = 1,
-    partitions: Annotated[int, typer.Option(min=1, metavar="N", help="Number of partitions.")] = 1000,
-    size: Annotated[int, typer.Option(min=10, metavar="BYTES", help="Payload size, in bytes.")] = 256,
-    seconds: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="Duration of the measurement, in seconds.")
-    ] = 5,
-    rate: Annotated[
-        float, typer.Option(min=0, metavar="N", help="Requests per second; 0 sends as fast as possible.")
-    ] = 0,
-    backlog: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Messages to push before --mode pop starts.")
-    ] = 50_000,
+    connections: Annotated[int, option("N", "Number of connections.", least=1)] = 32,
+    batch: Annotated[int, option("N", "Messages per request.", least=1)] = 1,
+    partitions: Annotated[int, option("N", "Number of partitions.", least=1)] = 1000,
+    size: Annotated[int, option("BYTES", "Payload size, in bytes.", least=10)] = 256,
+    seconds: Annotated[float, option("SECONDS", "Duration of the measurement, in seconds.", least=0.1)] = 5,
+    rate: Annotated[float, option("N", "Requests per second; 0 sends as fast as possible.", least=0)] = 0,
+    backlog: Annotated[int, option("N", "Messages to push before --mode pop starts.", least=1)] = 50_000,
 ) -> None:
     """Measure the throughput and latency of a running server.
 

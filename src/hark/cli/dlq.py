@@ -5,12 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-import typer
-
 from hark.api import operations, types
 from hark.cli import params
 from hark.cli.command import command, make_app
 from hark.cli.output import USAGE, Failure, complain, confirm, group_name, raw, say, say_rest, table
+from hark.cli.params import argument, flag, option
 from hark.cli.remote import Server
 
 app = make_app(
@@ -20,12 +19,9 @@ app = make_app(
     "hark dlq purge orders",
 )
 
-_ID = typer.Argument(metavar="ID", help="ID of a dead letter, as `hark dlq list` shows it.", show_default=False)
+_ID = argument("ID", "ID of a dead letter, as `hark dlq list` shows it.")
 Search = Annotated[
-    str | None,
-    typer.Option(
-        "--search", callback=params.not_empty, metavar="TEXT", help="Only dead letters whose error contains this text."
-    ),
+    str | None, option("TEXT", "Only dead letters whose error contains this text.", "--search", empty=False)
 ]
 
 
@@ -35,9 +31,7 @@ def list_dead_letters(
     queue: params.OnlyQueue = None,
     group: params.OnlyGroup = None,
     partition: params.OnlyPartition = None,
-    letter: Annotated[
-        str | None, typer.Option("--id", metavar="ID", help="Only the dead letter with this ID or message ID.")
-    ] = None,
+    letter: Annotated[str | None, option("ID", "Only the dead letter with this ID or message ID.", "--id")] = None,
     search: Search = None,
     since: params.Since = None,
     until: params.Until = None,
@@ -80,7 +74,7 @@ def list_dead_letters(
 def requeue(
     server: Server,
     ids: Annotated[list[str] | None, _ID] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Requeue all dead letters that match the options.")] = False,
+    everything: Annotated[bool, flag("Requeue all dead letters that match the options.", "--all")] = False,
     queue: params.OnlyQueue = None,
     group: params.OnlyGroup = None,
     partition: params.OnlyPartition = None,

@@ -19,9 +19,9 @@ import typer
 from msgspec import Raw
 
 from hark.api import operations, types
-from hark.cli import params
 from hark.cli.command import command, main
 from hark.cli.output import PARTIAL, USAGE, Failure, complain, counting, say
+from hark.cli.params import argument, flag, option
 from hark.cli.push import BATCH_BYTES, BATCH_ITEMS, Item
 from hark.cli.remote import Query, Server
 from hark.clock import LATEST, MILLISECOND
@@ -399,14 +399,10 @@ class Importer:
 )
 def export(
     server: Server,
-    queue: Annotated[
-        str | None,
-        typer.Argument(metavar="QUEUE", callback=params.not_empty, help="Name of the queue.", show_default=False),
-    ] = None,
-    keys: Annotated[bool, typer.Option("--keys", help="Export the keys of the key-value store, too.")] = False,
+    queue: Annotated[str | None, argument("QUEUE", "Name of the queue.", empty=False)] = None,
+    keys: Annotated[bool, flag("Export the keys of the key-value store, too.", "--keys")] = False,
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="File to write.", show_default="standard output"),
+        Path | None, option("FILE", "File to write.", "--output", "-o", default="standard output")
     ] = None,
 ) -> None:
     """Export a queue as JSON lines.
@@ -515,16 +511,11 @@ def _export_keys(server: Server, written: _Written) -> None:
 )
 def import_(
     server: Server,
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Export to read; - reads standard input.", show_default=False)
-    ],
+    file: Annotated[Path, argument("FILE", "Export to read; - reads standard input.")],
     queue: Annotated[
-        str | None,
-        typer.Option(
-            callback=params.not_empty, metavar="QUEUE", help="Queue to import into.", show_default="the queue in FILE"
-        ),
+        str | None, option("QUEUE", "Queue to import into.", empty=False, default="the queue in FILE")
     ] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace the values of keys that exist.")] = False,
+    replace: Annotated[bool, flag("Replace the values of keys that exist.", "--replace")] = False,
 ) -> None:
     """Import an export.
 

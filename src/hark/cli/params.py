@@ -19,74 +19,62 @@ def not_empty(value: str | None) -> str | None:
     return value
 
 
+def option(
+    metavar: str,
+    text: str,
+    *names: str,
+    least: float | None = None,
+    most: float | None = None,
+    default: str | bool = True,
+    empty: bool = True,
+) -> Any:
+    """Describe an option with a value; `default` is the text for a default that the server or a rule decides."""
+    callback = None if empty else not_empty
+    return typer.Option(
+        *names, metavar=metavar, help=text, min=least, max=most, show_default=default, callback=callback
+    )
+
+
+def flag(text: str, *names: str) -> Any:
+    """Describe an option without a value."""
+    return typer.Option(*names, help=text)
+
+
+def argument(metavar: str, text: str, *, default: str | bool = False, empty: bool = True) -> Any:
+    """Describe an argument."""
+    return typer.Argument(metavar=metavar, help=text, show_default=default, callback=None if empty else not_empty)
+
+
 Url = Annotated[str, typer.Option("--url", envvar="HARK_URL", metavar="URL", help="Server URL.")]
 Token = Annotated[str | None, typer.Option("--token", envvar="HARK_TOKEN", metavar="TOKEN", help="API token.")]
 CaFile = Annotated[
     str | None,
     typer.Option("--ca-file", envvar="HARK_CA_FILE", metavar="FILE", help="CA certificates to trust (PEM), for https."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation prompt.")]
-QueueName = Annotated[
-    str, typer.Argument(metavar="QUEUE", callback=not_empty, help="Name of the queue.", show_default=False)
-]
-OptionalQueueName = Annotated[
-    str | None, typer.Argument(metavar="QUEUE", callback=not_empty, help="Only this queue.", show_default="all queues")
-]
-GroupName = Annotated[
-    str, typer.Argument(metavar="GROUP", callback=not_empty, help="Name of the consumer group.", show_default=False)
-]
-MessageId = Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="ID of the message.", show_default=False)]
-MessageOrPartitionId = Annotated[
-    str,
-    typer.Argument(metavar="ID", help="Message ID; or partition ID, if TRANSACTION_ID is given.", show_default=False),
-]
-TransactionId = Annotated[
-    str | None, typer.Argument(metavar="TRANSACTION_ID", help="Transaction ID of the message.", show_default=False)
-]
+Json = Annotated[bool, flag("Print JSON instead of text.", "--json")]
+Yes = Annotated[bool, flag("Skip the confirmation prompt.", "--yes", "-y")]
+QueueName = Annotated[str, argument("QUEUE", "Name of the queue.", empty=False)]
+OptionalQueueName = Annotated[str | None, argument("QUEUE", "Only this queue.", empty=False, default="all queues")]
+GroupName = Annotated[str, argument("GROUP", "Name of the consumer group.", empty=False)]
+MessageId = Annotated[str, argument("MESSAGE_ID", "ID of the message.")]
+MessageOrPartitionId = Annotated[str, argument("ID", "Message ID; or partition ID, if TRANSACTION_ID is given.")]
+TransactionId = Annotated[str | None, argument("TRANSACTION_ID", "Transaction ID of the message.")]
 GroupOption = Annotated[
-    str | None,
-    typer.Option(
-        "--group", metavar="GROUP", callback=not_empty, help="Consumer group.", show_default="the default group"
-    ),
+    str | None, option("GROUP", "Consumer group.", "--group", empty=False, default="the default group")
 ]
 OnlyGroup = Annotated[
-    str | None,
-    typer.Option(
-        "--group", metavar="GROUP", callback=not_empty, help="Only this consumer group.", show_default="all groups"
-    ),
+    str | None, option("GROUP", "Only this consumer group.", "--group", empty=False, default="all groups")
 ]
-OnlyQueue = Annotated[
-    str | None,
-    typer.Option("--queue", metavar="QUEUE", callback=not_empty, help="Only this queue.", show_default="all queues"),
-]
+OnlyQueue = Annotated[str | None, option("QUEUE", "Only this queue.", "--queue", empty=False, default="all queues")]
 OnlyPartition = Annotated[
-    str | None,
-    typer.Option(
-        "--partition",
-        metavar="PARTITION",
-        callback=not_empty,
-        help="Only this partition.",
-        show_default="all partitions",
-    ),
+    str | None, option("PARTITION", "Only this partition.", "--partition", empty=False, default="all partitions")
 ]
-Limit = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Maximum number of results.")]
-Offset = Annotated[int, typer.Option("--offset", min=0, metavar="N", help="Number of results to skip.")]
-Since = Annotated[
-    str | None,
-    typer.Option(
-        "--from", callback=not_empty, metavar="TIME", help="Start of the time range (ISO 8601).", show_default=False
-    ),
-]
-Until = Annotated[
-    str | None,
-    typer.Option(
-        "--to", callback=not_empty, metavar="TIME", help="End of the time range (ISO 8601).", show_default=False
-    ),
-]
+Limit = Annotated[int, option("N", "Maximum number of results.", "--limit", least=1)]
+Offset = Annotated[int, option("N", "Number of results to skip.", "--offset", least=0)]
+Since = Annotated[str | None, option("TIME", "Start of the time range (ISO 8601).", "--from", empty=False)]
+Until = Annotated[str | None, option("TIME", "End of the time range (ISO 8601).", "--to", empty=False)]
 Config = Annotated[
-    Path | None,
-    typer.Option("--config", metavar="FILE", help="Settings file.", show_default="HARK_CONFIG, otherwise ./hark.toml"),
+    Path | None, option("FILE", "Settings file.", "--config", default="HARK_CONFIG, otherwise ./hark.toml")
 ]
 
 

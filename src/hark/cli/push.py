@@ -15,6 +15,7 @@ from hark.api import operations, types
 from hark.cli import params
 from hark.cli.command import command, main
 from hark.cli.output import Failure, complain, raw, say, table
+from hark.cli.params import argument, flag, option
 from hark.cli.remote import Server, json_or_text
 from hark.model import DEFAULT_PARTITION
 
@@ -40,41 +41,28 @@ Item = dict[str, Any]
 def push(
     server: Server,
     queue: params.QueueName,
-    payloads: Annotated[
-        list[str] | None, typer.Argument(metavar="PAYLOAD", help="Payload of a message, as JSON.", show_default=False)
-    ] = None,
+    payloads: Annotated[list[str] | None, argument("PAYLOAD", "Payload of a message, as JSON.")] = None,
     partition: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PARTITION", callback=params.not_empty, help="Partition to push to.", show_default=DEFAULT_PARTITION
-        ),
+        str | None, option("PARTITION", "Partition to push to.", empty=False, default=DEFAULT_PARTITION)
     ] = None,
     transaction_id: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ID", help="Idempotency key: a second push with it is a duplicate.", show_default="random"
-        ),
+        str | None, option("ID", "Idempotency key: a second push with it is a duplicate.", default="random")
     ] = None,
-    delay: Annotated[
-        int | None, typer.Option(min=0, metavar="MS", help="Delay before delivery, in milliseconds.", show_default="0")
-    ] = None,
-    deliver_at: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Earliest time of delivery (ISO 8601, UTC by default).")
-    ] = None,
+    delay: Annotated[int | None, option("MS", "Delay before delivery, in milliseconds.", least=0, default="0")] = None,
+    deliver_at: Annotated[str | None, option("TIME", "Earliest time of delivery (ISO 8601, UTC by default).")] = None,
     priority: Annotated[
-        int | None,
-        typer.Option(min=0, max=9, metavar="N", help="Priority in shared groups; 9 is first.", show_default="0"),
+        int | None, option("N", "Priority in shared groups; 9 is first.", least=0, most=9, default="0")
     ] = None,
     keys: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "JSON",
+            "JSON array of keys that get the payload if the message becomes a dead letter.",
             "--keys-if-undelivered",
-            metavar="JSON",
-            help="JSON array of keys that get the payload if the message becomes a dead letter.",
         ),
     ] = None,
-    stdin: Annotated[bool, typer.Option("--stdin", help="Read payloads from standard input, one per line.")] = False,
-    text: Annotated[bool, typer.Option("--text", help="Treat payloads as text and send them as JSON strings.")] = False,
+    stdin: Annotated[bool, flag("Read payloads from standard input, one per line.", "--stdin")] = False,
+    text: Annotated[bool, flag("Treat payloads as text and send them as JSON strings.", "--text")] = False,
 ) -> None:
     """Push one or more messages to a queue.
 

@@ -14,6 +14,7 @@ from hark.api import operations, types
 from hark.cli import params
 from hark.cli.command import command, main, make_app
 from hark.cli.output import USAGE, Failure, complain, confirm, counting, raw, say, table
+from hark.cli.params import argument, flag
 from hark.cli.remote import Server
 from hark.errors import InvalidSetting
 from hark.settings import SETTINGS, Loaded, Settings, shown
@@ -43,10 +44,8 @@ _SQLITE = ("data", "engine")
 )
 def serve(
     loaded: Loaded,
-    show_settings: Annotated[
-        bool, typer.Option("--show-settings", help="Print all settings with their sources, and exit.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text, with --show-settings.")] = False,
+    show_settings: Annotated[bool, flag("Print all settings with their sources, and exit.", "--show-settings")] = False,
+    as_json: Annotated[bool, flag("Print JSON instead of text, with --show-settings.", "--json")] = False,
 ) -> None:
     """Start a server.
 
@@ -81,8 +80,8 @@ def _show(loaded: Loaded, as_json: bool) -> None:
 @command(main, "backup", "hark backup copy.db", "hark backup copy.db --data /var/lib/hark --replace", settings=_SQLITE)
 def backup(
     loaded: Loaded,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Backup file to write.", show_default=False)],
-    replace: Annotated[bool, typer.Option("--replace", help="Overwrite FILE once the new backup is complete.")] = False,
+    file: Annotated[Path, argument("FILE", "Backup file to write.")],
+    replace: Annotated[bool, flag("Overwrite FILE once the new backup is complete.", "--replace")] = False,
 ) -> None:
     """Back up a SQLite store to a file.
 
@@ -99,8 +98,8 @@ def backup(
 @command(main, "restore", "hark restore copy.db", "hark restore copy.db --data new-data", settings=_SQLITE)
 def restore(
     loaded: Loaded,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Backup file to restore.", show_default=False)],
-    replace: Annotated[bool, typer.Option("--replace", help="Rename an existing store instead of failing.")] = False,
+    file: Annotated[Path, argument("FILE", "Backup file to restore.")],
+    replace: Annotated[bool, flag("Rename an existing store instead of failing.", "--replace")] = False,
     yes: params.Yes = False,
 ) -> None:
     """Restore a SQLite store from a backup.
@@ -145,11 +144,11 @@ def _store(settings: Settings) -> Path:
 )
 def migrate(
     loaded: Loaded,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the migrations without applying them.")] = False,
+    dry_run: Annotated[bool, flag("Print the migrations without applying them.", "--dry-run")] = False,
     post: Annotated[
-        bool, typer.Option("--post", help="Also remove parts that only older servers use; shut those down first.")
+        bool, flag("Also remove parts that only older servers use; shut those down first.", "--post")
     ] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also print the SQL.")] = False,
+    verbose: Annotated[bool, flag("Also print the SQL.", "--verbose", "-v")] = False,
 ) -> None:
     """Update the schema of a PostgreSQL store.
 
@@ -194,10 +193,7 @@ app = make_app(
 )
 
 
-State = Annotated[
-    Literal["on", "off"],
-    typer.Argument(metavar="on|off", help="on to stop the requests, off to resume them.", show_default=False),
-]
+State = Annotated[Literal["on", "off"], argument("on|off", "on to stop the requests, off to resume them.")]
 
 
 @command(app, "show", "hark maintenance show", "hark maintenance show --json | jq .maintenanceMode")

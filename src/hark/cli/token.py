@@ -12,6 +12,7 @@ import typer
 from hark.cli import params
 from hark.cli.command import command, make_app
 from hark.cli.output import complain, confirm, raw, table
+from hark.cli.params import argument, flag, option
 from hark.clock import SECOND, Clock, SystemClock
 from hark.settings import Loaded
 
@@ -48,28 +49,20 @@ RoleName = Literal["read-only", "read-write", "admin"]
 )
 def create(
     loaded: Loaded,
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME", help="Name of the client; the server records it with pushed messages.", show_default=False
-        ),
-    ],
+    name: Annotated[str, argument("NAME", "Name of the client; the server records it with pushed messages.")],
     role: Annotated[RoleName, typer.Option(help="Role of the token.")] = "read-write",
     queues: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="PATTERN",
-            help="Queues that the token can use; * and ? are wildcards. Repeat for more patterns.",
-            show_default="all queues",
+        option(
+            "PATTERN",
+            "Queues that the token can use; * and ? are wildcards. Repeat for more patterns.",
+            default="all queues",
         ),
     ] = None,
     expires: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DURATION", help="Lifetime in s, m, h, d or w, such as 12h, 90d or 2w.", show_default="unlimited"
-        ),
+        str | None, option("DURATION", "Lifetime in s, m, h, d or w, such as 12h, 90d or 2w.", default="unlimited")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the token.")] = False,
+    quiet: Annotated[bool, flag("Print only the token.", "--quiet", "-q")] = False,
     as_json: params.Json = False,
 ) -> None:
     """Create an API token and print it.
@@ -138,12 +131,7 @@ def list_tokens(loaded: Loaded, as_json: params.Json = False) -> None:
 @command(app, "revoke", "hark token revoke k7m2qx4d", "hark token revoke k7m2qx4d --yes", settings=("data",))
 def revoke(
     loaded: Loaded,
-    identifier: Annotated[
-        str,
-        typer.Argument(
-            metavar="ID", help="ID of the token: the 8 characters after hark_ in the token.", show_default=False
-        ),
-    ],
+    identifier: Annotated[str, argument("ID", "ID of the token: the 8 characters after hark_ in the token.")],
     yes: params.Yes = False,
 ) -> None:
     """Revoke an API token; servers reject it within a second."""

@@ -19,6 +19,7 @@ import typer
 from hark.cli import params
 from hark.cli.command import command, main
 from hark.cli.output import FAILED, USAGE, Failure, complain, raw, say, table
+from hark.cli.params import argument, flag, option
 from hark.settings import SETTINGS, Loaded, shown
 
 if TYPE_CHECKING:  # the package imports asyncio, which `hark --help` does without
@@ -56,20 +57,18 @@ def work(
     loaded: Loaded,
     target: Annotated[
         str,
-        typer.Argument(
-            metavar="MODULE:ATTRIBUTE",
-            help="Worker to run: a hark.Worker, or a function that returns one. MODULE alone means MODULE:worker.",
+        argument(
+            "MODULE:ATTRIBUTE",
+            "Worker to run: a hark.Worker, or a function that returns one. MODULE alone means MODULE:worker.",
         ),
     ],
-    health_host: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Address for --health-port.", show_default=_HEALTH_HOST)
-    ] = None,
-    burst: Annotated[bool, typer.Option("--burst", help="Exit when the queue is empty.")] = False,
+    health_host: Annotated[str | None, option("ADDRESS", "Address for --health-port.", default=_HEALTH_HOST)] = None,
+    burst: Annotated[bool, flag("Exit when the queue is empty.", "--burst")] = False,
     reload: Annotated[
-        bool, typer.Option("--reload", help="Restart when a Python file below the current directory changes.")
+        bool, flag("Restart when a Python file below the current directory changes.", "--reload")
     ] = False,
-    no_progress: Annotated[bool, typer.Option("--no-progress", help="Print log lines instead of a live view.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text, one line per update.")] = False,
+    no_progress: Annotated[bool, flag("Print log lines instead of a live view.", "--no-progress")] = False,
+    as_json: Annotated[bool, flag("Print JSON instead of text, one line per update.", "--json")] = False,
     config: params.Config = None,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -228,16 +227,14 @@ def polling(
     loaded: Loaded,
     batch_ms: Annotated[
         float | None,
-        typer.Option(
+        option(
+            "MS",
+            "Time that a worker needs for a batch, in milliseconds.",
             "--batch-ms",
-            metavar="MS",
-            help="Time that a worker needs for a batch, in milliseconds.",
-            show_default="the shortest polling interval",
+            default="the shortest polling interval",
         ),
     ] = None,
-    compare: Annotated[
-        bool, typer.Option("--compare", help="Compare five example strategies instead of your settings.")
-    ] = False,
+    compare: Annotated[bool, flag("Compare five example strategies instead of your settings.", "--compare")] = False,
     as_json: params.Json = False,
 ) -> None:
     """Show the polling settings of workers and their cost.
