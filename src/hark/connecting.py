@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import ssl
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeGuard, runtime_checkable
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 import msgspec
 
@@ -16,7 +16,7 @@ from hark.client.http import FailoverTransport, HttpTransport
 from hark.client.inprocess import AsgiApp, AsgiTransport, BesideTransport
 from hark.clock import Clock, SystemClock
 from hark.errors import InvalidInput, InvalidSetting
-from hark.polling import PollingStrategy, PollMetrics
+from hark.polling import PollingStrategy
 from hark.settings import Settings, load
 from hark.settings.tree import S3_SCHEME
 
@@ -30,14 +30,6 @@ DEFAULT_URL = "http://127.0.0.1:6632"
 _OVER_HTTP = {"ws": "http", "wss": "https"}
 _ENGINE_VERBS = ("start", "push", "pop", "settle", "transact", "close")
 _TRANSPORT_VERBS = ("send", "fork", "close")
-
-
-@runtime_checkable
-class PollsItsStore(Protocol):
-    """An engine that polls its store for changes by other processes."""
-
-    def poll_as(self, strategy: PollingStrategy) -> PollMetrics:
-        """Use this polling strategy from now on, before or after the start. Returns the metrics of these polls."""
 
 
 def connect(
@@ -166,7 +158,7 @@ def in_process(
         on_open=broker.start,
         on_close=broker.close,
         url=url,
-        poll_as=engine.poll_as if isinstance(engine, PollsItsStore) else None,
+        poll_as=getattr(engine, "poll_as", None),
     )
 
 

@@ -149,12 +149,17 @@ def _clock(answer: Answer[object], sent: float, received: float) -> Check:
     except (KeyError, ValueError):
         return Check("clock", "warn", "the response has no valid Date header", "compare the two clocks manually")
     # A Date header has no fraction of a second: on average the server is half a second ahead of it.
-    behind = (sent + received) / 2 - (theirs + 0.5)
-    if abs(behind) <= CLOCK_SECONDS:
-        return Check("clock", "ok", f"differs from the server's by less than {CLOCK_SECONDS:g} s")
-    side = "behind" if behind > 0 else "ahead of"
-    detail = f"the server's clock is {abs(behind):.0f} s {side} this machine's"
-    return Check("clock", "warn", detail, "run NTP on both machines: times in seek and --from are inexact until then")
+    ahead = theirs + 0.5 - (sent + received) / 2
+    advice = "run NTP on both machines: times in seek and --from are inexact until then"
+    return compare_clocks("clock", "the server's", "this machine's", ahead, advice)
+
+
+def compare_clocks(name: str, one: str, other: str, ahead: float, advice: str) -> Check:
+    """Check by how many seconds a clock is ahead of another one."""
+    if abs(ahead) <= CLOCK_SECONDS:
+        return Check(name, "ok", f"{one} clock differs from {other} by less than {CLOCK_SECONDS:g} s")
+    side = "ahead of" if ahead > 0 else "behind"
+    return Check(name, "warn", f"{one} clock is {abs(ahead):.0f} s {side} {other}", advice)
 
 
 def _store(engine: str | None = None) -> Iterator[Check]:

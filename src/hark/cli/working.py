@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -330,12 +329,13 @@ def find_worker(partition: str, directory: Path) -> Worker:
 
 def _attribute_of(name: str, names: list[str], directory: Path) -> object:
     """Return the object; an error in the module itself is shown with its traceback."""
-    if not _exists(name):
-        raise Failure(f"module {name!r} not found{_meant(name, directory)}", exit_code=USAGE)
     try:
         found: object = import_module(name)
     except Exception as error:
-        raise _not_imported(name, error) from error
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{name}.".startswith(f"{missing}."):
+            raise Failure(f"module {name!r} not found{_meant(name, directory)}", exit_code=USAGE) from None
+        raise Failure(f"cannot import module {name!r}:\n{_trace(error)}") from error
     for depth, attribute in enumerate(names):
         if not hasattr(found, attribute):
             where = ".".join((name, *names[:depth]))
@@ -363,22 +363,6 @@ def _worker_of(partition: str, found: object) -> Worker:
             f"{partition!r} is {kind}; expected a hark.Worker, or a function that returns one", exit_code=USAGE
         )
     return found
-
-
-def _exists(name: str) -> bool:
-    """Tell whether a module exists; this imports its parent packages, which can fail, too."""
-    try:
-        return find_spec(name) is not None
-    except ModuleNotFoundError as error:
-        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            return False
-        raise _not_imported(name, error) from error
-    except Exception as error:
-        raise _not_imported(name, error) from error
-
-
-def _not_imported(name: str, error: BaseException) -> Failure:
-    return Failure(f"cannot import module {name!r}:\n{_trace(error)}")
 
 
 def _meant(name: str, directory: Path) -> str:

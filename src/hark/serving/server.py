@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -300,8 +301,36 @@ class Tracing:
         self._tracer: Tracer = provider.get_tracer("hark", __version__)
 
     def app(self, app: App) -> Callable[[Scope, Receive, Send], Awaitable[object]]:
-        """The application, with a span around each request."""
-        return _traced_app(app, self._tracer)
+        """The application, with a span around each request. The span of the client is the parent."""
+        from opentelemetry.context import Context
+        from opentelemetry.trace import SpanKind, Status, StatusCode
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        w3c = TraceContextTextMapPropagator()
+
+        async def traced(scope: Scope, receive: Receive, send: Send) -> None:
+            exchange = app.admitted(scope)
+            method, route = exchange.method, exchange.route
+            attributes = {"http.request.method": method, "http.route": route}
+            given = ((name, value) for name, value in scope["headers"] if name in _CONTEXT_HEADERS)
+            # The parent is in the headers: never the current context of the process.
+            parent = w3c.extract({name.decode(): value.decode("latin-1") for name, value in given}, Context())
+            span_of_request = self._tracer.start_as_current_span(
+                f"{method} {route}", parent, SpanKind.SERVER, attributes
+            )
+            with span_of_request as span:
+
+                def noting(event: Event) -> Coroutine[Any, Any, None]:
+                    status = event.get("status", _UPGRADED if event["type"] == "websocket.accept" else None)
+                    if status is not None:
+                        span.set_attribute("http.response.status_code", status)
+                        if status >= _FIRST_ERROR:
+                            span.set_status(Status(StatusCode.ERROR))
+                    return send(event)
+
+                await app(scope, receive, noting)
+
+        return traced
 
     def engine(self, engine: Engine) -> Engine:
         """The engine, with a span around each batch that requests begin."""
@@ -314,36 +343,6 @@ class Tracing:
         sending.join(_CLOSE_SECONDS)
 
 
-def _traced_app(app: App, tracer: Tracer) -> Callable[[Scope, Receive, Send], Awaitable[object]]:
-    """Return an application with a span around each request. The span of the client is the parent."""
-    from opentelemetry.context import Context
-    from opentelemetry.trace import SpanKind, Status, StatusCode
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-    w3c = TraceContextTextMapPropagator()
-
-    async def traced(scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = app.admitted(scope)
-        method, route = exchange.method, exchange.route
-        attributes = {"http.request.method": method, "http.route": route}
-        given = ((name, value) for name, value in scope["headers"] if name in _CONTEXT_HEADERS)
-        # The parent is in the headers: never the current context of the process.
-        parent = w3c.extract({name.decode(): value.decode("latin-1") for name, value in given}, Context())
-        with tracer.start_as_current_span(f"{method} {route}", parent, SpanKind.SERVER, attributes) as span:
-
-            def noting(event: Event) -> Coroutine[Any, Any, None]:
-                status = event.get("status", _UPGRADED if event["type"] == "websocket.accept" else None)
-                if status is not None:
-                    span.set_attribute("http.response.status_code", status)
-                    if status >= _FIRST_ERROR:
-                        span.set_status(Status(StatusCode.ERROR))
-                return send(event)
-
-            await app(scope, receive, noting)
-
-    return traced
-
-
 class _TracedEngine:
     """An engine with spans.
 
@@ -353,22 +352,17 @@ class _TracedEngine:
 
     def __init__(self, engine: Engine, tracer: Tracer) -> None:
         self._engine = engine
+        self._tracer = tracer
         for verb in _VERBS:
-            setattr(self, verb, _traced(engine, verb, tracer))
+            setattr(self, verb, partial(self._call, verb))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-
-def _traced(engine: Engine, verb: str, tracer: Tracer) -> Callable[[Sequence[Any]], Awaitable[Any]]:
-    call = getattr(engine, verb)
-
-    async def traced(requests: Sequence[Any]) -> Any:
+    async def _call(self, verb: str, requests: Sequence[Any]) -> Any:
         attributes = {"hark.batch_size": len(requests)}
-        with tracer.start_as_current_span(f"store {verb}", attributes=attributes, links=_links(requests)):
-            return await call(requests)
-
-    return traced
+        with self._tracer.start_as_current_span(f"store {verb}", attributes=attributes, links=_links(requests)):
+            return await getattr(self._engine, verb)(requests)
 
 
 def _links(requests: Sequence[Any]) -> list[Link]:
