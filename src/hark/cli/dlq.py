@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from hark.api import operations, types
 from hark.cli import params
 from hark.cli.command import command, make_app
-from hark.cli.output import USAGE, Failure, complain, confirm, group_name, raw, say, say_rest, table
+from hark.cli.output import Failure, Misuse, complain, confirm, group_name, raw, say, say_rest, table
 from hark.cli.params import argument, flag, option
 from hark.cli.remote import Server
 
@@ -91,7 +91,7 @@ def requeue(
     where = types.dead_letters.FilterBody(queue, group, partition, since, until, search)
     chosen = where != types.dead_letters.FilterBody()
     if bool(ids) == everything or (chosen and not everything):
-        raise Failure("give either the IDs of dead letters, or --all with optional filters", exit_code=USAGE)
+        raise Misuse("give either the IDs of dead letters, or --all with optional filters")
     if ids:
         _each(server, operations.REQUEUE, ids, "requeued")
         return

@@ -20,7 +20,7 @@ from msgspec import Raw
 
 from hark.api import operations, types
 from hark.cli.command import command, main
-from hark.cli.output import PARTIAL, USAGE, Failure, complain, counting, say
+from hark.cli.output import PARTIAL, Failure, Misuse, complain, counting, say
 from hark.cli.params import argument, flag, option
 from hark.cli.push import BATCH_BYTES, BATCH_ITEMS, Item
 from hark.cli.remote import Query, Server
@@ -130,13 +130,10 @@ class Importer:
     def take(self, line: lines.ExportLine) -> None:
         """Process the next line."""
         if self._ended:
-            raise Failure(
-                "the file has lines after the end of the export; import one export at a time", exit_code=USAGE
-            )
+            raise Misuse("the file has lines after the end of the export; import one export at a time")
         if not self._began and not isinstance(line, lines.QueueLine | lines.KeysLine):
-            raise Failure(
-                "the file does not begin with a queue or with keys; use a complete file that `hark export` wrote",
-                exit_code=USAGE,
+            raise Misuse(
+                "the file does not begin with a queue or with keys; use a complete file that `hark export` wrote"
             )
         match line:
             case lines.QueueLine() | lines.KeysLine():
@@ -169,7 +166,7 @@ class Importer:
     def finish(self) -> None:
         """Create the groups and set their positions."""
         if not self._began:
-            raise Failure("the file is empty; use a file that `hark export` wrote", exit_code=USAGE)
+            raise Misuse("the file is empty; use a file that `hark export` wrote")
         if not self._ended:
             self._flush()
             self._set_bound()
@@ -216,18 +213,17 @@ class Importer:
 
     def _begin(self, line: lines.QueueLine | lines.KeysLine) -> None:
         if self._began:
-            raise Failure("the file has more than one queue; import one export at a time", exit_code=USAGE)
+            raise Misuse("the file has more than one queue; import one export at a time")
         if not 1 <= line.format <= lines.FORMAT:
-            raise Failure(
+            raise Misuse(
                 f"the export has format {line.format}, and this version of Hark reads formats up to {lines.FORMAT}; "
-                "use the version of Hark that wrote it, or a newer one",
-                exit_code=USAGE,
+                "use the version of Hark that wrote it, or a newer one"
             )
         self._began = True
         if isinstance(line, lines.QueueLine):
             self._begin_queue(line)
         elif self._wanted is not None:
-            raise Failure("--queue: the file has only keys; omit the option", exit_code=USAGE)
+            raise Misuse("--queue: the file has only keys; omit the option")
 
     def _begin_queue(self, line: lines.QueueLine) -> None:
         self._line, self._queue, self.expected = line, self._wanted or line.name, line.messages
@@ -550,9 +546,7 @@ def parse(line: bytes, where: str) -> lines.ExportLine:
     try:
         return _decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Failure(
-            f"{where} is not a line of an export: {error}; use a file that `hark export` wrote", exit_code=USAGE
-        ) from None
+        raise Misuse(f"{where} is not a line of an export: {error}; use a file that `hark export` wrote") from None
 
 
 @contextmanager
@@ -579,4 +573,4 @@ def _opened(file: Path) -> Iterator[BinaryIO]:
         with nullcontext(sys.stdin.buffer) if str(file) == "-" else file.open("rb") as source:
             yield source
     except OSError as error:
-        raise Failure(f"cannot read {file}: {error.strerror}", exit_code=USAGE) from error
+        raise Misuse(f"cannot read {file}: {error.strerror}") from error

@@ -13,7 +13,7 @@ from msgspec import Raw
 from hark.api import operations, types
 from hark.cli import params
 from hark.cli.command import command, make_app
-from hark.cli.output import USAGE, Failure, confirm, say, table
+from hark.cli.output import Misuse, confirm, say, table
 from hark.cli.params import argument, flag, option
 from hark.cli.remote import Query, Server, decode, json_or_text
 from hark.keys import EXACT
@@ -174,10 +174,9 @@ def _key(text: str) -> object:
         try:
             return msgspec.json.decode(text)
         except msgspec.DecodeError as error:
-            raise Failure(
+            raise Misuse(
                 f"key {text} is not a JSON array: {error}; quote it for the shell, "
-                """such as '["users", "17"]'""",
-                exit_code=USAGE,
+                """such as '["users", "17"]'"""
             ) from None
     return [_part(part) for part in text.split("/") if part]
 

@@ -16,7 +16,7 @@ import typer
 
 from hark.api import operations, types
 from hark.api.operations import Operation
-from hark.cli.output import USAGE, Failure, raw
+from hark.cli.output import Failure, Misuse, raw
 from hark.client.credentials import AUTHORIZATION, bearer, checked_token, refused_by_tls, trusting
 from hark.errors import InvalidInput, did_you_mean
 from hark.settings.tree import S3_SCHEME
@@ -231,7 +231,7 @@ class Server(msgspec.Struct, frozen=True):
             if self.url.startswith(S3_SCHEME):
                 expected = "this command needs a server; start one on the bucket with: hark serve --engine s3://..."
             text = f"{self.url!r} is not the URL of a server (--url, HARK_URL); {expected}"
-            raise Failure(text, exit_code=USAGE) from error
+            raise Misuse(text) from error
 
     def _unreachable(self, error: str | BaseException, timeout: float, *, connecting: bool) -> str:
         """Describe why there is no response, and what to do next."""
@@ -250,7 +250,7 @@ class Server(msgspec.Struct, frozen=True):
 def _path(operation: Operation[Any], names: Sequence[str]) -> str:
     """Return the path of an operation; an empty name would make it that of another one."""
     if not all(names) and not operation.path.endswith(":path}"):
-        raise Failure("a name or an ID is empty; names and IDs must not be empty", exit_code=USAGE)
+        raise Misuse("a name or an ID is empty; names and IDs must not be empty")
     return operation.at(*names)
 
 
@@ -258,7 +258,7 @@ def _usable(check: Callable[[str, str], T], value: str, name: str) -> T:
     try:
         return check(value, name)
     except InvalidInput as error:
-        raise Failure(error.text, exit_code=USAGE) from error
+        raise Misuse(error.text) from error
 
 
 class _AsItIs(urllib.request.HTTPErrorProcessor):
@@ -281,8 +281,8 @@ def json_or_text(given: bytes, what: str, *, text: bool, hint: str) -> msgspec.R
             return msgspec.Raw(msgspec.json.encode(given.decode()))
         msgspec.json.decode(given)
     except UnicodeDecodeError as error:
-        raise Failure(f"{what} is not UTF-8: {error}; correct its encoding", exit_code=USAGE) from None
+        raise Misuse(f"{what} is not UTF-8: {error}; correct its encoding") from None
     except (msgspec.DecodeError, RecursionError) as error:
         problem = f"{what} is not JSON: {given[:80].decode(errors='replace')} ({error})"
-        raise Failure(problem, hint=f"quote JSON for the shell: {hint}", exit_code=USAGE) from None
+        raise Misuse(problem, hint=f"quote JSON for the shell: {hint}") from None
     return msgspec.Raw(given)

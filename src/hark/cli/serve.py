@@ -13,7 +13,7 @@ import typer
 from hark.api import operations, types
 from hark.cli import params
 from hark.cli.command import command, main, make_app
-from hark.cli.output import USAGE, Failure, complain, confirm, counting, raw, say, table
+from hark.cli.output import Misuse, complain, confirm, counting, raw, say, table
 from hark.cli.params import argument, flag
 from hark.cli.remote import Server
 from hark.errors import InvalidSetting
@@ -126,10 +126,9 @@ def _store(settings: Settings) -> Path:
 
     path = settings.sqlite_path
     if path is None or path == ":memory:":
-        raise Failure(
+        raise Misuse(
             f"the store is {describe(settings)}, and this command only works with SQLite; "
-            "docs/operations.md shows how to back up other stores",
-            exit_code=USAGE,
+            "docs/operations.md shows how to back up other stores"
         )
     return Path(path)
 

@@ -18,7 +18,7 @@ import typer
 
 from hark.cli import params
 from hark.cli.command import command, main
-from hark.cli.output import FAILED, USAGE, Failure, complain, raw, say, table
+from hark.cli.output import FAILED, Failure, Misuse, complain, raw, say, table
 from hark.cli.params import argument, flag, option
 from hark.settings import SETTINGS, Loaded, shown
 
@@ -97,10 +97,9 @@ def work(
 
     worker = find_worker(target, Path.cwd())
     if not worker.tasks:
-        raise Failure(
+        raise Misuse(
             f"{target!r} has no tasks, so every message in its queue would fail; "
-            "import the module that has its @worker.task functions",
-            exit_code=USAGE,
+            "import the module that has its @worker.task functions"
         )
     options = options_of(loaded, health_host=health_host or _HEALTH_HOST, burst=burst)
     raise typer.Exit(run(worker, options, loaded.settings, live=not no_progress, as_json=as_json))

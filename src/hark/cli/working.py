@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import uvloop
 
-from hark.cli.output import FAILED, USAGE, Failure, printable, raw
+from hark.cli.output import FAILED, Failure, Misuse, printable, raw
 from hark.errors import did_you_mean
 from hark.logs import JsonLines, TextLines, log_to, use_handler
 from hark.polling import AWS_S3, MONTH_SECONDS, strategy_from
@@ -319,9 +319,7 @@ def find_worker(partition: str, directory: Path) -> Worker:
     name, _, attribute = partition.partition(":")
     names = (attribute or "worker").split(".")
     if not name or not all(part.isidentifier() for part in (*name.split("."), *names)):
-        raise Failure(
-            f"{partition!r} does not name a worker; use MODULE:ATTRIBUTE, such as app:worker", exit_code=USAGE
-        )
+        raise Misuse(f"{partition!r} does not name a worker; use MODULE:ATTRIBUTE, such as app:worker")
     if str(directory) not in sys.path:
         sys.path.insert(0, str(directory))
     return _worker_of(partition, _attribute_of(name, names, directory))
@@ -334,13 +332,13 @@ def _attribute_of(name: str, names: list[str], directory: Path) -> object:
     except Exception as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{name}.".startswith(f"{missing}."):
-            raise Failure(f"module {name!r} not found{_meant(name, directory)}", exit_code=USAGE) from None
+            raise Misuse(f"module {name!r} not found{_meant(name, directory)}") from None
         raise Failure(f"cannot import module {name!r}:\n{_trace(error)}") from error
     for depth, attribute in enumerate(names):
         if not hasattr(found, attribute):
             where = ".".join((name, *names[:depth]))
             hint = _near(attribute, list(vars(found))) or "; check the name after the colon"
-            raise Failure(f"{where!r} has no attribute {attribute!r}{hint}", exit_code=USAGE)
+            raise Misuse(f"{where!r} has no attribute {attribute!r}{hint}")
         found = getattr(found, attribute)
     return found
 
@@ -359,9 +357,7 @@ def _worker_of(partition: str, found: object) -> Worker:
         kind = f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
         if isinstance(found, type):
             kind = f"the class {found.__name__}"
-        raise Failure(
-            f"{partition!r} is {kind}; expected a hark.Worker, or a function that returns one", exit_code=USAGE
-        )
+        raise Misuse(f"{partition!r} is {kind}; expected a hark.Worker, or a function that returns one")
     return found
 
 
