@@ -71,7 +71,13 @@ def connect(
     """
     if target is None:
         target = os.environ.get("HARK_URL") or DEFAULT_URL
-    bucket = _bucket_of(target)
+    listed = _listed(target)
+    bucket = next((one for one in listed or () if isinstance(one, str) and one.startswith(S3_SCHEME)), None)
+    if bucket is not None and listed != [bucket]:
+        raise InvalidInput(
+            f"target: {S3_SCHEME}... is a store and cannot be combined with other targets; "
+            "give one bucket, or only URLs of servers"
+        )
     if bucket is None and not _is_engine(target) and (settings is not None or clock is not None):
         name = "settings" if settings is not None else "clock"
         raise InvalidInput(f"{name}: only valid if the target is an engine or an s3:// bucket")
@@ -82,9 +88,9 @@ def connect(
     for name, value in (headers or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidInput(f"headers: expected strings as names and values, got {value!r} for {name!r}")
-    if bucket is None and _is_list(target):
+    if bucket is None and listed is not None:
         headers = with_token(headers or {}, token, os.environ.get("HARK_TOKEN") or None)
-        transport, sockets = _over_http(_split(target), headers, ca_file)
+        transport, sockets = _over_http(listed, headers, ca_file)
     elif given := [name for name, value in (("headers", headers), ("token", token), ("ca_file", ca_file)) if value]:
         raise InvalidInput(f"{given[0]}: only valid if the target is the URL of a server")
     elif bucket is None:
@@ -117,9 +123,7 @@ def _over_http(given: Sequence[object], headers: dict[str, str], ca_file: str | 
     for url in given:
         if not isinstance(url, str):
             raise InvalidInput(f"target: expected URLs, got {type(url).__name__}")
-        if not url.strip():
-            continue  # A comma at the end.
-        scheme, colon, rest = url.strip().partition(":")
+        scheme, colon, rest = url.partition(":")
         kinds.add(scheme in _OVER_HTTP)
         urls.append(_OVER_HTTP.get(scheme, scheme) + colon + rest)
     if not urls:
@@ -177,29 +181,13 @@ def on_bucket(
     return BesideTransport(in_process(make_engine(settings, clock, polling), settings, clock, url=url))
 
 
-def _bucket_of(target: object) -> str | None:
-    """The address of the bucket if the target is one, otherwise None."""
-    if not _is_list(target):
+def _listed(target: object) -> list[object] | None:
+    """The addresses in a list, or in a string that may contain commas; None for other targets."""
+    if isinstance(target, bytes) or not isinstance(target, Sequence):
         return None
-    given = _split(target)
-    buckets = [one.strip() for one in given if isinstance(one, str) and one.strip().startswith(S3_SCHEME)]
-    if not buckets:
-        return None
-    if sum(not isinstance(one, str) or bool(one.strip()) for one in given) > 1:
-        raise InvalidInput(
-            f"target: {S3_SCHEME}... is a store and cannot be combined with other targets; "
-            "give one bucket, or only URLs of servers"
-        )
-    return buckets[0]
-
-
-def _is_list(target: object) -> TypeGuard[Sequence[object]]:
-    """Whether the target is a list of URLs, or a string that may contain commas."""
-    return isinstance(target, Sequence) and not isinstance(target, bytes)
-
-
-def _split(target: Sequence[object]) -> Sequence[object]:
-    return target.split(",") if isinstance(target, str) else target
+    given = target.split(",") if isinstance(target, str) else target
+    stripped = (one.strip() if isinstance(one, str) else one for one in given)
+    return [one for one in stripped if one != ""]  # A comma at the end.
 
 
 def _is_engine(target: object) -> TypeGuard[Engine]:

@@ -242,13 +242,16 @@ class Poller:
         """
         if self._last == "failed":
             # A wake-up does not repair an error, so only `stop` ends this pause.
-            await self._sleep(self._stopping, max(self._jittered(self._error_seconds), self._retry_after))
+            seconds = self.strategy.apply_jitter(self._error_seconds, self._random)
+            await self._sleep(self._stopping, max(seconds, self._retry_after))
             return
         seconds = 0.0
         if self._last == "empty":
-            seconds = self._jittered(max(0.0, self._interval - waited))
+            seconds = self.strategy.apply_jitter(max(0.0, self._interval - waited), self._random)
             if next_due is not None:
-                seconds = min(seconds, self._until(next_due))
+                # A message that is due and was not found must not make the loop spin.
+                left = next_due - self._monotonic()
+                seconds = min(seconds, left if left > 0 else self.strategy.initial_interval())
         await self._sleep(self._woken, seconds)
 
     def wake(self) -> None:
@@ -271,14 +274,6 @@ class Poller:
         """End this pause and every later one immediately."""
         self._stopping.set()
         self._woken.set()
-
-    def _until(self, due: float) -> float:
-        # A message that is due and was not found must not make the loop spin.
-        seconds = due - self._monotonic()
-        return seconds if seconds > 0 else self.strategy.initial_interval()
-
-    def _jittered(self, seconds: float) -> float:
-        return self.strategy.apply_jitter(seconds, self._random)
 
     async def _sleep(self, event: asyncio.Event, seconds: float) -> None:
         if seconds > 0 and not event.is_set():

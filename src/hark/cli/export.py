@@ -26,7 +26,6 @@ from hark.cli.push import BATCH_BYTES, BATCH_ITEMS, Item
 from hark.cli.remote import Query, Server
 from hark.clock import LATEST, MILLISECOND
 from hark.model import export as lines
-from hark.model.messages import Key
 
 _BOUND = "maxSize"
 _PART = ".part"
@@ -49,14 +48,6 @@ def _kept(line: lines.MessageLine | lines.DeadLetterLine) -> Item:
     names = zip(line.__struct_fields__, line.__struct_encode_fields__, strict=True)
     kept = {sent: value for name, sent in names if name in _KEPT and (value := getattr(line, name))}
     return kept | {"backoffSchedule": line.backoff_schedule}
-
-
-class _Setting(types.Body, kw_only=True, tag_field="type", tag="set"):
-    """A key to set."""
-
-    key: Key
-    value: Raw
-    expires_in: int | None = None
 
 
 def _iso(moment: int) -> str:
@@ -113,7 +104,7 @@ class Importer:
         self._marks: list[tuple[int, str, str, bool]] = []
         """Item of the batch at which a group starts, group, partition, and whether it is the first one there."""
         self._letters: list[Item] = []
-        self._keys: list[_Setting] = []
+        self._keys: list[Item] = []
         self._bytes = 0
         """Of all that waits to be sent."""
         self._counts: Counter[str] = Counter()
@@ -290,7 +281,7 @@ class Importer:
         if expires_in is not None and expires_in <= 0:
             self._key_counts["expired"] += 1
             return
-        self._keys.append(_Setting(key=line.key, value=line.value, expires_in=expires_in))
+        self._keys.append({"type": "set", "key": line.key, "value": line.value, "expiresIn": expires_in})
         self._note_size(len(self._keys), line.value)
 
     def _note_size(self, items: int, payload: Raw) -> None:
@@ -326,19 +317,19 @@ class Importer:
         if not self._keys:
             return
         for _ in range(_TRIES):
-            wanted = self._keys if self._replace else self._missing_keys()
-            checks = [] if self._replace else [{"key": one.key, "versionstamp": None} for one in wanted]
+            wanted, checks = self._keys, []
+            if not self._replace:
+                body: Item = {"keys": [one["key"] for one in self._keys]}
+                found = self._server.call(operations.KEYVAL_GET_BATCH, body=body).read()
+                pairs = zip(self._keys, found, strict=True)
+                wanted = [one for one, known in pairs if known.versionstamp is None]
+                checks = [{"key": one["key"], "versionstamp": None} for one in wanted]
             body = {"checks": checks, "mutations": wanted}
             if not wanted or self._server.call(operations.KEYVAL_COMMIT, body=body).read().ok:
                 self._key_counts.update(imported=len(wanted), kept=len(self._keys) - len(wanted))
                 self._keys = []
                 return
         raise Failure("other clients write the same keys; import the file again")
-
-    def _missing_keys(self) -> list[_Setting]:
-        body = {"keys": [one.key for one in self._keys]}
-        found = self._server.call(operations.KEYVAL_GET_BATCH, body=body).read()
-        return [one for one, known in zip(self._keys, found, strict=True) if known.versionstamp is None]
 
     def _push(self) -> None:
         if not self._batch:

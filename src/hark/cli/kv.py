@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from typing import Annotated
 
@@ -16,7 +15,7 @@ from hark.cli.command import command, make_app
 from hark.cli.output import Misuse, confirm, say, table
 from hark.cli.params import argument, flag, option
 from hark.cli.remote import Query, Server, decode, json_or_text
-from hark.keys import EXACT
+from hark.keys import part_of_text
 
 app = make_app(
     "Read, write and watch keys in the key-value store.",
@@ -31,7 +30,6 @@ app = make_app(
 
 _DOTS = frozenset({".", ".."})
 _HINT = """hark kv put users/ada '{"name": "Ada"}'\nor store the value as text: hark kv put users/ada --text Ada"""
-_INTEGER = re.compile(r"-?[0-9]{1,16}", re.ASCII)
 KeyName = Annotated[str, argument("KEY", "Key: a path or a JSON array.", empty=False)]
 Prefix = Annotated[str | None, argument("PREFIX", "Only keys below this key.", default="all keys")]
 
@@ -162,7 +160,7 @@ def _segments(key: str) -> list[str]:
     segments = key.split("/")
     if key.startswith("["):
         return [key]
-    if isinstance(_part(key), str) and (len(segments) == 1 or not _DOTS.isdisjoint(segments)):
+    if isinstance(part_of_text(key), str) and (len(segments) == 1 or not _DOTS.isdisjoint(segments)):
         # A single word could name another route, and dots would be resolved as relative path segments.
         return [_json_text(_key(key))]
     return segments
@@ -178,12 +176,7 @@ def _key(text: str) -> object:
                 f"key {text} is not a JSON array: {error}; quote it for the shell, "
                 """such as '["users", "17"]'"""
             ) from None
-    return [_part(part) for part in text.split("/") if part]
-
-
-def _part(text: str) -> str | int:
-    """Parse a part of a key as the server does: an integer that a double cannot represent is text."""
-    return int(text) if _INTEGER.fullmatch(text) and abs(int(text)) < EXACT else text
+    return [part_of_text(part) for part in text.split("/") if part]
 
 
 def _text(value: Raw) -> str:
