@@ -193,16 +193,16 @@ class Server(msgspec.Struct, frozen=True):
     ) -> Iterator[http.client.HTTPResponse]:
         """Send a request and give the response to read; connection errors say what to do."""
         # The standard library, because it loads fast: a command is one request and must start quickly.
-        handlers: list[urllib.request.BaseHandler] = [_AsItIs()]
-        if self.is_local:
-            # Requests to this machine do not go through a proxy from the environment.
-            handlers.append(urllib.request.ProxyHandler({}))
-        if self.ca_file is not None:
-            trusted = _usable(trusting, self.ca_file, "--ca-file, HARK_CA_FILE")
-            handlers.append(urllib.request.HTTPSHandler(context=trusted))
+        opener = urllib.request.OpenerDirector()
+        # Without further handlers it returns every status as a response: no exceptions, no redirects.
+        trusted = None if self.ca_file is None else _usable(trusting, self.ca_file, "--ca-file, HARK_CA_FILE")
+        # Requests to this machine do not go through a proxy from the environment.
+        opener.add_handler(urllib.request.ProxyHandler({} if self.is_local else None))
+        opener.add_handler(urllib.request.HTTPHandler())
+        opener.add_handler(urllib.request.HTTPSHandler(context=trusted))
         request = self._request(method, route, query, body)
         try:
-            with urllib.request.build_opener(*handlers).open(request, timeout=timeout) as response:
+            with opener.open(request, timeout=timeout) as response:
                 yield response
         except urllib.error.URLError as error:
             raise Failure(self._unreachable(error.reason, timeout, connecting=True)) from error
@@ -259,19 +259,6 @@ def _usable(check: Callable[[str, str], T], value: str, name: str) -> T:
         return check(value, name)
     except InvalidInput as error:
         raise Misuse(error.text) from error
-
-
-class _AsItIs(urllib.request.HTTPErrorProcessor):
-    """Returns every status as a response: no exceptions, no redirects."""
-
-    def http_response(
-        self, request: urllib.request.Request, response: http.client.HTTPResponse
-    ) -> http.client.HTTPResponse:
-        """Return the response unchanged."""
-        del request
-        return response
-
-    https_response = http_response
 
 
 def json_or_text(given: bytes, what: str, *, text: bool, hint: str) -> msgspec.Raw:

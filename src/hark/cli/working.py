@@ -314,19 +314,14 @@ class ConsoleLog(logging.Handler):
 # The worker of an application -------------------------------------------------------------------------------
 
 
-def find_worker(partition: str, directory: Path) -> Worker:
+def find_worker(target: str, directory: Path) -> Worker:
     """Import `module:attribute` from a directory; the attribute is a worker, or a function that returns one."""
-    name, _, attribute = partition.partition(":")
+    name, _, attribute = target.partition(":")
     names = (attribute or "worker").split(".")
     if not name or not all(part.isidentifier() for part in (*name.split("."), *names)):
-        raise Misuse(f"{partition!r} does not name a worker; use MODULE:ATTRIBUTE, such as app:worker")
+        raise Misuse(f"{target!r} does not name a worker; use MODULE:ATTRIBUTE, such as app:worker")
     if str(directory) not in sys.path:
         sys.path.insert(0, str(directory))
-    return _worker_of(partition, _attribute_of(name, names, directory))
-
-
-def _attribute_of(name: str, names: list[str], directory: Path) -> object:
-    """Return the object; an error in the module itself is shown with its traceback."""
     try:
         found: object = import_module(name)
     except Exception as error:
@@ -340,25 +335,19 @@ def _attribute_of(name: str, names: list[str], directory: Path) -> object:
             hint = _near(attribute, list(vars(found))) or "; check the name after the colon"
             raise Misuse(f"{where!r} has no attribute {attribute!r}{hint}")
         found = getattr(found, attribute)
-    return found
-
-
-def _worker_of(partition: str, found: object) -> Worker:
-    if not isinstance(found, Worker) and callable(found) and not isinstance(found, type):
+    if not isinstance(found, Worker | type) and callable(found):
         make: Callable[[], object] = found
         try:
             found = make()
         except Exception as error:
-            raise Failure(
-                f"the function {partition!r}, which should return a worker, failed:\n{_trace(error)}"
-            ) from error
-    if not isinstance(found, Worker):
-        kind = type(found).__name__
-        kind = f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
-        if isinstance(found, type):
-            kind = f"the class {found.__name__}"
-        raise Misuse(f"{partition!r} is {kind}; expected a hark.Worker, or a function that returns one")
-    return found
+            raise Failure(f"the function {target!r}, which should return a worker, failed:\n{_trace(error)}") from error
+    if isinstance(found, Worker):
+        return found
+    kind = type(found).__name__
+    kind = f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
+    if isinstance(found, type):
+        kind = f"the class {found.__name__}"
+    raise Misuse(f"{target!r} is {kind}; expected a hark.Worker, or a function that returns one")
 
 
 def _meant(name: str, directory: Path) -> str:
