@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -26,7 +26,6 @@ from hark.settings.tree import S3_SCHEME
 MIB = 1024 * 1024
 LITTLE_DISK = 1024 * MIB
 CLOCK_SECONDS = 5.0
-OLDEST_PYTHON = (3, 11)
 MANY_FAILED, FAILED_SHARE = 20, 0.05
 """The number and the share of failed requests to the bucket above which the check warns."""
 
@@ -58,10 +57,11 @@ def doctor(server: Server) -> None:
     For a server on this machine, the command also checks its settings and its store. With --url s3://..., it checks a
     bucket instead of a server. The exit code is 1 if a check fails; warnings do not change it.
     """
+    checks = [Check("python", "ok", platform.python_version())]
     if server.url.startswith(S3_SCHEME):
-        checks = [_python(), *_store(server.url)]
+        checks += _store(server.url)
     else:
-        checks = [_python(), *_server(server), *(_store() if server.is_local else ())]
+        checks += [*_server(server), *(_store() if server.is_local else ())]
     if server.as_json:
         raw(msgspec.json.encode(checks))
     else:
@@ -77,14 +77,6 @@ def doctor(server: Server) -> None:
         )
     if failed := sum(check.result == "fail" for check in checks):
         raise Failure(f"{failed} of {len(checks)} checks failed; follow the advice above and run the command again")
-
-
-def _python() -> Check:
-    """Check the version of Python."""
-    found = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info[:2] < OLDEST_PYTHON:
-        return Check("python", "fail", found, "install Python 3.11 or newer")
-    return Check("python", "ok", found)
 
 
 def _server(server: Server) -> Iterator[Check]:

@@ -247,14 +247,9 @@ def options_of(loaded: Loaded, *, health_host: str, burst: bool) -> WorkerRunOpt
     )
 
 
-async def _work(
-    worker: Worker,
-    options: WorkerRunOptions,
-    display: LogDisplay | LiveDisplay,
-    monotonic: Callable[[], float] = time.monotonic,
-) -> Summary:
+async def _work(worker: Worker, options: WorkerRunOptions, display: LogDisplay | LiveDisplay) -> Summary:
     """Run the worker and show its progress; the last view shows the totals."""
-    server, began = worker.client.caller.transport.url, monotonic()
+    server, began = worker.client.caller.transport.url, time.monotonic()
     running = asyncio.create_task(worker.run(options))
     await asyncio.sleep(0)  # The worker starts: from now on it has statistics, even in a short run.
     last: Snapshot | None = None
@@ -269,7 +264,7 @@ async def _work(
                 elif snapshot.stopping and not last.stopping and snapshot.running:
                     log.info("shutting down; press Ctrl-C again to return running tasks to the queue immediately")
                 last = snapshot
-                display.show(view_of(snapshot, server=server, seconds=monotonic() - began))
+                display.show(view_of(snapshot, server=server, seconds=time.monotonic() - began))
             await asyncio.wait((running,), timeout=_LOOK_SECONDS)
         summary = await running
         if last is not None:
@@ -281,7 +276,7 @@ async def _work(
                 empty_polls=summary.empty_polls,
                 running=0,
             )
-            display.end(view_of(end, server=server, seconds=monotonic() - began, ended=True))
+            display.end(view_of(end, server=server, seconds=time.monotonic() - began, ended=True))
     return summary
 
 
