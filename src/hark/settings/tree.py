@@ -170,10 +170,6 @@ class Encryption(Part, frozen=True):
         ),
     ] = ()
 
-    def __repr__(self) -> str:
-        """Hide the keys: settings end up in logs and tracebacks."""
-        return "Encryption(******)"
-
 
 class Postgres(Part, frozen=True):
     """Connections to PostgreSQL."""
@@ -285,10 +281,6 @@ class Peer(Part, frozen=True):
     linger_ms: Annotated[
         float, Meta(ge=0, le=10_000), about("Wait of a notification for a shared datagram, in milliseconds.")
     ] = 2.0
-
-    def __repr__(self) -> str:
-        """Hide the secret: settings end up in logs and tracebacks."""
-        return f"Peer(port={self.port}, host={self.host!r}, linger_ms={self.linger_ms}, secret=******)"
 
 
 class Settings(Part, frozen=True):
