@@ -14,8 +14,7 @@ import msgspec
 
 from hark.errors import InvalidInput
 from hark.settings import Settings
-
-Kind = Literal["adaptive", "fixed"]
+from hark.settings.sections import Strategy
 
 JITTER = 0.1
 """Share by which a pause is lengthened or shortened at random, so that consumers do not poll in step."""
@@ -28,7 +27,7 @@ class PollingStrategy(msgspec.Struct, frozen=True, kw_only=True):
     seconds.
     """
 
-    strategy: Kind = "adaptive"
+    strategy: Strategy = "adaptive"
     """`adaptive` or `fixed`."""
     min_interval_ms: float = 100
     """Adaptive: shortest interval in milliseconds."""
