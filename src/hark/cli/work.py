@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 import typer
@@ -21,9 +22,6 @@ from hark.cli.command import command, main
 from hark.cli.output import FAILED, Failure, Misuse, complain, raw, say, table
 from hark.cli.params import argument, flag, option
 from hark.settings import SETTINGS, Loaded, shown
-
-if TYPE_CHECKING:  # the package imports asyncio, which `hark --help` does without
-    from hark.polling import Estimate, PollingStrategy
 
 _HEALTH_HOST = "127.0.0.1"
 _FIELDS = tuple(name for name in SETTINGS if name.startswith("worker.polling."))
@@ -242,59 +240,52 @@ def polling(
     """
     if batch_ms is not None and not 0 < batch_ms <= 86_400_000:
         raise typer.BadParameter(f"--batch-ms {batch_ms:g}: use a number of milliseconds above 0, at most 86400000")
-    from hark.polling import AT_A_SERVER, SEED_CASES, estimate, strategy_from
+    from hark.polling import AT_A_SERVER, AWS_S3, SEED_CASES, estimate, strategy_from
 
     batch_seconds = None if batch_ms is None else batch_ms / 1000
+    strategy = strategy_from(loaded.settings)
+    wait_seconds = loaded.settings.pop.default_timeout_ms / 1000
+    fields = {} if compare else {name: (shown(loaded.settings, name), loaded.sources[name]) for name in _FIELDS}
     if compare:
         costs = {
             case.name: estimate(case.strategy, case.busy_share, batch_seconds=batch_seconds) for case in SEED_CASES
         }
-        _print_costs("Strategy", costs, {}, as_json)
-        return
-    strategy = strategy_from(loaded.settings)
-    shares = {"idle": 0.0, "half busy": 0.5, "always busy": 1.0}
-    costs = {name: estimate(strategy, share, batch_seconds=batch_seconds) for name, share in shares.items()}
-    wait_seconds = loaded.settings.pop.default_timeout_ms / 1000
-    costs["idle at a server"] = estimate(strategy, wait_seconds=wait_seconds, price=AT_A_SERVER)
-    fields = {name: {"value": shown(loaded.settings, name), "source": loaded.sources[name]} for name in _FIELDS}
-    if not as_json:
-        rows = [(name, field) for name, field in fields.items() if name not in _WITHOUT_EFFECT[strategy.strategy]]
-        table(
-            rows,
-            {
-                "Setting": lambda row: row[0],
-                "Value": lambda row: f"{row[1]['value']}",
-                "Source": lambda row: row[1]["source"],
-            },
-        )
-        say("")
-    _print_costs("Worker", costs, {"polling": {name.rpartition(".")[2]: fields[name] for name in fields}}, as_json)
-    if not as_json:
-        _explain_costs(strategy, batch_seconds or strategy.initial_interval(), wait_seconds)
-
-
-def _print_costs(title: str, costs: dict[str, Estimate], more: dict[str, object], as_json: bool) -> None:
-    """Print the costs of polling; with --json together with more fields."""
+    else:
+        shares = {"idle": 0.0, "half busy": 0.5, "always busy": 1.0}
+        costs = {name: estimate(strategy, share, batch_seconds=batch_seconds) for name, share in shares.items()}
+        costs["idle at a server"] = estimate(strategy, wait_seconds=wait_seconds, price=AT_A_SERVER)
     if as_json:
+        used = {name.rpartition(".")[2]: {"value": value, "source": source} for name, (value, source) in fields.items()}
         rows = [
             {"case": name, "polls": cost.polls_per_month, "dollars": cost.dollars_per_month}
             for name, cost in costs.items()
         ]
-        raw(msgspec.json.encode({**more, "perMonth": rows}))
+        raw(msgspec.json.encode({**({"polling": used} if used else {}), "perMonth": rows}))
         return
-    columns: dict[str, Callable[[tuple[str, Estimate]], object]] = {
-        title: lambda row: row[0],
-        "Polls per month": lambda row: f"{row[1].polls_per_month:,}",
-        "Dollars per month": lambda row: f"{row[1].dollars_per_month:.2f}",
-    }
-    table(costs.items(), columns, right=tuple(columns)[1:])
-
-
-def _explain_costs(strategy: PollingStrategy, batch_seconds: float, wait_seconds: float) -> None:
-    from hark.polling import AWS_S3
-
-    longest = f"one poll every {strategy.longest_interval():g} s"
-    say(f"\nCost: ${AWS_S3.get_per_thousand:g} per 1,000 polls of a bucket ({AWS_S3.name}, GET requests).")
-    say("      Polls of a Hark server are free.")
-    say(f"Idle: {longest}; a server holds an empty poll for up to {wait_seconds:g} s.")
-    say(f"Busy: one poll for each batch, which takes {batch_seconds * 1000:g} ms here (--batch-ms).")
+    if fields:
+        table(
+            [
+                (name, str(value), source)
+                for name, (value, source) in fields.items()
+                if name not in _WITHOUT_EFFECT[strategy.strategy]
+            ],
+            {"Setting": itemgetter(0), "Value": itemgetter(1), "Source": itemgetter(2)},
+        )
+        say("")
+    polls, dollars = "Polls per month", "Dollars per month"
+    table(
+        costs.items(),
+        {
+            "Strategy" if compare else "Worker": lambda row: row[0],
+            polls: lambda row: f"{row[1].polls_per_month:,}",
+            dollars: lambda row: f"{row[1].dollars_per_month:.2f}",
+        },
+        right=(polls, dollars),
+    )
+    if fields:
+        busy_ms = (batch_seconds or strategy.initial_interval()) * 1000
+        idle = f"one poll every {strategy.longest_interval():g} s"
+        say(f"\nCost: ${AWS_S3.get_per_thousand:g} per 1,000 polls of a bucket ({AWS_S3.name}, GET requests).")
+        say("      Polls of a Hark server are free.")
+        say(f"Idle: {idle}; a server holds an empty poll for up to {wait_seconds:g} s.")
+        say(f"Busy: one poll for each batch, which takes {busy_ms:g} ms here (--batch-ms).")
