@@ -20,9 +20,7 @@ app = make_app(
 )
 
 _ID = argument("ID", "ID of a dead letter, as `hark dlq list` shows it.")
-Search = Annotated[
-    str | None, option("TEXT", "Only dead letters whose error contains this text.", "--search", empty=False)
-]
+Search = Annotated[str | None, option("TEXT", "Only dead letters whose error contains this text.", empty=False)]
 
 
 @command(app, "list", "hark dlq list", "hark dlq list --queue orders --group billing --limit 20")

@@ -59,23 +59,17 @@ GroupName = Annotated[str, argument("GROUP", "Name of the consumer group.", empt
 MessageId = Annotated[str, argument("MESSAGE_ID", "ID of the message.")]
 MessageOrPartitionId = Annotated[str, argument("ID", "Message ID; or partition ID, if TRANSACTION_ID is given.")]
 TransactionId = Annotated[str | None, argument("TRANSACTION_ID", "Transaction ID of the message.")]
-GroupOption = Annotated[
-    str | None, option("GROUP", "Consumer group.", "--group", empty=False, default="the default group")
-]
-OnlyGroup = Annotated[
-    str | None, option("GROUP", "Only this consumer group.", "--group", empty=False, default="all groups")
-]
-OnlyQueue = Annotated[str | None, option("QUEUE", "Only this queue.", "--queue", empty=False, default="all queues")]
+GroupOption = Annotated[str | None, option("GROUP", "Consumer group.", empty=False, default="the default group")]
+OnlyGroup = Annotated[str | None, option("GROUP", "Only this consumer group.", empty=False, default="all groups")]
+OnlyQueue = Annotated[str | None, option("QUEUE", "Only this queue.", empty=False, default="all queues")]
 OnlyPartition = Annotated[
-    str | None, option("PARTITION", "Only this partition.", "--partition", empty=False, default="all partitions")
+    str | None, option("PARTITION", "Only this partition.", empty=False, default="all partitions")
 ]
-Limit = Annotated[int, option("N", "Maximum number of results.", "--limit", least=1)]
-Offset = Annotated[int, option("N", "Number of results to skip.", "--offset", least=0)]
+Limit = Annotated[int, option("N", "Maximum number of results.", least=1)]
+Offset = Annotated[int, option("N", "Number of results to skip.", least=0)]
 Since = Annotated[str | None, option("TIME", "Start of the time range (ISO 8601).", "--from", empty=False)]
 Until = Annotated[str | None, option("TIME", "End of the time range (ISO 8601).", "--to", empty=False)]
-Config = Annotated[
-    Path | None, option("FILE", "Settings file.", "--config", default="HARK_CONFIG, otherwise ./hark.toml")
-]
+Config = Annotated[Path | None, option("FILE", "Settings file.", default="HARK_CONFIG, otherwise ./hark.toml")]
 
 
 def of_setting(name: str) -> Any:

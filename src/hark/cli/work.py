@@ -227,7 +227,6 @@ def polling(
         option(
             "MS",
             "Time that a worker needs for a batch, in milliseconds.",
-            "--batch-ms",
             default="the shortest polling interval",
         ),
     ] = None,
