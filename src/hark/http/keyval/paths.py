@@ -19,19 +19,28 @@ from hark.broker.tallies import Operation
 from hark.broker.work_queues import DEFAULT_QUEUE
 from hark.clock import MILLISECOND
 from hark.errors import InvalidInput
-from hark.http.checks import MAX_NUMBER, Floats, short
+from hark.http.checks import Floats, short
 from hark.http.exchange import Header
 from hark.http.params import BoolParam, NameParam, Param, Query, Schema, paging
 from hark.http.responses import JSON_HEADERS, Receive, Scope, Send, encode, send_failure, send_response
 from hark.http.routing import Call, Endpoint
-from hark.keys import MAX_KEYS, MAX_PART_LENGTH, MAX_PARTS, InvalidKey, check_key, check_keys, decode_key, encode_key
+from hark.keys import (
+    MAX_KEYS,
+    MAX_PART_LENGTH,
+    MAX_PARTS,
+    InvalidKey,
+    check_key,
+    check_keys,
+    decode_key,
+    encode_key,
+    part_of_text,
+)
 from hark.model import Key, KeyEntry
 
 T = TypeVar("T")
 
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1000
-_INTEGER = re.compile(r"-?[0-9]{1,16}", re.ASCII)
 _PARAM_DIGITS = re.compile(r"[0-9]{1,4000}", re.ASCII)
 
 
@@ -120,8 +129,9 @@ def keys_in_path(segments: Sequence[str], query: Mapping[str, str]) -> list[Key]
     parts = _parts(segments)
     if not parts:
         raise InvalidInput("Key path cannot be empty")
-    forms = [] if strings else [_checked(check_key, _typed(parts))]
-    if strings or (strings is None and any(_is_number(part) for part in parts)):
+    typed = tuple(map(part_of_text, parts))
+    forms = [] if strings else [_checked(check_key, typed)]
+    if strings or (strings is None and typed != tuple(parts)):
         forms.append(_checked(check_key, tuple(parts)))
     return forms
 
@@ -134,14 +144,6 @@ def _parts(segments: Iterable[str]) -> list[str]:
     if any(len(part.encode("utf-16-le")) // 2 > MAX_PART_LENGTH for part in parts):
         raise InvalidInput(f"Key part too long (max {MAX_PART_LENGTH} chars)")
     return parts
-
-
-def _typed(parts: Iterable[str]) -> Key:
-    return tuple(int(part) if _is_number(part) else part for part in parts)
-
-
-def _is_number(part: str) -> bool:
-    return _INTEGER.fullmatch(part) is not None and abs(int(part)) <= MAX_NUMBER
 
 
 # Parameters ------------------------------------------------------------------------------------------------
@@ -180,7 +182,7 @@ def key_of_text(text: str, field: str) -> Key | None:
     if text.startswith("["):
         return key_of(_json(text, field), field)
     parts = _parts(text.split("/"))
-    return _checked(check_key, _typed(parts)) if parts else None
+    return _checked(check_key, tuple(map(part_of_text, parts))) if parts else None
 
 
 class KeysParam(Param, frozen=True):
