@@ -29,6 +29,9 @@ class Stored(msgspec.Struct, frozen=True):
 class BucketError(Exception):
     """A failed request."""
 
+    slow_down = False
+    """The store asked for fewer requests."""
+
 
 class Taken(BucketError):
     """412: the condition is false, because the object exists or was changed."""
@@ -41,7 +44,7 @@ class Conflicting(BucketError):
 class Unclear(BucketError):
     """No answer, or a 5xx or 429: the outcome is unknown.
 
-    `slow_down`: the store asked for less. `was_sent`: False where there was no connection, so that nothing happened.
+    `was_sent`: False where there was no connection, so that nothing happened.
     """
 
     def __init__(self, text: str, *, slow_down: bool = False, was_sent: bool = True) -> None:

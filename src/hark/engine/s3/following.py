@@ -12,12 +12,21 @@ from hark.engine.core.verbs import Outbox
 from hark.engine.hints import HintBook
 from hark.engine.s3 import objects, scratch
 from hark.engine.s3 import objects as records
-from hark.engine.s3.bucket import Bucket, BucketError, Conflicting, Stored, Unclear
+from hark.engine.s3.bucket import Bucket, BucketError, Stored
 from hark.engine.s3.bucket_client import IoThread
 from hark.engine.s3.flush import WritePacing
 from hark.engine.s3.housekeeping import read_snapshot
-from hark.engine.s3.log import Appender, LogFreshness, LogReader, more_at_once
-from hark.engine.s3.objects import PAYLOADS_AT, BucketRetries, Meta, Pointer, Record, load_newest, read_pointer
+from hark.engine.s3.log import MOST_AT_ONCE, LogFreshness, append, read_records
+from hark.engine.s3.objects import (
+    PAYLOADS_AT,
+    BucketRetries,
+    Meta,
+    Pointer,
+    Record,
+    check_epoch,
+    load_newest,
+    read_pointer,
+)
 from hark.engine.s3.payloads import PayloadCache
 from hark.engine.s3.state import Change, Head, LocalState
 from hark.errors import EngineFailure, StoreUnusable
@@ -77,16 +86,12 @@ class LogClient:
         io: IoThread,
         meta: Meta,
         *,
-        appender: Appender,
-        reader: LogReader,
         retries: BucketRetries,
         freshness: LogFreshness,
         cache: PayloadCache,
     ) -> None:
         self._bucket = bucket
         self._io = io
-        self._appender = appender
-        self._reader = reader
         self._retries = retries
         self._freshness = freshness
         self._cache = cache
@@ -112,7 +117,7 @@ class LogClient:
         Raises `EngineFailure` if the outcome is unknown, and `Overslept` if that is because it took too long.
         """
         since, sent = self._freshness.at, self._freshness.now()
-        stored = self._io.run(self._appender.append(record.seq, body, record.nonce))
+        stored = self._io.run(append(self._bucket, self._retries, record.seq, body, record.nonce))
         if not self._freshness.is_void(since):
             if stored is None:
                 self._freshness.seen(sent)
@@ -131,7 +136,7 @@ class LogClient:
         since, sent = self._freshness.at, self._freshness.now()
         if self._freshness.is_stale:
             return None
-        found = self._io.run(self._reader.read_many(seq, number))
+        found = self._io.run(read_records(self._bucket, self._retries, seq, number))
         if self._freshness.is_void(since):
             return None
         if len(found) < number:
@@ -142,12 +147,10 @@ class LogClient:
         """Return whether all records after this one can still be read from the log, which is then fresh."""
         sent = self._freshness.now()
         found = self._ask(lambda: read_pointer(self._bucket))
-        if found is not None and found[0].epoch != self.epoch:
-            raise StoreUnusable(
-                f"{self.name} was removed and created again while this server used it; restart the server"
-            )
-        if found is not None and found[0].seq > seq:
-            return False
+        if found is not None:
+            check_epoch(found[0], self.epoch, self.name)
+            if found[0].seq > seq:
+                return False
         self._freshness.seen(sent)
         return True
 
@@ -163,50 +166,37 @@ class LogClient:
 
     def _database_in(self, pointer: Pointer, body: bytes) -> bytes:
         header, database = read_snapshot(body, pointer.seq, self.name)
-        if header.epoch != self.epoch:
-            raise StoreUnusable(
-                f"the snapshot of record {header.seq} belongs to another store than {self.name}; restore the original"
-            )
-        _check_version(f"the snapshot of record {header.seq}", header.schema)
+        self._check_store(f"the snapshot of record {header.seq}", header)
         return database
 
     def _ask(self, request: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Repeat a read until it is answered."""
-
-        async def ask() -> T:
-            tries = self._retries.begin()
-            while True:
-                try:
-                    return await request()
-                except BucketError as error:
-                    slow = isinstance(error, Unclear) and error.slow_down
-                    if not isinstance(error, (Unclear, Conflicting)) or not await tries.rest(slow):
-                        raise EngineFailure(f"cannot read {self.name}: {error}; retry", retry_after=1) from error
-
-        return self._io.run(ask())
+        return self._io.run(
+            self._retries.repeat(
+                request, lambda error: EngineFailure(f"cannot read {self.name}: {error}; retry", retry_after=1)
+            )
+        )
 
     def check(self, record: Record, previous: str) -> None:
         """Raise unless this is the next record of this store."""
-        if record.epoch != self.epoch:
-            raise StoreUnusable(
-                f"log record {record.seq} belongs to another store than {self.name}; restore the original"
-            )
+        self._check_store(f"log record {record.seq}", record)
         if record.previous != previous:
             raise StoreUnusable(
                 f"log record {record.seq} of {self.name} does not follow the record before it; restore the original"
             )
-        _check_version(f"log record {record.seq}", record.schema)
+
+    def _check_store(self, what: str, header: objects.Header) -> None:
+        if header.epoch != self.epoch:
+            raise StoreUnusable(f"{what} belongs to another store than {self.name}; restore the original")
+        if header.schema > scratch.VERSION:
+            raise StoreUnusable(
+                f"{what} has version {header.schema} of the tables, but this Hark supports up to {scratch.VERSION}; "
+                "upgrade Hark"
+            )
 
     def keep_payloads(self, record: Record) -> None:
         """Cache the payloads, so that pops need not fetch them."""
         self._cache.put_record(record.seq, PAYLOADS_AT, record.payloads)
-
-
-def _check_version(what: str, version: int) -> None:
-    if version > scratch.VERSION:
-        raise StoreUnusable(
-            f"{what} has version {version} of the tables, but this Hark supports up to {scratch.VERSION}; upgrade Hark"
-        )
 
 
 log = logging.getLogger(__name__)
@@ -278,7 +268,7 @@ class Follower:
                 return any_new
             if sum(len(stored.body) for stored in found) > _MUCH_BYTES:
                 next_number = 1  # They must fit into memory together.
-            number, next_number = next_number, more_at_once(next_number)
+            number, next_number = next_number, min(2 * next_number, MOST_AT_ONCE)
 
     def apply(self, found: Sequence[Stored]) -> None:
         """Apply the next records."""
@@ -369,7 +359,7 @@ class Tail:
             fields = {"store": "away", "bucket": self._bucket.name}
             text = "%s: cannot read the log; retrying, check the bucket and the network: %s"
             log.warning(text, self._bucket.name, error, extra={"fields": fields})
-            self._poller.failed(1.0 if isinstance(error, Unclear) and error.slow_down else None)
+            self._poller.failed(1.0 if error.slow_down else None)
             return
         except Exception:
             # Polling must continue after any error, or this process would miss the records of all others.

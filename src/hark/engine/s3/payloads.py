@@ -216,7 +216,7 @@ class Payloads:
 
     def _seconds(self, attempt: int, error: Unclear | Conflicting) -> float:
         """Return the pause in seconds, randomised so that requests that failed together are not repeated together."""
-        first = _FIRST_SECONDS * (_SLOWER if isinstance(error, Unclear) and error.slow_down else 1.0)
+        first = _FIRST_SECONDS * (_SLOWER if error.slow_down else 1.0)
         return float(min(first * 2 ** (attempt - 1), _LONGEST_SECONDS) * (0.5 + self._random() / 2))
 
 

@@ -17,8 +17,8 @@ from hark.engine.s3.bucket_client import IoThread, probe
 from hark.engine.s3.flush import Found, Wake, WritePacing
 from hark.engine.s3.following import Interest, LogClient, Tail
 from hark.engine.s3.housekeeping import Housekeeper
-from hark.engine.s3.log import Appender, LogFreshness, LogReader
-from hark.engine.s3.objects import BucketRetries, Meta, Pause, read_or_create, read_pointer
+from hark.engine.s3.log import LogFreshness
+from hark.engine.s3.objects import BucketRetries, Meta, Pause, Tries, read_or_create, read_pointer
 from hark.engine.s3.payloads import PayloadCache, PayloadLocation, Payloads
 from hark.engine.s3.state import Head, LocalState
 from hark.engine.s3.thread import ReplicaThread
@@ -64,7 +64,7 @@ class Replica:
         self._chance = random.Random().random
         self._interest = Interest()
         self._retries = BucketRetries(
-            settings.retry_timeout_ms / 1000, pause=pause, random=self._chance, on_silence=self._note_silence
+            seconds=settings.retry_timeout_ms / 1000, pause=pause, random=self._chance, on_silence=self._note_silence
         )
         self._probing: asyncio.Task[None] | None = None
         self._pacing = WritePacing(settings.linger_ms / 1000, self._chance)
@@ -85,14 +85,6 @@ class Replica:
             self._bucket,
             self._io,
             meta,
-            appender=Appender(
-                self._bucket,
-                self._retries.seconds,
-                pause=self._pause,
-                random=self._chance,
-                on_silence=self._note_silence,
-            ),
-            reader=LogReader(self._bucket, self._retries),
             retries=self._retries,
             freshness=freshness,
             cache=self._cache,
@@ -217,7 +209,7 @@ class Replica:
             self._probing = asyncio.create_task(self._probe(self._thread))
 
     async def _probe(self, thread: ReplicaThread) -> None:
-        tries = BucketRetries(float("inf"), pause=self._pause, random=self._chance).begin()
+        tries = Tries(BucketRetries(seconds=float("inf"), pause=self._pause, random=self._chance))
         while True:
             await tries.rest()
             try:
