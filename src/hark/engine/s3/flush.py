@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import random as random_module
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 import apsw
 
@@ -27,16 +27,13 @@ from hark.ids import IdSource
 from hark.model import Hint, Key, KeyNotification, PopResult
 
 
+@dataclass(eq=False)
 class Renew(Call):
     """The verbs renew and shorten: they take a record, because every process needs the new end of the lease."""
 
-    def __init__(
-        self, future: asyncio.Future[Any] | None, lease_ids: Sequence[str], body: Callable[[State, int], object]
-    ) -> None:
-        super().__init__(future)
-        self.lease_ids = lease_ids
-        self.body = body
-        """Changes when the leases end."""
+    lease_ids: Sequence[str]
+    body: Callable[[State, int], object]
+    """Changes when the leases end."""
 
 
 class Chore(Write):
@@ -47,20 +44,16 @@ class Confirm(Call):
     """Answered when all that was in the log at the time of the call has been applied."""
 
 
+@dataclass(eq=False)
 class Found(Call):
     """The log reader has read a record."""
 
-    def __init__(self, seq: int, stored: Stored) -> None:
-        super().__init__(None)
-        self.seq = seq
-        self.stored = stored
+    seq: int
+    stored: Stored
 
 
 class Wake(Call):
     """The log reader may be behind the oldest record that is kept: check the pointer to the snapshot."""
-
-    def __init__(self) -> None:
-        super().__init__(None)
 
 
 # A record costs the same whatever it carries. So under load a process waits between records: the cost is bounded by

@@ -12,10 +12,10 @@ from concurrent.futures import Future
 
 from hark.clock import SECOND
 from hark.engine.core.verbs import Call, Outbox
-from hark.engine.s3.bucket import Bucket, BucketError, Stored, Unclear
+from hark.engine.s3.bucket import Bucket, BucketError, Unclear
 from hark.engine.s3.bucket_client import IoThread, probe
-from hark.engine.s3.flush import Found, Wake, WritePacing
-from hark.engine.s3.following import Interest, LogClient, Tail
+from hark.engine.s3.flush import WritePacing
+from hark.engine.s3.following import LogClient, Tail
 from hark.engine.s3.housekeeping import Housekeeper
 from hark.engine.s3.log import LogFreshness
 from hark.engine.s3.objects import BucketRetries, Meta, Pause, Tries, read_or_create, read_pointer
@@ -30,8 +30,6 @@ from hark.settings.sections import S3
 log = logging.getLogger(__name__)
 _PROBE_BYTES = 12
 _PROBE_SECONDS = 1.0
-_CHECK_SHARE = 0.25
-"""How much of the grace may pass before an idle process reads the pointer."""
 
 
 class Replica:
@@ -62,7 +60,6 @@ class Replica:
         self._io = IoThread()
         # Its own random generator, because these threads draw at unpredictable moments.
         self._chance = random.Random().random
-        self._interest = Interest()
         self._retries = BucketRetries(
             seconds=settings.retry_timeout_ms / 1000, pause=pause, random=self._chance, on_silence=self._note_silence
         )
@@ -111,7 +108,8 @@ class Replica:
             on_head=self._note_head,
             on_missed=self._note_missed,
         )
-        self._tail = self._io.run(self._make_tail(freshness, meta.grace_seconds))
+        poller = Poller(self._polling, metrics=self._poll_metrics, random=self._chance)
+        self._tail = Tail(self._bucket, poller, freshness, meta.grace_seconds, self.submit)
         self._thread.open()
         self._thread.start()
         self._keeper.start()
@@ -128,17 +126,6 @@ class Replica:
             text = "%s keeps log records for %d s, as set when it was created; s3.grace_seconds = %d has no effect"
             log.warning(text, self._bucket.name, meta.grace_seconds, grace)
         return meta
-
-    async def _make_tail(self, freshness: LogFreshness, grace_seconds: int) -> Tail:
-        return Tail(
-            self._bucket,
-            Poller(self._polling, metrics=self._poll_metrics, random=self._chance),
-            freshness,
-            found=self._found,
-            check=lambda: self.submit(Wake()),
-            check_seconds=grace_seconds * _CHECK_SHARE,
-            has_interest=self._interest.is_there,
-        )
 
     def interrupt(self) -> None:
         """Interrupt an `open` that waits for the bucket, from another thread; then call `close`."""
@@ -166,7 +153,8 @@ class Replica:
 
     def wait_here(self) -> None:
         """Note that this process waits for records of other processes."""
-        self._interest.note()
+        if self._tail is not None:
+            self._tail.wait_here()
 
     def submit(self, call: Call) -> None:
         """Queue a call, from any thread."""
@@ -234,6 +222,3 @@ class Replica:
         tail = self._tail
         if tail is not None:
             self._io.call(tail.missed)
-
-    def _found(self, seq: int, stored: Stored) -> None:
-        self.submit(Found(seq, stored))

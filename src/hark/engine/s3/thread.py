@@ -112,7 +112,7 @@ class ReplicaThread:
         self._away = False
         self._returned = True
         log.warning("%s responds again", self._log_client.name, extra={"fields": _BACK})
-        self.submit(Wake())
+        self.submit(Wake(None))
 
     def _refusal(self, retry_after: float = 1.0) -> EngineFailure:
         text = f"{self._log_client.name} does not respond; the request had no effect; retry later"
