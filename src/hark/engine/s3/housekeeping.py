@@ -47,8 +47,20 @@ def make_snapshot(connection: apsw.Connection, epoch: str) -> tuple[SnapshotHead
     """
     with tempfile.TemporaryDirectory(prefix="hark-snapshot-") as folder:
         path = Path(folder) / "copy.db"
-        _copy(connection, path)
-        header = _header_of(path, epoch)
+        # For SQLite a copy is a write, so `query_only` forbids it.
+        was_query_only = connection.pragma("query_only")
+        connection.pragma("query_only", False)
+        try:
+            connection.execute("vacuum into ?", (str(path),))
+        finally:
+            connection.pragma("query_only", was_query_only)
+        copy = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+        schema.distrust(copy)
+        try:
+            seq, time, nonce = next(copy.execute("select seq, time, nonce from replica"))
+        finally:
+            copy.close()
+        header = SnapshotHeader(seq, epoch, time, nonce, scratch.VERSION, path.stat().st_size)
         return header, objects.seal(KIND, _compressed(path), b"", msgspec.json.encode(header))
 
 
@@ -65,26 +77,6 @@ def read_snapshot(body: bytes, seq: int, store: str = "the store") -> tuple[Snap
     if len(database) != header.database_bytes:
         raise objects.damaged("snapshot", seq, store, "the length of its database is wrong")
     return header, database
-
-
-def _copy(connection: apsw.Connection, path: Path) -> None:
-    # For SQLite a copy is a write, so `query_only` forbids it.
-    was_query_only = connection.pragma("query_only")
-    connection.pragma("query_only", False)
-    try:
-        connection.execute("vacuum into ?", (str(path),))
-    finally:
-        connection.pragma("query_only", was_query_only)
-
-
-def _header_of(path: Path, epoch: str) -> SnapshotHeader:
-    copy = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
-    schema.distrust(copy)
-    try:
-        seq, time, nonce = next(copy.execute("select seq, time, nonce from replica"))
-    finally:
-        copy.close()
-    return SnapshotHeader(seq, epoch, time, nonce, scratch.VERSION, path.stat().st_size)
 
 
 def _compressed(path: Path) -> bytes:
