@@ -354,7 +354,7 @@ class Process:
         await housekeeping.collect(self.bucket, EPOCH, applied=self.applied, grace=grace, now=now, segments=no_segments)
 
 
-async def no_segments(_after: int, _up_to: int) -> Collection[int]:
+def no_segments(_after: int, _up_to: int) -> Collection[int]:
     """No record here has payloads."""
     return ()
 

@@ -94,7 +94,7 @@ class Store:
             bucket, epoch, applied=applied, grace=GRACE, now=self.clock.now, segments=self.known_segments
         )
 
-    async def known_segments(self, after: int, up_to: int) -> Collection[int]:
+    def known_segments(self, after: int, up_to: int) -> Collection[int]:
         """What the state says."""
         return frozenset(seq for seq in self.segments if after < seq <= up_to)
 

@@ -115,7 +115,7 @@ class S3Engine(TableVerbs):
         if replica is None:
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        replica.submit(Stop(future))
+        replica.thread.submit(Stop(future))
         await future
         await asyncio.to_thread(self._pool.shutdown)
         for connection in self._reader_connections:
@@ -145,7 +145,7 @@ class S3Engine(TableVerbs):
         return self._replica
 
     def _submit(self, call: Call) -> None:
-        self._running().submit(call)
+        self._running().thread.submit(call)
 
     async def _wait_for(self, make: Callable[[asyncio.Future[T]], Call]) -> T:
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -172,7 +172,7 @@ class S3Engine(TableVerbs):
 
     def _wait_here(self) -> None:
         """Note a read that will be repeated, so that the log is polled for it."""
-        self._running().wait_here()
+        self._running().tail.wait_here()
 
     async def _confirm(self) -> None:
         """Read the log to its current end."""

@@ -6,7 +6,8 @@ import logging
 import tempfile
 import threading
 import zlib
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 
 import apsw
@@ -15,6 +16,7 @@ import msgspec
 from hark.clock import SECOND
 from hark.engine.core import schema
 from hark.engine.core.store import for_each, scalar
+from hark.engine.core.transaction import WriteTransaction
 from hark.engine.core.verbs import Call
 from hark.engine.s3 import objects, scratch
 from hark.engine.s3.bucket import Bucket, BucketError
@@ -220,7 +222,7 @@ async def collect(
     applied: int,
     grace: int,
     now: Callable[[], int],
-    segments: Callable[[int, int], Awaitable[Collection[int]]],
+    segments: Callable[[int, int], Collection[int]],
 ) -> int:
     """Run the three steps once; return the number of removed objects.
 
@@ -232,7 +234,7 @@ async def collect(
         return 0
     if done.removed == done.collected and not removable_snapshots(done):
         return 0
-    staying = await segments(done.removed, done.collected)
+    staying = segments(done.removed, done.collected)
     keys = [objects.record(seq) for seq in removable_records(done, applied, staying)]
     keys += [objects.snapshot(seq) for seq in removable_snapshots(done)]
     if keys:
@@ -350,12 +352,13 @@ class Housekeeper:
         reader = self._scratch.connect_reader()
         try:
             [(applied,)] = reader.execute("select seq from replica")
-
-            async def segments(after: int, up_to: int) -> frozenset[int]:
-                return segments_between(reader, after, up_to)
-
             work = collect(
-                self._bucket, epoch=self._epoch, applied=applied, grace=self._grace, now=self._now, segments=segments
+                self._bucket,
+                epoch=self._epoch,
+                applied=applied,
+                grace=self._grace,
+                now=self._now,
+                segments=partial(segments_between, reader),
             )
             self.removed += self._io.run(work)
             found = self._io.run(read_pointer(self._bucket))
@@ -369,9 +372,9 @@ class Housekeeper:
             self._io.run(self._bucket.delete([objects.record(seq) for seq in gone]))
             self.removed += len(gone)
         if dead or gone:
-            self._submit(Chore(None, lambda transaction: _note(transaction.connection, dead, gone, now)))
 
+            def note(transaction: WriteTransaction) -> None:
+                mark_dead(transaction.connection, dead, now)
+                forget(transaction.connection, gone)
 
-def _note(connection: apsw.Connection, dead: list[int], gone: list[int], now: int) -> None:
-    mark_dead(connection, dead, now)
-    forget(connection, gone)
+            self._submit(Chore(None, note))
