@@ -7,7 +7,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -343,19 +343,6 @@ W = TypeVar("W", bound=Watcher)
 _Index = dict[bytes, dict[Watcher, None]]
 
 
-class Store(Protocol):
-    """The store whose keys are watched."""
-
-    async def fetch(self, keys: Sequence[Key]) -> list[KeyEntry | None]:
-        """Entries as they are stored."""
-
-    async def fetch_range(self, wanted: KeyRange) -> list[KeyEntry]:
-        """A page of entries as they are stored."""
-
-    def open(self, entry: KeyEntry) -> KeyEntry:
-        """An entry with a readable value."""
-
-
 class Watchers:
     """The watchers of all clients, by key and by prefix. Without a notification nothing is read.
 
@@ -363,7 +350,7 @@ class Watchers:
     """
 
     def __init__(
-        self, store: Store, settings: Settings, timers: Timers, random: Callable[[], float], *, polls: bool
+        self, store: KeyValue, settings: Settings, timers: Timers, random: Callable[[], float], *, polls: bool
     ) -> None:
         self.timers = timers
         self.store = store
