@@ -49,7 +49,7 @@ ONCE = frozenset(
         "client",
         "polling",
     }
-    | {"quiet", "starting", "auth", "scrape", "page"}
+    | {"quiet", "starting", "auth", "scrape", "page", "lists"}
 )
 """Rows that repeat themselves, or vary little."""
 
@@ -190,6 +190,8 @@ def client_round(bench: Bench, run: Run, name: str, lengths: Lengths) -> list[Fi
             return list(operate.measure_scrape(bench, run))
         case "page":
             return list(operate.measure_page(bench, run))
+        case "lists":
+            return list(operate.measure_lists(bench, run))
         case _:
             return bucket_round(bench, run, name, lengths)
 

@@ -143,6 +143,7 @@ OPERATE = (
     Bound("auth_push100", "push 100 with a token", 0.9, "x without", at_most=False),
     Bound("scrape_ms", "a scrape of the metrics, 10,000 queues: p50", 50.0, "ms"),
     Bound("scrape_series", "series of a scrape, 10,000 queues", 4000, "series"),
+    Bound("lists_ms", "the slowest list, 100,000 partitions, a million messages: p50", 500.0, "ms"),
     Bound("page_paint_ms", "first paint of the dashboard, 10,000 queues, 100,000 partitions: p50", 300.0, "ms"),
     Bound("page_kilobytes", "first page of the dashboard: transferred", 100.0, "KB"),
     Bound("page_per_second", "requests of one address by the open page", 1, "a second"),

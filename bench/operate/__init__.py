@@ -1,1 +1,1 @@
-"""What it costs to look after a server: authentication, scrapes of its metrics, its pages."""
+"""What it costs to look after a server: authentication, scrapes of its metrics, its pages and lists."""

@@ -16,6 +16,7 @@ import msgspec
 from bench import wrk
 from bench.figures import Figure, Run
 from bench.measure import WARM_SECONDS, Bench
+from bench.operate import lists
 from bench.operate.filled import PARTITIONS, QUEUES, fill_many
 from bench.procfs import rss_mb
 from bench.rows import ROWS, Row
@@ -124,3 +125,21 @@ def measure_page(bench: Bench, run: Run) -> Iterator[Figure]:
         p50_ms=percentile(paints, 50),
         p99_ms=percentile(paints, 99),
     )
+
+
+def measure_lists(bench: Bench, run: Run) -> Iterator[Figure]:
+    """Each list of a server with 100,000 partitions and a million messages, right after they were pushed."""
+    slowest = 0.0
+    with bench.fresh("hark") as server:
+        lists.fill_large(server)
+        for name, taken in lists.time_lists(server):
+            slowest = max(slowest, median(taken))
+            yield Figure(
+                row="lists",
+                title=f"{name}, {lists.QUEUES * lists.PARTITIONS:,} partitions",
+                server="hark",
+                throughput=len(taken) / (sum(taken) / 1e3),
+                p50_ms=percentile(taken, 50),
+                p99_ms=percentile(taken, 99),
+            )
+    run.note("lists_ms", slowest)

@@ -2,7 +2,7 @@
 
 Each part begins with a byte for its type. Text is UTF-8 with a NUL at its end, and 0x00 0xFF for a NUL within; a number
 is the eight bytes of a double, changed so that they sort. So no part is a prefix of another part, and the keys below a
-prefix are a range of bytes.
+prefix are a range of bytes. The part `OWN` sorts before all others, outside the range of the empty prefix.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import struct
 
-from hark.model.messages import Key, KeyPart
+from hark.model.messages import OWN, Key, KeyPart
 
 MAX_PARTS = 20
 MAX_PART_LENGTH = 1024
@@ -21,7 +21,7 @@ MAX_KEYS = 1000
 EXACT = 2**53
 """Doubles represent integers exactly up to this value."""
 
-_TEXT, _NUMBER, _FALSE, _TRUE, _NO_PART = b"\x02", b"\x03", b"\x04", b"\x05", b"\x06"
+_OWN, _TEXT, _NUMBER, _FALSE, _TRUE, _NO_PART = b"\x01", b"\x02", b"\x03", b"\x04", b"\x05", b"\x06"
 _NUL, _NUL_WITHIN = b"\x00", b"\x00\xff"
 _DOUBLE, _BITS = struct.Struct(">d"), struct.Struct(">Q")
 _SIGN, _ALL = 1 << 63, (1 << 64) - 1
@@ -42,6 +42,8 @@ def encode_key(key: Key) -> bytes:
 def _encode_part(part: KeyPart) -> bytes:
     if isinstance(part, str):
         return _TEXT + part.encode().replace(_NUL, _NUL_WITHIN) + _NUL
+    if part is OWN:
+        return _OWN
     if isinstance(part, bool):
         return _TRUE if part else _FALSE
     (bits,) = _BITS.unpack(_DOUBLE.pack(float(part) + 0.0))  # -0.0 becomes 0.0
@@ -75,6 +77,8 @@ def _decode_part(data: bytes, at: int) -> tuple[KeyPart, int]:
         return (int(number) if abs(number) <= EXACT and number.is_integer() else number), at + _BITS.size
     if kind in (_FALSE, _TRUE):
         return kind == _TRUE, at
+    if kind == _OWN:
+        return OWN, at
     raise ValueError(kind)
 
 

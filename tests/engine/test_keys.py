@@ -7,7 +7,7 @@ import pytest
 
 from hark.clock import MILLISECOND, FakeClock
 from hark.engine.api import Engine
-from hark.model import Key, KeyCheck, KeyEntry, KeyMutation, KeyRange, KeyWrite
+from hark.model import OWN, Key, KeyCheck, KeyEntry, KeyMutation, KeyRange, KeyWrite
 
 from .driver import Driver, given
 from .key_words import change, changed_keys, delete, delete_tree, entry, listed, put, set_to, text, value, write
@@ -35,6 +35,19 @@ MIXED: list[Key] = [
 ]
 """Keys in their order."""
 A: Key = ("a",)
+
+
+async def test_a_list_and_a_count_of_all_keys_leave_out_the_keys_of_hark_itself(engine: Engine) -> None:
+    own: list[Key] = [(OWN, "schedule", "a"), (OWN, "schedule", "b"), (OWN, "task")]
+    await put(engine, *own, ("",), A)
+    assert await listed(engine, KeyRange()) == [("",), A]
+    assert await listed(engine, KeyRange(reverse=True)) == [A, ("",)]
+    assert await engine.count_keys(()) == 2
+    assert await listed(engine, KeyRange(prefix=own[0][:2])) == own[:2]
+    assert await engine.count_keys((OWN,)) == 3
+    assert [one and one.key for one in await engine.read_keys(own)] == own
+    await write(engine, delete_tree(own[0][:2]))
+    assert await listed(engine, KeyRange(prefix=(OWN,))) == own[2:]
 
 
 # One by one ------------------------------------------------------------------------------------------------

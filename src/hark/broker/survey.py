@@ -89,7 +89,7 @@ class Depths(msgspec.Struct, frozen=True):
 
 MOST_QUEUES = 10_000
 """Maximum number of queues in `Depths.by_queue`, and in `Depths.largest`."""
-MOST_COUNTED = 10_000
+MAX_POSITIONS = 10_000
 """Maximum number of positions that a request counts. It takes the counts of the largest queues from the survey."""
 
 
@@ -194,7 +194,7 @@ class Counting:
     """Lists of queues and groups. A request counts few positions and takes the other counts from the last survey."""
 
     def __init__(
-        self, engine: Engine, depths: Callable[[], Depths | None], attend: Callable[[], None], most: int = MOST_COUNTED
+        self, engine: Engine, depths: Callable[[], Depths | None], attend: Callable[[], None], most: int = MAX_POSITIONS
     ) -> None:
         self.engine = engine
         self._depths = depths
@@ -337,9 +337,9 @@ def _matches(info: QueueInfo, where: QueueFilter) -> bool:
 
 
 # The surveyor works in steps, so that other calls do not wait long. It pauses after each step: twenty times its
-# duration while a client watches, otherwise a hundred times. So it can survey a store of any size. In a store that
-# has more than doubled since the last survey the pauses are shorter, because until this survey ends large queues are
-# counted for each request.
+# duration while a client watches, otherwise a hundred times. So it can survey a store of any size. During the first
+# survey, and in a store that has more than doubled since the last one, the pauses are shorter, because until this
+# survey ends large queues are counted for each request.
 
 
 STEP = 1000
@@ -367,7 +367,7 @@ class Surveyor:
         self._found = found
         self._step = step
         self._attended = asyncio.Event()
-        self._known = 0
+        self._known: int | None = None
         """The number of partitions that the last survey found."""
         self._seen = 0
         """The number of partitions that this survey has found so far."""
@@ -407,7 +407,8 @@ class Surveyor:
         """Pause after a step that took a time; after a whole survey, given its start, until the next one is due."""
         while True:
             watched = self._is_watched()
-            share = _REST_GROWN if self._seen > 2 * self._known else _REST if watched else _REST_UNWATCHED
+            grown = self._known is None or self._seen > 2 * self._known
+            share = _REST_GROWN if grown else _REST if watched else _REST_UNWATCHED
             due = ended + min(took * share, _LONGEST_REST)
             if started is not None:
                 due = max(due, started + (_INTERVAL if watched else _INTERVAL_UNWATCHED))

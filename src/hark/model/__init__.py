@@ -52,6 +52,7 @@ from hark.model.explain import Reason as Reason
 from hark.model.explain import Retrying as Retrying
 from hark.model.messages import DEFAULT_PARTITION as DEFAULT_PARTITION
 from hark.model.messages import NULL_PAYLOAD as NULL_PAYLOAD
+from hark.model.messages import OWN as OWN
 from hark.model.messages import QUEUE_MODE as QUEUE_MODE
 from hark.model.messages import BrowseFrom as BrowseFrom
 from hark.model.messages import CancelOutcome as CancelOutcome

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, cast
 
 import msgspec
 
@@ -23,6 +23,10 @@ ScheduledReason = Literal["delayed", "retry"]
 KeyPart = str | float | bool
 Key = tuple[KeyPart, ...]
 """A key of the key-value store: 1 to 20 parts, ordered by type (string, number, boolean), then by value (rule 25)."""
+OWN = cast(KeyPart, None)
+"""The first part of Hark's own keys. Clients cannot name these keys, and no list or count of all keys contains them.
+
+It is None at runtime only: the types of the keys of clients do not allow it."""
 
 
 MAX_STATE = 512
