@@ -72,7 +72,7 @@ class Bucket(Protocol):
         """The time of the store, from the dates of its answers."""
 
     async def open(self) -> None:
-        """Open the client; nothing is sent."""
+        """Open the client; nothing is sent. Raises `Refused` if the configuration is invalid."""
 
     async def close(self) -> None:
         """Close the connections."""

@@ -152,7 +152,7 @@ _BYTES_PER_SECOND = 1_000_000
 
 
 class S3Bucket:
-    """One prefix of one bucket. Only the event loop in which it was opened uses it."""
+    """One prefix of one bucket; see `Bucket`. Only the event loop in which it was opened uses it."""
 
     def __init__(self, address: Address, clock: Clock, settings: S3) -> None:
         self.address = address
@@ -166,7 +166,6 @@ class S3Bucket:
         self._client: Client | None = None
 
     async def open(self) -> None:
-        """Open the client; nothing is sent. Raises `Refused` if the configuration is invalid."""
         try:
             client = await self._open.enter_async_context(make_client(self.address, self._settings))
         except (*FAILURES, ValueError) as error:
@@ -176,7 +175,6 @@ class S3Bucket:
         self._client = client
 
     async def close(self) -> None:
-        """Close the connections."""
         self._client = None
         await self._open.aclose()
 
@@ -195,7 +193,6 @@ class S3Bucket:
         return Stored(body, answer.get("ETag", ""))
 
     async def get_range(self, key: str, first: int, length: int) -> bytes | None:
-        """Return a range of an object; None: it does not exist. Raises `Refused` if the object is shorter."""
         if length < 1:
             return b""
         found = await self.get(key, Range=f"bytes={first}-{first + length - 1}")
@@ -207,11 +204,9 @@ class S3Bucket:
         return None if found is None else found.body
 
     async def create(self, key: str, body: bytes) -> str:
-        """Create an object (If-None-Match: *) and return its ETag. Raises `Taken`."""
         return await self.put(key, body, IfNoneMatch="*")
 
     async def replace(self, key: str, body: bytes, etag: str) -> str:
-        """Replace the object with this ETag (If-Match) and return the new ETag. Raises `Taken`."""
         return await self.put(key, body, IfMatch=etag)
 
     async def put(self, key: str, body: bytes, **condition: str) -> str:
@@ -231,7 +226,6 @@ class S3Bucket:
         return etag
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects, with one request for each 1,000. Missing ones are no error."""
         for start in range(0, len(keys), KEYS_PER_DELETE):
             await self._delete(keys[start : start + KEYS_PER_DELETE])
 

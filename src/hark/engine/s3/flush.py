@@ -179,7 +179,8 @@ class Flush:
         self._taken: dict[Position, None] = {}
         self._renewed: list[str] = []
         self._keys: list[Key] | None = []
-        self._expired = False
+        self._expired = 0
+        """Number of expired leases."""
         self.seq = seq
         self.now = now
         self.payloads = bytearray()
@@ -197,16 +198,18 @@ class Flush:
             return KeyNotification(None)
         return KeyNotification(tuple(self._keys)) if self._keys else None
 
-    def is_due(self) -> bool:
-        """Return whether a lease has expired."""
-        return self._state.is_due(self.now)
-
     def expire_first(self, calls: Sequence[Call]) -> None:
         """Apply expiries that are due. If all calls are expiries, their limit applies."""
-        if self.is_due():
-            limits = [call.limit for call in calls if isinstance(call, Expire)]
-            only_expiry = len(limits) == len(calls)
-            self._expire(max(limits, default=_EXPIRE_AT_ONCE) if only_expiry else _EXPIRE_AT_ONCE)
+        if not self._state.is_due(self.now):
+            return
+        limits = [call.limit for call in calls if isinstance(call, Expire)]
+        limit = max(limits, default=_EXPIRE_AT_ONCE) if len(limits) == len(calls) else _EXPIRE_AT_ONCE
+
+        def body(transaction: WriteTransaction) -> int:
+            expire(transaction, limit)
+            return transaction.expired
+
+        self._expired = self._transact(body)
 
     def write(self, calls: Sequence[Call], most_bytes: int) -> list[Call]:
         """Run writes; return those that do not fit into this record."""
@@ -259,16 +262,6 @@ class Flush:
 
     # Verbs -------------------------------------------------------------------------------------------------
 
-    def _expire(self, limit: int) -> None:
-        def body(transaction: WriteTransaction) -> int:
-            expire(transaction, limit)
-            return transaction.expired
-
-        self.expired = self._transact(body)
-
-    expired = 0
-    """Number of expired leases."""
-
     def _write(self, call: Call) -> None:
         if isinstance(call, Renew):
             call.result = call.body(self._state, self.now)
@@ -276,18 +269,18 @@ class Flush:
         elif isinstance(call, Write):
 
             def body(transaction: WriteTransaction) -> object:
-                transaction.expired = self.expired  # The verb expire returns their number.
+                transaction.expired = self._expired  # The verb expire returns their number.
                 return call.body(transaction)
 
             call.result = self._transact(body)
 
     def _claim(self, call: Call) -> None:
         assert isinstance(call, Claim)
-        claimer = self._claimer()
+        claimer = Claimer(self._connection, self._state, self.now, self._ids)
         contacts = [contact for request in call.requests for contact in claimer.contacts(request)]
         if contacts:
             self._transact(lambda transaction: first_contact(transaction, contacts))
-        claimer = self._claimer()
+            claimer = Claimer(self._connection, self._state, self.now, self._ids)
         answers = claimer.serve(call.requests)
         self._notes.add(claimer)
         rest = HintBook()
@@ -303,9 +296,6 @@ class Flush:
                 if request.patient and request.queue is not None:
                     self.parked.add(request.queue)
         call.result = call.answers = list(answers)
-
-    def _claimer(self) -> Claimer:
-        return Claimer(self._connection, self._state, self.now, self._ids)
 
     def _settle_at_once(self, claimer: Claimer, answers: Sequence[object]) -> None:
         """Settle the messages of pops with auto-ack."""

@@ -101,7 +101,6 @@ class Replica:
         poller = Poller(self._polling, metrics=self._poll_metrics, random=self._chance)
         self.tail = Tail(self._bucket, poller, freshness, meta.grace_seconds, self.thread.submit)
         self._is_built = True
-        self.thread.open()
         self.thread.start()
         self._keeper.start()
         self._tailing = self._io.submit(self.tail.run())

@@ -86,13 +86,10 @@ class ReplicaThread:
         """The permanent failure: the log is damaged, or a newer Hark wrote it."""
         self._thread = threading.Thread(target=self._run, name="hark-s3-state", daemon=True)
 
-    def open(self) -> None:
-        """Load the newest snapshot and the records after it. This blocks."""
+    def start(self) -> None:
+        """Load the newest snapshot and the records after it, which blocks; then start the thread."""
         self._follower.restart()
         self._follower.read_on()
-
-    def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def submit(self, call: Call) -> None:
