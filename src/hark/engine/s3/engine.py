@@ -115,7 +115,7 @@ class S3Engine(TableVerbs):
         if replica is None:
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        replica.thread.submit(Stop(future))
+        replica.submit(Stop(future))
         await future
         await asyncio.to_thread(self._pool.shutdown)
         for connection in self._reader_connections:
@@ -145,7 +145,7 @@ class S3Engine(TableVerbs):
         return self._replica
 
     def _submit(self, call: Call) -> None:
-        self._running().thread.submit(call)
+        self._running().submit(call)
 
     async def _wait_for(self, make: Callable[[asyncio.Future[T]], Call]) -> T:
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()

@@ -78,7 +78,7 @@ class Replica:
             self._bucket, self._io, meta, retries=self._retries, freshness=freshness, cache=self._cache
         )
         self.local = LocalState(IdSource(time), meta.tag, self._writer, self._settings.skew_margin_ms * SECOND // 1000)
-        self.thread = ReplicaThread(
+        self._thread = ReplicaThread(
             log_client,
             self.local,
             self._outbox,
@@ -89,6 +89,7 @@ class Replica:
             on_head=self._note_head,
             on_missed=lambda: self._io.call(self.tail.missed),
         )
+        self.submit = self._thread.submit
         self._keeper = Housekeeper(
             self._bucket,
             self._io,
@@ -96,12 +97,12 @@ class Replica:
             self._settings,
             meta=meta,
             now=time.now,
-            submit=self.thread.submit,
+            submit=self.submit,
         )
         poller = Poller(self._polling, metrics=self._poll_metrics, random=self._chance)
-        self.tail = Tail(self._bucket, poller, freshness, meta.grace_seconds, self.thread.submit)
+        self.tail = Tail(self._bucket, poller, freshness, meta.grace_seconds, self.submit)
         self._is_built = True
-        self.thread.start()
+        self._thread.start()
         self._keeper.start()
         self._tailing = self._io.submit(self.tail.run())
 
@@ -137,7 +138,7 @@ class Replica:
             self._io.run(self._bucket.close())
         self._io.stop()
         if self._is_built:
-            self.thread.end()
+            self._thread.end()
             self.local.close()
 
     def poke(self) -> None:
@@ -168,7 +169,7 @@ class Replica:
     def _note_silence(self) -> None:
         """Refuse calls at once, and probe the bucket until it answers. In the event loop of the requests."""
         if self._is_built and (self._probing is None or self._probing.done()):
-            self.thread.refuse()
+            self._thread.refuse()
             self._probing = asyncio.create_task(self._probe())
 
     async def _probe(self) -> None:
@@ -184,7 +185,7 @@ class Replica:
             except BucketError:
                 pass  # It answers.
             break
-        self.thread.resume()
+        self._thread.resume()
 
     def _note_head(self, head: Head, size: int, own: bool) -> None:
         self._keeper.note(head, size, own)
