@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random as random_module
 import secrets
 import struct
@@ -195,11 +196,8 @@ def _fields(written: _Written, *rest: object) -> tuple[Any, ...]:
 Pause = Callable[[float], Awaitable[None]]
 """Waits for a number of seconds."""
 
-FIRST_REST_SECONDS = 0.05
-LONGEST_REST_SECONDS = 2.0
 # Stores count requests per second, so a retry within the same second makes throttling worse.
 FIRST_SLOW_REST_SECONDS = 1.0
-LONGEST_SLOW_REST_SECONDS = 10.0
 DEFAULT_SECONDS = 30.0
 AWAY_AFTER_SECONDS = 1.0
 """A bucket that has not completed an operation for this time counts as unavailable (rule 29)."""
@@ -210,6 +208,11 @@ class BucketRetries:
     """How long, and with which pauses, an operation of several requests is retried."""
 
     seconds: float = DEFAULT_SECONDS
+    attempts: float = math.inf
+    first_rest: float = 0.05
+    longest_rest: float = 2.0
+    longest_slow_rest: float = 10.0
+    """After an answer that asks for fewer requests."""
     pause: Pause = asyncio.sleep
     random: Callable[[], float] = random_module.random
     monotonic: Callable[[], float] = time.monotonic
@@ -241,21 +244,22 @@ class Tries:
         """The last pause without jitter, which suits as `Retry-After` of a failed operation."""
 
     async def rest(self, slow_down: bool = False) -> bool:
-        """Pause before the next attempt, longer each time; False: the time is over. The last attempt is at its end."""
-        first, longest = FIRST_REST_SECONDS, LONGEST_REST_SECONDS
+        """Pause before the next attempt, longer each time; False: it was the last. One comes at the end of the time."""
+        retries = self._retries
+        first, longest = retries.first_rest, retries.longest_rest
         if slow_down:
-            first, longest = FIRST_SLOW_REST_SECONDS, LONGEST_SLOW_REST_SECONDS
-        lasted = self._retries.monotonic() - self._began
+            first, longest = FIRST_SLOW_REST_SECONDS, retries.longest_slow_rest
+        lasted = retries.monotonic() - self._began
         if not slow_down and lasted >= AWAY_AFTER_SECONDS:
-            self._retries.on_silence()
-        left = self._retries.seconds - lasted
-        if left <= 0:
+            retries.on_silence()
+        left = retries.seconds - lasted
+        if left <= 0 or self._rests + 1 >= retries.attempts:
             return False
         # Both have their maximum before 2**10, and a float overflows at 2**1024.
         self.rest_seconds = min(longest, first * 2 ** min(self._rests, 10))
         self._rests += 1
         # Jitter, so that processes that failed together do not retry together.
-        await self._retries.pause(min(left, self.rest_seconds * (0.5 + self._retries.random() / 2)))
+        await retries.pause(min(left, self.rest_seconds * (0.5 + retries.random() / 2)))
         return True
 
 
