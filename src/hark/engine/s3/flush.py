@@ -24,7 +24,7 @@ from hark.engine.s3.bucket import Stored
 from hark.engine.s3.leases import LeaseRows
 from hark.engine.s3.objects import PAYLOADS_AT
 from hark.ids import IdSource
-from hark.model import Hint, Key, KeyNotification, PopResult
+from hark.model import Hint, KeyNotification, PopResult
 
 
 @dataclass(eq=False)
@@ -178,7 +178,7 @@ class Flush:
         self._changed: dict[Position, None] = {}
         self._taken: dict[Position, None] = {}
         self._renewed: list[str] = []
-        self._keys: list[Key] | None = []
+        self._key_notifications: list[KeyNotification] = []
         self._expired = 0
         """Number of expired leases."""
         self.seq = seq
@@ -194,9 +194,11 @@ class Flush:
     @property
     def notification(self) -> KeyNotification | None:
         """The changed keys."""
-        if self._keys is None:
+        if any(one.keys is None for one in self._key_notifications):
             return KeyNotification(None)
-        return KeyNotification(tuple(self._keys)) if self._keys else None
+        # Not a set: Python treats keys such as (1,) and (True,) as equal.
+        keys = tuple(key for one in self._key_notifications for key in one.keys or ())
+        return KeyNotification(keys) if keys else None
 
     def expire_first(self, calls: Sequence[Call]) -> None:
         """Apply expiries that are due. If all calls are expiries, their limit applies."""
@@ -243,15 +245,9 @@ class Flush:
         set_locations(transaction.messages, self._locate)
         transaction.flush()
         self.hints += transaction.publish()
-        if transaction.keys is not None:
-            self._notify_keys(transaction.keys.notification())
+        if transaction.keys is not None and (notification := transaction.keys.notification()) is not None:
+            self._key_notifications.append(notification)
         return result
-
-    def _notify_keys(self, notification: KeyNotification | None) -> None:
-        if notification is None or self._keys is None:
-            return
-        # Not a set: Python treats keys such as (1,) and (True,) as equal.
-        self._keys = None if notification.keys is None else [*self._keys, *notification.keys]
 
     def _locate(self, payload: bytes) -> tuple[int, int, int] | None:
         if len(payload) <= INLINE_BYTES:

@@ -46,19 +46,15 @@ def hints(connection: apsw.Connection, state: State, changeset: Changeset, befor
             book.add(queue, group, None)
     for lease_id, positions in before.items():
         for queue, group in positions:
-            _notify_room(book, state, queue)
+            owner = state.queues.get(queue)
+            if owner is not None and owner.bounds.blocked:
+                # Of all groups of a queue that share a limit, one may have room now.
+                owner.bounds.blocked = False
+                book.add(queue, None, None)
             if lease_id not in state.leases:
                 book.add(queue, group, None)
                 book.ended(queue, group, lease_id)
     return book.hints()
-
-
-def _notify_room(book: HintBook, state: State, name: str) -> None:
-    """Notify all groups of a queue that share a limit, because one of them may have room now."""
-    queue = state.queues.get(name)
-    if queue is not None and queue.bounds.blocked:
-        queue.bounds.blocked = False
-        book.add(name, None, None)
 
 
 def _notify_arrivals(connection: apsw.Connection, book: HintBook, arrived: dict[int, int]) -> None:

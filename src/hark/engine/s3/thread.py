@@ -153,19 +153,14 @@ class ReplicaThread:
             calls += self._take()
             stop = next((call for call in calls if isinstance(call, Stop)), stop)
             if stop is None and any(isinstance(call, (Write, Claim, Renew)) for call in calls):
-                calls += self._wait_for_more()
+                if (pause := self._pacing.pause(time.monotonic())) > 0:
+                    self._sleep(pause)
+                    calls += self._take()
                 stop = next((call for call in calls if isinstance(call, Stop)), None)
             self._serve([call for call in calls if not isinstance(call, Stop)])
             self._outbox.deliver()
         self._outbox.post([stop], [])
         self._outbox.deliver()
-
-    def _wait_for_more(self) -> list[Call]:
-        pause = self._pacing.pause(time.monotonic())
-        if pause <= 0:
-            return []
-        self._sleep(pause)
-        return self._take()
 
     def _invite(self, flush: Flush) -> list[Call]:
         """Notify waiting consumers before the record is stored, so that their pops share it."""
