@@ -32,10 +32,11 @@ from hark.engine.core.push import room_left
 from hark.engine.core.shared import SharedPosition
 from hark.engine.core.state import Group, State
 from hark.engine.core.transaction import WriteTransaction
-from hark.engine.s3.bucket import Stored
+from hark.engine.s3 import log
+from hark.engine.s3.bucket import Bucket, Stored
 from hark.engine.s3.following import LogClient
 from hark.engine.s3.leases import LeaseRows
-from hark.engine.s3.log import Appender
+from hark.engine.s3.objects import BucketRetries
 from hark.engine.s3.state import LocalState, Memory
 from hark.errors import HarkError
 from hark.ids import IdCodec, IdSource
@@ -314,13 +315,13 @@ Break = Callable[[pytest.MonkeyPatch], None]
 
 def lost_numbers_count_as_won(patch: pytest.MonkeyPatch) -> None:
     """What somebody else put there is taken for our own."""
-    append = Appender.append
+    append = log.append
 
-    async def broken(self: Appender, seq: int, body: bytes, nonce: str) -> Stored | None:
-        await append(self, seq, body, nonce)
+    async def broken(bucket: Bucket, retries: BucketRetries, seq: int, body: bytes, nonce: str) -> Stored | None:
+        await append(bucket, retries, seq, body, nonce)
         return None
 
-    patch.setattr(Appender, "append", broken)
+    patch.setattr("hark.engine.s3.following.append", broken)
 
 
 def lost_replies_count_as_failures(patch: pytest.MonkeyPatch) -> None:

@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from hark import model
+from hark.api.types.server import Stopped, Waiting
 from hark.batching import Answer, Batcher, BatchSizes
 from hark.broker.delivery.delivery import Delivery, Gone
 from hark.broker.explain import Circumstances, explain, explain_without_groups
 from hark.broker.export import export_queue
 from hark.broker.keyvalue import KeyValue, read_together
-from hark.broker.observer import Observer, Standing
+from hark.broker.observer import Observer
 from hark.broker.peers import Peers
 from hark.broker.sealing import ReadablePops, SealedQueues, shown_dead_letters
 from hark.broker.tallies import EngineCalls, LastPolls, Operations, Tallies, instrumented
@@ -167,13 +168,12 @@ class Broker:
         self._duties.begin(self.engine, self._settings, self._clock, self.operations, self.refresh_flags)
         self.observed.start()
 
-    def _standing(self) -> Standing:
-        return Standing(
-            pops=len(self.delivery.intentions),
-            streams=len(self.delivery.streams),
-            browsers=len(self.delivery.browsers),
-            push_maintenance=self.maintenance(PUSH_MAINTENANCE),
-            pop_maintenance=self.maintenance(POP_MAINTENANCE),
+    def _standing(self) -> tuple[Waiting, Stopped]:
+        """What a sample says of waiting consumers and of maintenance."""
+        delivery = self.delivery
+        return (
+            Waiting(len(delivery.intentions), len(delivery.streams), len(delivery.browsers)),
+            Stopped(push=self.maintenance(PUSH_MAINTENANCE), pop=self.maintenance(POP_MAINTENANCE)),
         )
 
     def _hint(self, hints: Sequence[model.Hint]) -> None:

@@ -7,7 +7,7 @@ import secrets
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import apsw
 
@@ -172,7 +172,7 @@ class S3Engine(TableVerbs):
 
     def _wait_here(self) -> None:
         """Note a read that will be repeated, so that the log is polled for it."""
-        self._running().wait_here()
+        self._running().tail.wait_here()
 
     async def _confirm(self) -> None:
         """Read the log to its current end."""
@@ -259,15 +259,8 @@ class S3Engine(TableVerbs):
         await self._filler.fill_found(found.items)
         return found
 
-    async def traces(
-        self,
-        partition_id: str | None = None,
-        transaction_id: str | None = None,
-        name: str | None = None,
-        limit: int = 100,
-        offset: int = 0,
-    ) -> tuple[list[Trace], int]:
-        found = await super().traces(partition_id, transaction_id, name, limit, offset)
+    async def traces(self, *which: Any, **named: Any) -> tuple[list[Trace], int]:
+        found = await super().traces(*which, **named)
         await self._filler.fill_found(found[0])
         return found
 

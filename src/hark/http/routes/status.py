@@ -120,7 +120,7 @@ def _history_sample(point: Point) -> types.server.HistorySample:
     rates, latency, depths, oldest = point.rates, point.latency, point.depths, point.oldest_waiting_seconds
     return types.server.HistorySample(
         at=time_of(point.at),
-        **_per_second(rates),
+        **{f"{name}_per_second": round(value, 2) for name, value in msgspec.structs.asdict(rates).items()},
         backlog=None if depths is None else depths.backlog,
         scheduled=None if depths is None else depths.scheduled,
         in_flight=None if depths is None else depths.in_flight,
@@ -131,25 +131,19 @@ def _history_sample(point: Point) -> types.server.HistorySample:
     )
 
 
-def _per_second(rates: msgspec.Struct) -> dict[str, float]:
-    """Return rates by the names of the HTTP API."""
-    numbers = msgspec.structs.asdict(rates).items()
-    return {f"{name}_per_second": round(value, 2) for name, value in numbers if not isinstance(value, str)}
-
-
 def sample_of(sample: Sample) -> types.server.LiveSample:
     """Return a sample in the form of the HTTP API."""
-    depths, standing = sample.point.depths, sample.standing
+    depths = sample.point.depths
     return answer_of(
         types.server.LiveSample,
         _history_sample(sample.point),
         queues=None if depths is None else depths.queues,
         partitions=None if depths is None else depths.partitions,
         dead_letters=None if depths is None else depths.dead_letters,
-        waiting=answer_of(types.server.Waiting, standing),
-        maintenance=types.server.Stopped(push=standing.push_maintenance, pop=standing.pop_maintenance),
-        busiest=tuple(types.server.BusyQueue(one.queue, **_per_second(one)) for one in sample.busiest),
-        changed=tuple(sample.changed),
+        waiting=sample.waiting,
+        maintenance=sample.maintenance,
+        busiest=sample.busiest,
+        changed=sample.changed,
         more=sample.more,
     )
 
