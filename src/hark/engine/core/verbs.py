@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 import apsw
 
@@ -255,30 +255,44 @@ def _queries(body: Callable[Concatenate[apsw.Connection, int, P], T]) -> Callabl
     return verb
 
 
+def stopping() -> EngineFailure:
+    """The error for calls to an engine that is not running, or not for long."""
+    return EngineFailure("the server is shutting down; retry", code="stopping")
+
+
+def refuse(_call: Call) -> NoReturn:
+    """Refuse a call to an engine that is not running."""
+    raise stopping()
+
+
 class TableVerbs(ABC):
     """The verbs of an engine with tables."""
 
     _collector: Collector
     _codec: IdCodec
+    _submit: Callable[[Call], object]
+    """Hands a call to the thread of the engine. Bound at the start, because each call passes it."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._submit = refuse
         self._key_stats = StatsMemory(self._count_all)
 
     # Calls -------------------------------------------------------------------------------------------------
 
-    @abstractmethod
-    def _submit(self, call: Call) -> None: ...
-
-    @abstractmethod
-    def _write(self, body: Callable[[WriteTransaction], T]) -> Awaitable[T]: ...
+    def _write(self, body: Callable[[WriteTransaction], T]) -> Awaitable[T]:
+        answer: Answer[T] = Answer()
+        self._submit(Write(answer, body))
+        return answer
 
     def _chore(self, body: Callable[[WriteTransaction], T]) -> Awaitable[T]:
         """Run a write that upkeep repeats periodically."""
         return self._write(body)
 
-    @abstractmethod
-    def _look(self, body: Callable[[State, int], T]) -> Awaitable[T]: ...
+    def _look(self, body: Callable[[State, int], T]) -> Awaitable[T]:
+        answer: Answer[T] = Answer()
+        self._submit(Look(answer, body))
+        return answer
 
     @abstractmethod
     def _memory(self) -> State:
@@ -301,7 +315,9 @@ class TableVerbs(ABC):
     release = _writes(settle.release)
 
     def push(self, requests: Sequence[Sequence[model.NewMessage]]) -> Awaitable[Answers[list[model.PushOutcome]]]:
-        return self._write(partial(push.push, requests=requests))
+        answer: Answer[Answers[list[model.PushOutcome]]] = Answer()
+        self._submit(Write(answer, partial(push.push, requests=requests)))
+        return answer
 
     def pop(self, requests: Sequence[model.PopRequest]) -> Awaitable[Answers[model.PopResult]]:
         answer: Answer[Answers[model.PopResult]] = Answer()
@@ -309,7 +325,9 @@ class TableVerbs(ABC):
         return answer
 
     def settle(self, requests: Sequence[Sequence[model.Settlement]]) -> Awaitable[Answers[list[model.SettleOutcome]]]:
-        return self._write(partial(settle.settle, requests=requests))
+        answer: Answer[Answers[list[model.SettleOutcome]]] = Answer()
+        self._submit(Write(answer, partial(settle.settle, requests=requests)))
+        return answer
 
     def transact(self, requests: Sequence[model.Transaction]) -> Awaitable[Answers[model.TransactionOutcome]]:
         return self._write(partial(settle.transact, requests=requests))
@@ -318,9 +336,9 @@ class TableVerbs(ABC):
         return self._look(lambda state, now: explain.renew(state, now, requests))
 
     async def expire(self, limit: int = 1000) -> model.Expired:
-        future: asyncio.Future[model.Expired] = asyncio.get_running_loop().create_future()
-        self._submit(Expire(future, limit))
-        return await future
+        answer: Answer[model.Expired] = Answer()
+        self._submit(Expire(answer, limit))
+        return await answer
 
     async def collect(self, limit: int = 1000) -> model.Collected:
         collector = self._collector
