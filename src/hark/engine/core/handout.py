@@ -255,7 +255,7 @@ class HandOut:
         if self._add_part(fetch, len(rows), last):
             position.lease = lease
             position.served = self._state.next_turn()
-        position.group.note_in_flight(position)
+        position.note_in_flight()
 
     def _deliver(self, fetch: Fetch, row: MessageRow, attempts: int) -> Delivery:
         partition = fetch.position.partition

@@ -11,7 +11,7 @@ import apsw
 import msgspec
 
 from hark.engine.core.position import NOTHING, AnyDraft, Lease, LeasedMessage, Position, Readiness, Retry, Stored
-from hark.engine.core.store import DELETE_ROWS, Value, for_each, run
+from hark.engine.core.store import DELETE_ROWS, Value, run
 from hark.ids import IdCodec
 
 if TYPE_CHECKING:
@@ -91,9 +91,19 @@ class Draft(AnyDraft):
         self.wiped = False
         """All stored rows of the position except its cursor are removed."""
 
-    def settle(self, first: int, last: int) -> None:
-        """Settle a range of offsets. The cursor moves if the range continues it, else the range is kept."""
-        ranges, changed = self.ranges, self.changed_ranges
+    @property
+    def blocks(self) -> bool:
+        return True  # The next delivery depends on what is settled.
+
+    def finish(self, first: int, last: int = 0) -> None:
+        """Settle a message, or the offsets up to `last`. The cursor moves if they continue it, else they are kept."""
+        # This runs for every settled message, and most positions have no requeued messages and no retries.
+        position = self._position
+        if position.retries or self.retries.changed:
+            self.retries.discard(first)
+        if (position.requeued or self.requeued.changed) and self.requeued.discard(first):
+            return
+        ranges, changed, last = self.ranges, self.changed_ranges, last or first
         if first <= self.cursor + 1:
             if last <= self.cursor:
                 return
@@ -117,26 +127,14 @@ class Draft(AnyDraft):
         changed.add(first)
         ranges[at:end] = [(first, last)]
 
-    @property
-    def blocks(self) -> bool:
-        return True  # The next delivery depends on what is settled.
-
-    def finish(self, offset: int) -> None:
-        # This runs for every settled message, and most positions have no requeued messages and no retries.
-        position = self._position
-        if not ((position.requeued or self.requeued.changed) and self.requeued.discard(offset)):
-            self.settle(offset, offset)
-        if position.retries or self.retries.changed:
-            self.retries.discard(offset)
-
     def wait(self, offset: int, retry: Retry) -> None:
         self.retries[offset] = retry  # The partition waits with it.
 
-    def detach(self, lease: Lease) -> None:
-        self.released = self.released or self._position.lease is lease
-
-    def is_free_of(self, lease: Lease) -> bool:
-        return self.released or self._position.lease is not lease
+    def release(self, lease: Lease, *, at_once: bool) -> bool:
+        if self._position.lease is not lease:
+            return True
+        self.released = self.released or at_once
+        return self.released
 
     def expire(self, lease: Lease, leased: Sequence[LeasedMessage]) -> Sequence[LeasedMessage]:
         # A batch uses no attempt. Its messages are delivered one at a time from now on, to find the cause (rule 16).
@@ -157,11 +155,11 @@ class Draft(AnyDraft):
 
     def give_back(self, lease: Lease, leased: Sequence[LeasedMessage]) -> None:
         self.gone.update(one[3] for one in leased)
-        self.detach(lease)
+        self.release(lease, at_once=True)
 
     def add_requeued(self, offset: int, priority: int, now: int) -> None:  # noqa: ARG002  # for shared groups
+        self.finish(offset)  # It is delivered first, so it must not be delivered again at its offset.
         self.requeued[offset] = False
-        self.settle(offset, offset)  # It is delivered first, so it must not be delivered again at its offset.
 
 
 class OrderedPosition(Position):
@@ -201,7 +199,7 @@ class OrderedPosition(Position):
         self.cursor = cursor
         draft = Draft(self)
         for first, last in gaps:
-            draft.settle(first, last)
+            draft.finish(first, last)
         self.cursor, self.ranges = draft.cursor, draft.ranges
         self.unsaved = {first for first, _ in self.ranges}
 
@@ -211,10 +209,11 @@ class OrderedPosition(Position):
         # A batch starts with the first requeued messages, so the first of them is marked if any is.
         return self.probe > self.cursor or next(iter(self.requeued.values()), False)
 
-    @property
-    def in_flight(self) -> int:
+    def note_in_flight(self) -> None:
         part = None if self.lease is None else self.lease.parts.get(self)
-        return 0 if part is None else part.open
+        in_flight = 0 if part is None else part.open
+        self.group.in_flight += in_flight - self.noted
+        self.noted = in_flight
 
     def readiness(self, now: int) -> Readiness:  # noqa: ARG002  # messages that are not due are found by a claim
         is_ready = self.lease is None and (self.cursor < self.partition.tail or self.requeued)
@@ -311,8 +310,9 @@ class OrderedPosition(Position):
             return 0
         self.cursor, self.ranges = draft.cursor, draft.ranges
         self.probe, self.settled_at = draft.probe, draft.settled_at
-        draft.retries.publish()
-        draft.requeued.publish()
+        for overlay in (draft.retries, draft.requeued):
+            if overlay.changed or overlay.gone:
+                overlay.publish()
         self.unsaved = set()
         if draft.voided:
             self.leased.clear()
@@ -354,8 +354,12 @@ Row = tuple[Value, ...]
 def save_ordered(connection: apsw.Connection, changed: Iterable[OrderedPosition]) -> None:
     """Write the drafts of a transaction. No other thread changes them, so this needs no lock."""
     positions: list[Row] = []
-    gone: tuple[list[Row], list[Row], list[Row]] = ([], [], [])
-    kept: tuple[list[Row], list[Row], list[Row]] = ([], [], [])
+    ranges: list[Row] = []
+    old_ranges: list[Row] = []
+    retries: list[Row] = []
+    old_retries: list[Row] = []
+    requeued: list[Row] = []
+    old_requeued: list[Row] = []
     for position in changed:
         draft, key = position.draft, (position.group.id, position.partition.id)
         assert draft is not None
@@ -364,16 +368,20 @@ def save_ordered(connection: apsw.Connection, changed: Iterable[OrderedPosition]
             for table in ("ranges", "retries", "requeued"):
                 run(connection, f"delete from {table} where grp = ?1 and partition = ?2", *key)
         if draft.changed_ranges:
-            gone[0].extend((*key, first) for first in draft.changed_ranges)
-            kept[0].extend((*key, *pair) for pair in draft.ranges if pair[0] in draft.changed_ranges)
-        gone[1].extend((*key, offset) for offset in draft.retries.gone)
-        kept[1].extend(
-            (*key, offset, retry.attempts, retry.due, retry.error) for offset, retry in draft.retries.changed.items()
-        )
-        gone[2].extend((*key, offset) for offset in draft.requeued.gone)
-        kept[2].extend((*key, offset, int(probe)) for offset, probe in draft.requeued.changed.items())
-    for_each(connection, _SAVE_POSITIONS, positions)
-    statements = ((_DELETE_RANGES, _SAVE_RANGES), (_DELETE_RETRIES, _SAVE_RETRIES), (_DELETE_REQUEUED, _SAVE_REQUEUED))
-    for (delete, save), old, new in zip(statements, gone, kept, strict=True):
-        for_each(connection, delete, old)
-        for_each(connection, save, new)
+            old_ranges += ((*key, first) for first in draft.changed_ranges)
+            ranges += ((*key, *pair) for pair in draft.ranges if pair[0] in draft.changed_ranges)
+        old_retries += ((*key, offset) for offset in draft.retries.gone)
+        retries += ((*key, offset, *retry) for offset, retry in draft.retries.changed.items())
+        old_requeued += ((*key, offset) for offset in draft.requeued.gone)
+        requeued += ((*key, offset, int(probe)) for offset, probe in draft.requeued.changed.items())
+    for sql, rows in (
+        (_SAVE_POSITIONS, positions),
+        (_DELETE_RANGES, old_ranges),
+        (_SAVE_RANGES, ranges),
+        (_DELETE_RETRIES, old_retries),
+        (_SAVE_RETRIES, retries),
+        (_DELETE_REQUEUED, old_requeued),
+        (_SAVE_REQUEUED, requeued),
+    ):
+        if rows:
+            connection.execute(sql, (msgspec.json.encode(rows).decode(),))

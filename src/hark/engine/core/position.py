@@ -104,12 +104,11 @@ class AnyDraft(ABC):
         """Schedule the next delivery of a leased message."""
 
     @abstractmethod
-    def detach(self, lease: Lease) -> None:
-        """End the lease on this position: none of its messages is open, or one of them failed."""
+    def release(self, lease: Lease, *, at_once: bool) -> bool:
+        """Note a settled message of a lease. `at_once`: the lease ends here, as its last message or a failed one.
 
-    @abstractmethod
-    def is_free_of(self, lease: Lease) -> bool:
-        """Whether the lease has ended for its consumer."""
+        True: the lease has ended for its consumer.
+        """
 
     @abstractmethod
     def expire(self, lease: Lease, leased: Sequence[LeasedMessage]) -> Sequence[LeasedMessage]:
@@ -140,10 +139,9 @@ class Position(ABC):
 
     draft: AnyDraft | None
 
-    @property
     @abstractmethod
-    def in_flight(self) -> int:
-        """Number of messages under active leases."""
+    def note_in_flight(self) -> None:
+        """Let the group count the messages under active leases."""
 
     @abstractmethod
     def find_leased(self, name: str, codec: IdCodec) -> LeasedMessage | None:

@@ -52,15 +52,21 @@ class SettleAuthorizer(msgspec.Struct, eq=False):
 
     def authorize(self, item: Settlement) -> SettleDecision:
         """Check one settlement."""
-        key = (item.partition_id, item.group)
+        state, key = self._transaction.state, (item.partition_id, item.group)
         position = self._positions.get(key)
         if position is None and key not in self._positions:  # A missing one costs a search, so it is kept too.
-            position = self._find_position(item)
+            partition = state.partitions_by_uid.get(item.partition_id) or self._partition(item)
+            if partition is not None:
+                names = (partition.queue.name, item.group)
+                group = state.groups.get(names) or self._transaction.loader.group(*names)
+                if group is not None:
+                    position = group.positions.get(partition.id) or self._transaction.loader.position(
+                        group, partition.id
+                    )
             if item.partition_id:
                 self._positions[key] = position
         if position is None:
             return self._without_position(item)
-        state = self._transaction.state
         leased = position.find_leased(item.transaction_id, state.codec)
         if leased is None:
             return self._not_leased(position, item)
@@ -80,17 +86,6 @@ class SettleAuthorizer(msgspec.Struct, eq=False):
         if address is None or bool(address.offset) is bool(item.partition_id):
             return None
         return self._transaction.loader.partition(address.partition)
-
-    def _find_position(self, item: Settlement) -> Position | None:
-        state = self._transaction.state
-        partition = state.partitions_by_uid.get(item.partition_id) or self._partition(item)
-        if partition is None:
-            return None
-        key = (partition.queue.name, item.group)
-        group = state.groups.get(key) or self._transaction.loader.group(*key)
-        if group is None:
-            return None
-        return group.positions.get(partition.id) or self._transaction.loader.position(group, partition.id)
 
     def _without_position(self, item: Settlement) -> SettleDecision:
         partition = self._transaction.state.partitions_by_uid.get(item.partition_id) or self._partition(item)
@@ -200,11 +195,9 @@ def apply(transaction: WriteTransaction, item: Settlement, decision: SettleDecis
     else:
         error = item.error or "Failed without an error text"
         outcome.dead_lettered = fail(transaction, position, leased, error, transaction.now, item.delay_ms)
-    if item.status != "completed":
-        draft.detach(lease)  # A failure releases the partition at once (rule 14).
     draft.gone.add(leased[3])
-    transaction.release(position, lease)
-    outcome.lease_released = draft.is_free_of(lease)
+    # A failure releases the partition at once (rule 14).
+    outcome.lease_released = transaction.release(position, lease, at_once=item.status != "completed")
     return outcome
 
 
@@ -394,7 +387,7 @@ def expire(transaction: WriteTransaction, limit: int) -> None:
 def _end(transaction: WriteTransaction, lease: Lease) -> None:
     """Notify of the end of a lease in all its positions."""
     for position in lease.parts:
-        transaction.hints.ended(position.group.queue_name, position.group.name, lease.id)
+        transaction.hints.add(position.group.queue_name, position.group.name, (), ended=lease.id)
 
 
 def release(transaction: WriteTransaction, lease_ids: Sequence[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import apsw
@@ -225,9 +225,9 @@ class SharedPosition(Position):
 
     # Leases ------------------------------------------------------------------------------------------------
 
-    @property
-    def in_flight(self) -> int:
-        return len(self.leased)
+    def note_in_flight(self) -> None:
+        self.group.in_flight += len(self.leased) - self.noted
+        self.noted = len(self.leased)
 
     def find_leased(self, name: str, codec: IdCodec) -> LeasedMessage | None:
         entry = self.leased.get(name)
@@ -359,10 +359,7 @@ class SharedDraft(AnyDraft):
     def wait(self, offset: int, retry: Retry) -> None:
         self.changes[offset] = self._position.entries[offset].changed(retry.attempts, retry.due, retry.error)
 
-    def detach(self, lease: Lease) -> None:
-        """A lease on one message blocks no other message."""
-
-    def is_free_of(self, lease: Lease) -> bool:
+    def release(self, lease: Lease, *, at_once: bool) -> bool:  # noqa: ARG002  # a message blocks no other one
         return all(part.open <= 0 for part in lease.parts.values())
 
     def expire(self, lease: Lease, leased: Sequence[LeasedMessage]) -> Sequence[LeasedMessage]:  # noqa: ARG002  # for ordered groups
@@ -398,7 +395,7 @@ Key = tuple[int, int]
 class SharedRows:
     """The rows of positions that one transaction writes. They are collected under the lock and written without it."""
 
-    def __init__(self) -> None:
+    def __init__(self, drafted: Iterable[SharedPosition]) -> None:
         self._positions: list[tuple[int, int, int, int | None]] = []
         self._lanes: list[tuple[int, int, int, int, int, int]] = []
         self._wiped: list[Key] = []
@@ -406,8 +403,10 @@ class SharedRows:
         self._outstanding: list[tuple[int, int, int, int, int, str | None, int]] = []
         self.latest_due = 0
         """The latest delivery time that a group has passed. No message may become due before it any more."""
+        for position in drafted:
+            self._note(position)
 
-    def note(self, position: SharedPosition) -> None:
+    def _note(self, position: SharedPosition) -> None:
         """Collect the rows of a position with its draft."""
         draft, key = position.draft, (position.group.id, position.partition.id)
         assert draft is not None
@@ -457,8 +456,6 @@ class SharedRows:
 
     def write(self, connection: apsw.Connection) -> None:
         """Write the collected rows."""
-        if not self._positions:
-            return
         for_each(connection, _SAVE_SHARED_POSITIONS, self._positions)
         for key in self._wiped:
             run(connection, "delete from lanes where grp = ?1 and partition = ?2", *key)

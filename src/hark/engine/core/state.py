@@ -264,15 +264,9 @@ class Group(msgspec.Struct, eq=False):
                 self.waking_heap[:] = [(at, number) for number, (at, _) in self.waking.items()]
                 heapq.heapify(self.waking_heap)
 
-    def note_in_flight(self, position: Position) -> None:
-        """Count the leased messages of a position."""
-        in_flight = position.in_flight
-        self.in_flight += in_flight - position.noted
-        position.noted = in_flight
-
     def refresh(self, position: Position, now: int) -> bool:
         """Update the readiness of a position after a change. True: it is ready now."""
-        self.note_in_flight(position)
+        position.note_in_flight()
         priority, due = position.readiness(now)
         if priority is not None:
             self._set_ready(position.partition.id, priority)
@@ -352,7 +346,8 @@ class Group(msgspec.Struct, eq=False):
 def remember(known: dict[K, V], key: K, value: V) -> None:
     """Add to a table of the most recent entries."""
     known[key] = value
-    forget_oldest(known, REMEMBERED)
+    if len(known) > 2 * REMEMBERED:
+        forget_oldest(known, REMEMBERED)
 
 
 Label = tuple[str, str | None, str | None]

@@ -13,6 +13,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from shutil import disk_usage
 from typing import Any, NamedTuple, cast
@@ -35,16 +36,9 @@ _LEAST_SQLITE = (3, 51, 3)
 _HEADER = b"SQLite format 3\x00"
 _DATABASE_MARK = b"database\n"
 _RESTORING_MARK = b"restoring\n"
-_ROWS_PER_INSERT = (64, 8, 1)
-_MESSAGE_COLUMNS = 8
+MESSAGE_COLUMNS = 8
 _WRITER_CACHE_KIB = 64 * 1024
 _READER_CACHE_KIB = 8 * 1024
-_INSERTS = {
-    rows: "insert into messages"
-    " (partition, offset, created_at, priority, deliver_at, transaction_id, extra, payload) values "
-    + ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?)"] * rows)
-    for rows in _ROWS_PER_INSERT
-}
 
 Value = None | int | float | str | bytes
 
@@ -81,6 +75,8 @@ class Store:
             if not self.memory:
                 self._lock()
             self.writer = self._connect()
+            self.commit = partial(self.writer.execute, "commit")
+            """Commits the transaction of the writer. Returns when it is on stable storage."""
             self._check_identity()
             if not self.memory:
                 self.writer.pragma("journal_mode", "wal")
@@ -142,15 +138,13 @@ class Store:
                 f"of {name}.before-* back to {name}* and remove {name}.lock"
             )
 
-    def commit(self) -> None:
-        """Commit the transaction of the writer. Returns when it is on stable storage."""
-        self.writer.execute("commit")
-
     def refusal(self) -> DiskFull | None:
         """The reason if nothing may be added, because settlements need the remaining space. For the writer thread."""
         if self.memory or not self._min_free_bytes:
             return None
         disk = disk_usage(self._folder)
+        if not self._is_short and disk.free >= max(self._min_free_bytes, _LEAST_FREE_BYTES):
+            return None  # Enough, whatever the size of the disk.
         least = least_free(disk.total, self._min_free_bytes)
         # Free pages of the file are used before the file grows.
         short = disk.free < least
@@ -323,17 +317,6 @@ def sync_directory(path: Path) -> None:
         os.close(directory)
 
 
-def insert_messages(connection: apsw.Connection, flat: list[Value]) -> None:
-    """Insert rows from one flat list, eight values each, in as few steps as possible."""
-    position, end = 0, len(flat)
-    for rows in _ROWS_PER_INSERT:
-        width = rows * _MESSAGE_COLUMNS
-        statement = _INSERTS[rows]
-        while end - position >= width:
-            connection.execute(statement, flat[position : position + width])
-            position += width
-
-
 def run(connection: apsw.Connection, sql: str, *parameters: Value) -> None:
     """Execute a statement without a result."""
     connection.execute(sql, parameters)
@@ -478,12 +461,12 @@ _EXTRA, _PAYLOAD = 6, 7
 
 
 def set_locations(flat: list[Value], locate: Locate) -> None:
-    """Store the payloads of rows elsewhere, before `insert_messages`.
+    """Store the payloads of rows elsewhere, before the rows are inserted.
 
     Rows with `keysIfUndelivered` keep theirs, because SQL alone may store it as a value. The loop runs for every
     message.
     """
-    for start in range(0, len(flat), _MESSAGE_COLUMNS):
+    for start in range(0, len(flat), MESSAGE_COLUMNS):
         text, payload = flat[start + _EXTRA], flat[start + _PAYLOAD]
         assert isinstance(payload, bytes)
         if text is None:

@@ -28,7 +28,6 @@ from collections.abc import Sequence
 from math import inf
 from queue import SimpleQueue
 from time import monotonic
-from typing import TypeVar
 
 import apsw
 
@@ -50,7 +49,6 @@ from hark.model import Expired, PopRequest, PopResult
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 _EXPIRE_AT_ONCE = 10_000
 _MOST_AT_ONCE = 64
 """Number of messages that are claimed on the event loop."""
@@ -149,7 +147,9 @@ class StoreThreads:
     def _run_claimer(self) -> None:
         stop: Stop | None = None
         while stop is None:
-            calls = take_all(self._claims)
+            calls = [self._claims.get()]
+            while not self._claims.empty():  # No other thread takes from it.
+                calls.append(self._claims.get())
             stop = next((call for call in calls if isinstance(call, Stop)), None)
             with self._lock:
                 self._serve_all([call for call in calls if not isinstance(call, Stop)])
@@ -225,7 +225,9 @@ class StoreThreads:
     def _run_writer(self) -> None:
         stop: Stop | None = None
         while stop is None or not self._writes.empty():
-            calls = take_all(self._writes)
+            calls = [self._writes.get()]
+            while not self._writes.empty():  # No other thread takes from it.
+                calls.append(self._writes.get())
             stop = next((call for call in calls if isinstance(call, Stop)), stop)
             writes = [call for call in calls if not isinstance(call, Stop)]
             if stop is not None:
@@ -294,7 +296,8 @@ class StoreThreads:
     def _run_bodies(self, writes: Sequence[Call], now: int) -> WriteTransaction:
         self._store.writer.execute("begin immediate")
         transaction = WriteTransaction(self._store.writer, self.state, now, self._ids)
-        if self.state.is_due(now):
+        heap = self.state.lease_heap
+        if heap and heap[0][0] <= now:  # Perhaps of a lease that ended before. That is for `expire` to find out.
             limits = [write.limit for write in writes if isinstance(write, Expire)]
             expire(transaction, max(limits) if len(limits) == len(writes) else _EXPIRE_AT_ONCE)
         if self._notes.waiting:
@@ -307,7 +310,8 @@ class StoreThreads:
         if now - self._noted >= _NOTE_EVERY:
             note_time(transaction.connection, now)
             transaction.on_commit(lambda: setattr(self, "_noted", now))
-        transaction.seal()
+        if transaction.shared or transaction.drops is not None:
+            transaction.seal()
         return transaction
 
     def _claim_in(self, transaction: WriteTransaction, claim: Claim) -> None:
@@ -418,7 +422,7 @@ class StoreThreads:
             hints.add(queue, None, None)
         for lease in lost:
             for position in lease.parts:
-                hints.ended(position.group.queue_name, position.group.name, lease.id)
+                hints.add(position.group.queue_name, position.group.name, (), ended=lease.id)
         self._outbox.post([], hints.hints())
 
 
@@ -426,11 +430,3 @@ def _unknown(error: Exception) -> HarkError:
     """The error for calls whose commit may be in the log."""
     text = f"the store failed: {error}; it is unknown whether the request took effect; see the server log"
     return EngineFailure(text, code="outcome_unknown")
-
-
-def take_all(inbox: SimpleQueue[T]) -> list[T]:
-    """Wait for an item, and take all that are present."""
-    messages = [inbox.get()]
-    while not inbox.empty():  # No other thread takes from it.
-        messages.append(inbox.get())
-    return messages
