@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from hark.clock import SystemClock
-from hark.engine.core.store import Store
 from hark.engine.sqlite import SqliteEngine, files
+from hark.engine.sqlite.store import Store
 from hark.errors import EngineFailure, HarkError
 from hark.model import NewMessage, PopRequest, PopResult, Read, Settlement
 from tests.crash.power import Disk, Kind, powered_by, put

@@ -403,6 +403,10 @@ class State:
         self.expiring: set[Group] = set()
         """Groups with leases whose expiry is being committed."""
 
+    def metrics(self) -> dict[str, float]:
+        """Counts of leases that expired."""
+        return {"leases_expired": self.leases_expired, "expiries_dead_lettered": self.expiries_dead_lettered}
+
     def next_turn(self) -> int:
         """The next number of a sequence. It orders served positions, and equal heap entries."""
         return next(self._turns)

@@ -17,10 +17,10 @@ from hark.engine.api import KeyListener, Listener, ignore_keys
 from hark.engine.core.collect import Collector
 from hark.engine.core.explain import LeaseView
 from hark.engine.core.state import State
-from hark.engine.core.store import AUTO, Store
 from hark.engine.core.verbs import Stop, TableVerbs, refuse, stopping
 from hark.engine.sqlite import files
 from hark.engine.sqlite.files import resume
+from hark.engine.sqlite.store import AUTO, Store
 from hark.engine.sqlite.threads import StoreThreads
 from hark.errors import EngineFailure
 from hark.ids import IdSource

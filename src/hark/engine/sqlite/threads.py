@@ -38,11 +38,11 @@ from hark.engine.core.groups import first_contact
 from hark.engine.core.loader import Loader
 from hark.engine.core.settle import expire, settle_leased
 from hark.engine.core.state import State
-from hark.engine.core.store import Store
 from hark.engine.core.transaction import WriteTransaction
 from hark.engine.core.verbs import Call, Claim, Expire, Look, Notes, Outbox, Stop, Write, translate
 from hark.engine.hints import HintBook
-from hark.engine.sqlite.files import Checkpointer, note_time
+from hark.engine.sqlite.files import note_time
+from hark.engine.sqlite.store import Checkpointer, Store
 from hark.errors import EngineFailure, HarkError
 from hark.ids import IdCodec, IdSource
 from hark.model import Expired, PopRequest, PopResult
