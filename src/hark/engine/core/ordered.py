@@ -130,12 +130,6 @@ class Draft(AnyDraft):
     def wait(self, offset: int, retry: Retry) -> None:
         self.retries[offset] = retry  # The partition waits with it.
 
-    def release(self, lease: Lease, *, at_once: bool) -> bool:
-        if self._position.lease is not lease:
-            return True
-        self.released = self.released or at_once
-        return self.released
-
     def expire(self, lease: Lease, leased: Sequence[LeasedMessage]) -> Sequence[LeasedMessage]:
         # A batch uses no attempt. Its messages are delivered one at a time from now on, to find the cause (rule 16).
         self.gone.update(one[3] for one in leased)
@@ -155,7 +149,7 @@ class Draft(AnyDraft):
 
     def give_back(self, lease: Lease, leased: Sequence[LeasedMessage]) -> None:
         self.gone.update(one[3] for one in leased)
-        self.release(lease, at_once=True)
+        self.released = self.released or self._position.lease is lease
 
     def add_requeued(self, offset: int, priority: int, now: int) -> None:  # noqa: ARG002  # for shared groups
         self.finish(offset)  # It is delivered first, so it must not be delivered again at its offset.

@@ -104,13 +104,6 @@ class AnyDraft(ABC):
         """Schedule the next delivery of a leased message."""
 
     @abstractmethod
-    def release(self, lease: Lease, *, at_once: bool) -> bool:
-        """Note a settled message of a lease. `at_once`: the lease ends here, as its last message or a failed one.
-
-        True: the lease has ended for its consumer.
-        """
-
-    @abstractmethod
     def expire(self, lease: Lease, leased: Sequence[LeasedMessage]) -> Sequence[LeasedMessage]:
         """Expire a lease. Returns the messages that use an attempt."""
 

@@ -359,9 +359,6 @@ class SharedDraft(AnyDraft):
     def wait(self, offset: int, retry: Retry) -> None:
         self.changes[offset] = self._position.entries[offset].changed(retry.attempts, retry.due, retry.error)
 
-    def release(self, lease: Lease, *, at_once: bool) -> bool:  # noqa: ARG002  # a message blocks no other one
-        return all(part.open <= 0 for part in lease.parts.values())
-
     def expire(self, lease: Lease, leased: Sequence[LeasedMessage]) -> Sequence[LeasedMessage]:  # noqa: ARG002  # for ordered groups
         return leased
 

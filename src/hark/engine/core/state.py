@@ -234,17 +234,15 @@ class Group(msgspec.Struct, eq=False):
     leases: list[tuple[int, int, Lease]] = []
     """Heap of leases by expiry. Entries of ended and renewed leases are dropped when they are reached."""
 
-    def make_ready(self, partition: int, priority: int = 0) -> None:
-        """Mark a partition as ready for messages of this priority."""
+    def make_ready(self, partition: int, priority: int = 0, *, lower: bool = False) -> None:
+        """Mark a partition as ready for messages of this priority. `lower`: also if it is ready for a higher one."""
         known = self.ready.get(partition)
-        if known is None or known[0] > -priority:
-            self._set_ready(partition, priority)
-
-    def _set_ready(self, partition: int, priority: int) -> None:
+        if known is not None and known[0] <= -priority and not lower:
+            return
         self.waking.pop(partition, None)
         position = self.positions.get(partition)
         rank = (-priority, position.served if position is not None else 0)
-        if self.ready.get(partition) == rank:
+        if known == rank:
             return
         self.ready[partition] = rank
         if len(self.ready_heap) > 2 * len(self.ready) + _HEAP_SLACK:
@@ -269,7 +267,7 @@ class Group(msgspec.Struct, eq=False):
         position.note_in_flight()
         priority, due = position.readiness(now)
         if priority is not None:
-            self._set_ready(position.partition.id, priority)
+            self.make_ready(position.partition.id, priority, lower=True)
             if due is None:
                 self.rising.pop(position.partition.id, None)
             elif self.rising.get(position.partition.id) != due:

@@ -272,7 +272,7 @@ class WriteTransaction(msgspec.Struct, eq=False):
         self._counts[queue, what] = self._counts.get((queue, what), 0) + number
 
     def release(self, position: Position, lease: Lease, *, at_once: bool = False) -> bool:
-        """Take one open message off a lease. With the last one, or `at_once`, the lease releases the position.
+        """Take one settled message off a lease. With the last one, or `at_once`, the lease releases the position.
 
         True: the lease has ended for its consumer.
         """
@@ -282,7 +282,13 @@ class WriteTransaction(msgspec.Struct, eq=False):
             if part.open <= 0:
                 self.ended.append((lease, position))
                 at_once = True
-        return (position.draft or self.draft(position)).release(lease, at_once=at_once)
+        if isinstance(position, SharedPosition):  # There a lease on one message blocks no other message.
+            return all(one.open <= 0 for one in lease.parts.values())
+        assert isinstance(position, OrderedPosition) and position.draft is not None
+        if position.lease is not lease:
+            return True
+        position.draft.released |= at_once
+        return position.draft.released
 
     def settled_many(self, queue: Queue) -> None:
         """Request a new count of the unsettled messages of a queue."""
@@ -339,7 +345,8 @@ class WriteTransaction(msgspec.Struct, eq=False):
         for action in self._on_commit:
             action()
         for lease, position in self.ended:
-            if state.detach(lease, position):
+            lease.parts.pop(position, None)
+            if not lease.parts and state.leases.pop(lease.id, None) is not None:
                 self.hints.add(position.group.queue_name, position.group.name, (), ended=lease.id)
         for group, number in self.settled_count.items():
             queue = state.queues.get(group.queue_name)

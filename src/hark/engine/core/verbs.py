@@ -271,18 +271,19 @@ class TableVerbs(ABC):
     _collector: Collector
     _codec: IdCodec
     _submit: Callable[[Call], object]
-    """Hands a call to the thread of the engine. Bound at the start, because each call passes it."""
+    _submit_write: Callable[[Write], object]
+    """Hand a call to the threads of the engine. Bound at the start, because each call passes one of them."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._submit = refuse
+        self._submit = self._submit_write = refuse
         self._key_stats = StatsMemory(self._count_all)
 
     # Calls -------------------------------------------------------------------------------------------------
 
     def _write(self, body: Callable[[WriteTransaction], T]) -> Awaitable[T]:
         answer: Answer[T] = Answer()
-        self._submit(Write(answer, body))
+        self._submit_write(Write(answer, body))
         return answer
 
     def _chore(self, body: Callable[[WriteTransaction], T]) -> Awaitable[T]:
@@ -316,7 +317,7 @@ class TableVerbs(ABC):
 
     def push(self, requests: Sequence[Sequence[model.NewMessage]]) -> Awaitable[Answers[list[model.PushOutcome]]]:
         answer: Answer[Answers[list[model.PushOutcome]]] = Answer()
-        self._submit(Write(answer, partial(push.push, requests=requests)))
+        self._submit_write(Write(answer, partial(push.push, requests=requests)))
         return answer
 
     def pop(self, requests: Sequence[model.PopRequest]) -> Awaitable[Answers[model.PopResult]]:
@@ -326,7 +327,7 @@ class TableVerbs(ABC):
 
     def settle(self, requests: Sequence[Sequence[model.Settlement]]) -> Awaitable[Answers[list[model.SettleOutcome]]]:
         answer: Answer[Answers[list[model.SettleOutcome]]] = Answer()
-        self._submit(Write(answer, partial(settle.settle, requests=requests)))
+        self._submit_write(Write(answer, partial(settle.settle, requests=requests)))
         return answer
 
     def transact(self, requests: Sequence[model.Transaction]) -> Awaitable[Answers[model.TransactionOutcome]]:
@@ -337,7 +338,7 @@ class TableVerbs(ABC):
 
     async def expire(self, limit: int = 1000) -> model.Expired:
         answer: Answer[model.Expired] = Answer()
-        self._submit(Expire(answer, limit))
+        self._submit_write(Expire(answer, limit))
         return await answer
 
     async def collect(self, limit: int = 1000) -> model.Collected:

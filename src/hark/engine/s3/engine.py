@@ -108,11 +108,13 @@ class S3Engine(TableVerbs):
         self._pool = ThreadPoolExecutor(_READERS, thread_name_prefix="hark-s3-read")
         self._codec = replica.local.state.codec
         self._filler = Filler(self._cache, replica.fetch)
-        self._replica, self._submit = replica, replica.submit
+        self._replica = replica
+        self._submit = self._submit_write = replica.submit
 
     async def close(self) -> None:
         """Finish accepted calls and close."""
-        replica, self._replica, self._submit = self._replica, None, refuse
+        replica, self._replica = self._replica, None
+        self._submit = self._submit_write = refuse
         if replica is None:
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -70,10 +70,11 @@ class SqliteEngine(TableVerbs):
         self._threads = StoreThreads(self._store, self._clock, IdSource(self._clock), listener, key_listener)
         self._codec = self._threads.state.codec
         self._threads.start()
-        self._submit = self._threads.submit
+        self._submit, self._submit_write = self._threads.submit, self._threads.writes.put
 
     async def close(self) -> None:
-        thread, self._threads, self._submit = self._threads, None, refuse
+        thread, self._threads = self._threads, None
+        self._submit = self._submit_write = refuse
         if thread is None:
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
