@@ -8,7 +8,7 @@ import apsw
 import msgspec
 
 from hark.clock import MILLISECOND, SECOND
-from hark.engine.core.ordered import MAX_RANGES, Draft, OrderedPosition
+from hark.engine.core.ordered import MAX_RANGES, OrderedPosition
 from hark.engine.core.position import DelayedLane, Item, Lease, Part, PlainLane, Position
 from hark.engine.core.shared import Entry, SharedPosition
 from hark.engine.core.state import Group, Queue, State
@@ -212,10 +212,9 @@ class HandOut:
         if not gone:
             return
         position = fetch.position
-        draft = Draft(position)
+        draft = position.start_draft()
         for offset in gone:
             draft.finish(offset)
-        position.draft = draft
         position.publish(self._now)
         self.stepped.setdefault(position, set()).update(draft.changed_ranges)
 

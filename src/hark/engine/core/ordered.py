@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import apsw
 import msgspec
 
-from hark.engine.core.position import NOTHING, AnyDraft, Lease, LeasedMessage, Position, Readiness, Retry, Stored
+from hark.engine.core.position import NOTHING, Lease, LeasedMessage, Position, Readiness, Retry, Stored
 from hark.engine.core.store import DELETE_ROWS, Value, run
 from hark.ids import IdCodec
 
 if TYPE_CHECKING:
     from hark.engine.core.state import Group, Partition
+    from hark.engine.core.transaction import WriteTransaction
 
 V = TypeVar("V")
 MAX_RANGES = 10_000
@@ -69,31 +70,31 @@ class Overlay(msgspec.Struct, Generic[V], eq=False):
         self._table.update(self.changed)
 
 
-class Draft(AnyDraft):
+class Draft(msgspec.Struct, eq=False):
     """The changes of the running transaction to a position of an ordered group."""
 
-    __slots__ = ("_position", "changed_ranges", "cursor", "probe", "ranges", "released", "requeued", "retries", "wiped")
-
-    def __init__(self, position: OrderedPosition) -> None:
-        self._position = position
-        self.settled_at = position.settled_at
-        self.voided = False
-        self.gone = set()
-        self.cursor = position.cursor
-        self.ranges = list(position.ranges)
-        self.retries = Overlay(position.retries)
-        self.requeued = Overlay(position.requeued)
-        self.probe = position.probe
-        self.released = False
-        """The lease no longer blocks the partition."""
-        self.changed_ranges: set[int] = set(position.unsaved)
-        """First offsets of ranges that were added, changed or removed."""
-        self.wiped = False
-        """All stored rows of the position except its cursor are removed."""
+    _position: OrderedPosition
+    settled_at: int | None
+    cursor: int
+    ranges: list[tuple[int, int]]
+    retries: Overlay[Retry]
+    requeued: Overlay[bool]
+    probe: int
+    changed_ranges: set[int]
+    """First offsets of ranges that were added, changed or removed."""
+    released: bool = False
+    """The lease no longer blocks the partition."""
+    voided: bool = False
+    """All leases on the position are void."""
+    wiped: bool = False
+    """All stored rows of the position except its cursor are removed."""
+    gone: set[str] = set()
+    """Transaction ids of messages that are no longer leased. A second settlement of them has no effect."""
 
     @property
     def blocks(self) -> bool:
-        return True  # The next delivery depends on what is settled.
+        """Whether nothing may be delivered before the commit: here the next delivery depends on what is settled."""
+        return True
 
     def finish(self, first: int, last: int = 0) -> None:
         """Settle a message, or the offsets up to `last`. The cursor moves if they continue it, else they are kept."""
@@ -128,10 +129,14 @@ class Draft(AnyDraft):
         ranges[at:end] = [(first, last)]
 
     def wait(self, offset: int, retry: Retry) -> None:
-        self.retries[offset] = retry  # The partition waits with it.
+        """Schedule the next delivery of a leased message. The partition waits with it."""
+        self.retries[offset] = retry
 
     def expire(self, lease: Lease, leased: Sequence[LeasedMessage]) -> Sequence[LeasedMessage]:
-        # A batch uses no attempt. Its messages are delivered one at a time from now on, to find the cause (rule 16).
+        """Expire a lease. Returns the messages that use an attempt.
+
+        A batch uses none. Its messages are delivered one at a time from now on, to find the cause (rule 16).
+        """
         self.gone.update(one[3] for one in leased)
         if self._position.lease is not lease or self.voided:
             return ()  # A failure or a retry released the partition before.
@@ -148,10 +153,12 @@ class Draft(AnyDraft):
         return ()
 
     def give_back(self, lease: Lease, leased: Sequence[LeasedMessage]) -> None:
+        """Release messages as if they had not been delivered."""
         self.gone.update(one[3] for one in leased)
         self.released = self.released or self._position.lease is lease
 
     def add_requeued(self, offset: int, priority: int, now: int) -> None:  # noqa: ARG002  # for shared groups
+        """Add a requeued message in front of all others."""
         self.finish(offset)  # It is delivered first, so it must not be delivered again at its offset.
         self.requeued[offset] = False
 
@@ -191,11 +198,20 @@ class OrderedPosition(Position):
     def begin(self, cursor: int, gaps: list[tuple[int, int]]) -> None:
         """Start a new position. Offsets without a message count as settled."""
         self.cursor = cursor
-        draft = Draft(self)
+        draft = self.start_draft()
         for first, last in gaps:
             draft.finish(first, last)
-        self.cursor, self.ranges = draft.cursor, draft.ranges
+        self.cursor, self.ranges, self.draft = draft.cursor, draft.ranges, None
         self.unsaved = {first for first, _ in self.ranges}
+
+    def start_draft(self, transaction: WriteTransaction | None = None) -> Draft:
+        if transaction is not None:
+            transaction.ordered[self] = None
+        retries, requeued = Overlay(self.retries), Overlay(self.requeued)
+        self.draft = Draft(
+            self, self.settled_at, self.cursor, list(self.ranges), retries, requeued, self.probe, set(self.unsaved)
+        )
+        return self.draft
 
     @property
     def is_probed(self) -> bool:

@@ -172,7 +172,7 @@ def apply(transaction: WriteTransaction, item: Settlement, decision: SettleDecis
     partition = position.partition
     outcome = SettleOutcome(item.transaction_id, True, None, None, position.group.queue_name, partition.name)
     leased = decision.leased
-    draft = position.draft or transaction.draft(position)
+    draft = position.draft or position.start_draft(transaction)
     if leased is None or leased[3] in draft.gone:
         # Completed before, or named twice in one request: the first settlement counts.
         return outcome

@@ -12,7 +12,6 @@ import msgspec
 from hark.clock import SECOND
 from hark.engine.core.position import (
     NEVER,
-    AnyDraft,
     DelayedLane,
     Lease,
     LeasedMessage,
@@ -27,6 +26,7 @@ from hark.ids import IdCodec
 
 if TYPE_CHECKING:
     from hark.engine.core.state import Group, Partition
+    from hark.engine.core.transaction import WriteTransaction
 
 # Memory is ahead of the disk. Every claim moves lanes forward, and what it delivers is outstanding in memory only. A
 # transaction that changes the position writes the cursors of the lanes as they are at that moment, and the outstanding
@@ -289,6 +289,12 @@ class SharedPosition(Position):
 
     # Commits -----------------------------------------------------------------------------------------------
 
+    def start_draft(self, transaction: WriteTransaction | None = None) -> SharedDraft:
+        if transaction is not None:
+            transaction.shared[self] = None
+        self.draft = SharedDraft(self, self.settled_at, self.base)
+        return self.draft
+
     def publish(self, now: int) -> int:
         draft, self.draft = self.draft, None
         if draft is None:
@@ -323,23 +329,20 @@ SETTLED = None
 """The change of a message that the group settles."""
 
 
-class SharedDraft(AnyDraft):
-    """The changes of the running transaction to a position of a shared group."""
+class SharedDraft(msgspec.Struct, eq=False):
+    """The changes of the running transaction to a position of a shared group. For its methods see `Draft`."""
 
-    __slots__ = ("_position", "added", "base", "changes", "removes")
-
-    def __init__(self, position: SharedPosition) -> None:
-        self._position = position
-        self.settled_at = position.settled_at
-        self.voided = False
-        self.gone = set()
-        self.base = position.base
-        self.changes: dict[int, Entry | None] = {}
-        """New state of outstanding messages, by offset."""
-        self.added: dict[int, Entry] = {}
-        """Requeued messages."""
-        self.removes = False
-        """The transaction removes messages that a lane may be about to deliver."""
+    _position: SharedPosition
+    settled_at: int | None
+    base: int
+    voided: bool = False
+    gone: set[str] = set()
+    changes: dict[int, Entry | None] = {}
+    """New state of outstanding messages, by offset."""
+    added: dict[int, Entry] = {}
+    """Requeued messages."""
+    removes: bool = False
+    """The transaction removes messages that a lane may be about to deliver."""
 
     @property
     def blocks(self) -> bool:

@@ -13,7 +13,7 @@ from hark.engine.core.handout import Picker
 from hark.engine.core.keyvalue import KeyBook
 from hark.engine.core.loader import Loader
 from hark.engine.core.ordered import Draft, OrderedPosition, save_ordered
-from hark.engine.core.position import AnyDraft, Lease, Position, Stored
+from hark.engine.core.position import Lease, Position, Stored
 from hark.engine.core.shared import SharedDraft, SharedPosition, SharedRows
 from hark.engine.core.state import REMEMBERED, Bounds, Group, Partition, Queue, State
 from hark.engine.core.store import MESSAGE_COLUMNS, Locate, Value, delete_traces, for_each, rows_of, run, scalar
@@ -212,18 +212,9 @@ class WriteTransaction(msgspec.Struct, eq=False):
 
     # For verbs ---------------------------------------------------------------------------------------------
 
-    def draft(self, position: Position) -> AnyDraft:
+    def draft(self, position: Position) -> Draft | SharedDraft:
         """The draft of a position."""
-        draft = position.draft
-        if draft is None:
-            if isinstance(position, SharedPosition):
-                draft = position.draft = SharedDraft(position)
-                self.shared[position] = None
-            else:
-                assert isinstance(position, OrderedPosition)
-                draft = position.draft = Draft(position)
-                self.ordered[position] = None
-        return draft
+        return position.draft or position.start_draft(self)
 
     def note_lane(self, partition: Partition, priority: int, deliver_at: int | None) -> None:
         """Note a pushed message with a priority or a delay."""
@@ -242,7 +233,7 @@ class WriteTransaction(msgspec.Struct, eq=False):
 
     def settle(self, position: Position, offset: int) -> None:
         """Settle a message for a group, for any reason."""
-        draft = position.draft or self.draft(position)
+        draft = position.draft or position.start_draft(self)
         draft.finish(offset)
         draft.settled_at = self.now
         if position.partition.queue.info.options.drop_settled:

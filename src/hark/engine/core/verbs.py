@@ -107,7 +107,11 @@ class Outbox:
     def __init__(self, listener: Listener, key_listener: KeyListener) -> None:
         self._listener = listener
         self._key_listener = key_listener
-        self._loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
+        self.deliver: Callable[[], object] = partial(loop.call_soon_threadsafe, self._empty)
+        """Lets the event loop empty it. The lock must be free: waking up the loop can cost a turn."""
+        self.deliver_soon: Callable[[], object] = partial(loop.call_soon, self._empty)
+        """Does the same from the event loop itself."""
         self._waiting: deque[tuple[Sequence[Call], Sequence[model.Hint], model.KeyNotification | None]] = deque()
 
     def post(
@@ -116,16 +120,6 @@ class Outbox:
         """Add answers and hints. The caller holds the lock, so that no answer is older than a hint before it."""
         if answers or hints or keys is not None:
             self._waiting.append((answers, hints, keys))
-
-    def deliver(self) -> None:
-        """Let the event loop empty it. The lock must be free: waking up the loop can cost a turn."""
-        if self._waiting:
-            self._loop.call_soon_threadsafe(self._empty)
-
-    def deliver_soon(self) -> None:
-        """Do the same from the event loop itself."""
-        if self._waiting:
-            self._loop.call_soon(self._empty)
 
     def _empty(self) -> None:
         while self._waiting:
