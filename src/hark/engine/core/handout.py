@@ -139,7 +139,7 @@ class HandOut:
                 position.hold(entry, lease, delivery.transaction_id, (row.extra or NO_EXTRA).b)
         if handed:
             self._add_part(fetch, handed, 0)
-        position.group.refresh(position, self._now)
+        position.refresh(self._now)
         if position.partition.id in position.group.ready:
             job.more.append((fetch.queue, position, 0))
 
@@ -182,7 +182,7 @@ class HandOut:
             group.wake_at(position.partition.id, due, reason)
         else:  # No message was found: read more of the following offsets.
             job.look = min(job.look * 4, _LOOK_AT_MOST)
-            group.refresh(position, self._now)
+            position.refresh(self._now)
 
     def _is_gone(self, fetch: Fetch, row: MessageRow) -> bool:
         """Whether a message is for another group, or expired."""
@@ -254,7 +254,7 @@ class HandOut:
         if self._add_part(fetch, len(rows), last):
             position.lease = lease
             position.served = self._state.next_turn()
-        position.note_in_flight()
+        position.refresh(self._now)
 
     def _deliver(self, fetch: Fetch, row: MessageRow, attempts: int) -> Delivery:
         partition = fetch.position.partition

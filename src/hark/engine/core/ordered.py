@@ -219,11 +219,17 @@ class OrderedPosition(Position):
         # A batch starts with the first requeued messages, so the first of them is marked if any is.
         return self.probe > self.cursor or next(iter(self.requeued.values()), False)
 
-    def note_in_flight(self) -> None:
+    def refresh(self, now: int) -> bool:
         part = None if self.lease is None else self.lease.parts.get(self)
         in_flight = 0 if part is None else part.open
         self.group.in_flight += in_flight - self.noted
         self.noted = in_flight
+        if self.readiness(now).priority is not None:
+            self.group.make_ready(self.partition.id, lower=True)
+            return True
+        self.group.ready.pop(self.partition.id, None)
+        self.group.waking.pop(self.partition.id, None)
+        return False
 
     def readiness(self, now: int) -> Readiness:  # noqa: ARG002  # messages that are not due are found by a claim
         is_ready = self.lease is None and (self.cursor < self.partition.tail or self.requeued)

@@ -93,7 +93,7 @@ class Position(ABC):
         """The turn in which it was last served; 0: never."""
         self.settled_at: int | None = None
         self.noted = 0
-        """Number of its messages that the group counts as in flight."""
+        """Number of its leased messages that the group counts as in flight."""
 
     draft: Draft | SharedDraft | None
 
@@ -102,8 +102,8 @@ class Position(ABC):
         """Begin to change the position, in a transaction; None: in memory alone."""
 
     @abstractmethod
-    def note_in_flight(self) -> None:
-        """Let the group count the messages under active leases."""
+    def refresh(self, now: int) -> bool:
+        """Let the group know, after a change, what is leased and what is ready. True: it is ready now."""
 
     @abstractmethod
     def find_leased(self, name: str, codec: IdCodec) -> LeasedMessage | None:

@@ -167,6 +167,8 @@ class SharedPosition(Position):
         """Put a message under a lease."""
         entry.lease, entry.transaction_id, entry.schedule = lease, transaction_id, schedule
         self.leased[transaction_id] = entry
+        self.noted += 1
+        self.group.in_flight += 1
         self.by_lease.setdefault(lease, {})[entry.offset] = entry
 
     def release(self, entry: Entry) -> None:
@@ -174,7 +176,9 @@ class SharedPosition(Position):
         lease = entry.lease
         if lease is None:
             return
-        self.leased.pop(entry.transaction_id, None)
+        if self.leased.pop(entry.transaction_id, None) is not None:
+            self.noted -= 1
+            self.group.in_flight -= 1
         mine = self.by_lease.get(lease, {})
         mine.pop(entry.offset, None)
         if not mine:
@@ -225,9 +229,23 @@ class SharedPosition(Position):
 
     # Leases ------------------------------------------------------------------------------------------------
 
-    def note_in_flight(self) -> None:
-        self.group.in_flight += len(self.leased) - self.noted
-        self.noted = len(self.leased)
+    def refresh(self, now: int) -> bool:
+        group, number = self.group, self.partition.id
+        priority, due = self.readiness(now)
+        if priority is not None:
+            group.make_ready(number, priority, lower=True)
+            if due is not None:
+                group.rise_at(number, due)
+            else:
+                group.rising.pop(number, None)
+            return True
+        group.rising.pop(number, None)
+        if due is not None:
+            group.wake_at(number, due)
+        else:
+            group.ready.pop(number, None)
+            group.waking.pop(number, None)
+        return False
 
     def find_leased(self, name: str, codec: IdCodec) -> LeasedMessage | None:
         entry = self.leased.get(name)

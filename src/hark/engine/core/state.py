@@ -262,34 +262,20 @@ class Group(msgspec.Struct, eq=False):
                 self.waking_heap[:] = [(at, number) for number, (at, _) in self.waking.items()]
                 heapq.heapify(self.waking_heap)
 
-    def refresh(self, position: Position, now: int) -> bool:
-        """Update the readiness of a position after a change. True: it is ready now."""
-        position.note_in_flight()
-        priority, due = position.readiness(now)
-        if priority is not None:
-            self.make_ready(position.partition.id, priority, lower=True)
-            if due is None:
-                self.rising.pop(position.partition.id, None)
-            elif self.rising.get(position.partition.id) != due:
-                self.rising[position.partition.id] = due
-                heapq.heappush(self.rising_heap, (due, position.partition.id))
-                if len(self.rising_heap) > 2 * len(self.rising) + _HEAP_SLACK:
-                    self.rising_heap[:] = [(at, number) for number, at in self.rising.items()]
-                    heapq.heapify(self.rising_heap)
-            return True
-        self.rising.pop(position.partition.id, None)
-        if due is not None:
-            self.wake_at(position.partition.id, due)
-        else:
-            self.ready.pop(position.partition.id, None)
-            self.waking.pop(position.partition.id, None)
-        return False
+    def rise_at(self, partition: int, due: int) -> None:
+        """Look at the rank of a ready partition again at a time."""
+        if self.rising.get(partition) != due:
+            self.rising[partition] = due
+            heapq.heappush(self.rising_heap, (due, partition))
+            if len(self.rising_heap) > 2 * len(self.rising) + _HEAP_SLACK:
+                self.rising_heap[:] = [(at, number) for number, at in self.rising.items()]
+                heapq.heapify(self.rising_heap)
 
     def reevaluate(self, partition: int, now: int) -> bool:
         """Check again whether a partition is ready. True: it is ready now."""
         position = self.positions.get(partition)
         if position is not None:
-            return self.refresh(position, now)
+            return position.refresh(now)
         self.make_ready(partition)
         return True
 

@@ -357,7 +357,7 @@ class WriteTransaction(msgspec.Struct, eq=False):
         for ordered in self.ordered:
             ordered.publish(self.now)
             group = ordered.group
-            if group.refresh(ordered, self.now):
+            if ordered.refresh(self.now):
                 self.hints.add(group.queue_name, group.name, (ordered.partition.name,))
         for shared in self.shared:
             self._publish_shared(shared)
@@ -382,13 +382,13 @@ class WriteTransaction(msgspec.Struct, eq=False):
                     for lane in position.lanes:
                         lane.forget()
                     picker.look(position)
-                    position.group.refresh(position, self.now)
+                    position.refresh(self.now)
 
     def _publish_shared(self, position: SharedPosition) -> None:
         group, partition = position.group, position.partition
         if position.draft is None or not position.draft.voided:
             notified = position.publish(self.now)
-            group.refresh(position, self.now)
+            position.refresh(self.now)
             if notified:
                 self.hints.add(group.queue_name, group.name, (partition.name,), counts={partition.name: notified})
             return
@@ -399,7 +399,7 @@ class WriteTransaction(msgspec.Struct, eq=False):
         again = self.loader.position(group, partition.id)
         if isinstance(again, SharedPosition):
             again.served = position.served
-            if group.refresh(again, self.now) or partition.id in group.waking:
+            if again.refresh(self.now) or partition.id in group.waking:
                 counts = {partition.name: again.count_ready(MOST_NOTIFIED)}
                 self.hints.add(group.queue_name, group.name, counts, counts=counts)
 
@@ -443,13 +443,13 @@ class WriteTransaction(msgspec.Struct, eq=False):
             group.make_ready(partition.id, max(came.plain, default=0))
             late = self.loader.position(group, partition.id) if came.due else None
             if late is not None:  # Its rank changes with time.
-                group.refresh(late, self.now)
+                late.refresh(self.now)
             return max(1, number)
         known = position.readiness(self.now)
         position.arrived(came.plain, came.due)
         if group.waking.get(partition.id, (0, ""))[1] == "window_buffer":
             return 0
-        group.refresh(position, self.now)
+        position.refresh(self.now)
         found = position.readiness(self.now)
         if found.priority is not None:
             young = partition.queue.info.options.delayed_processing

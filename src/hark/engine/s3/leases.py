@@ -291,7 +291,7 @@ class LeaseRows:
                 position.hold(entry, lease, name, schedule)
         if isinstance(position, OrderedPosition) and stored.blocks:
             position.lease = lease
-        position.note_in_flight()
+            position.refresh(lease.since)
 
 
 class _Groups:
