@@ -379,8 +379,8 @@ def test_anywhere_has_no_counts() -> None:
 
 def test_an_arrival_has_the_counts_of_what_came() -> None:
     book = HintBook()
-    book.add("q", None, ("a", "b"), "message", {"a": 1, "b": 7}, excluded=("g",))
-    book.add("alone", None, ("a", "b"), "message", {"a": 1, "b": 1}, excluded=("g",))
+    book.arrived("q", ("a", "b"), ("g",), {"a": 1, "b": 7})
+    book.arrived("alone", ("a", "b"), ("g",), {"a": 1, "b": 1})
     assert book.hints() == [
         Hint("q", None, ("a", "b"), "message", ("g",), counts=(1, 7)),
         Hint("alone", None, ("a", "b"), "message", ("g",)),

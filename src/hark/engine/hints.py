@@ -120,6 +120,16 @@ class HintBook(msgspec.Struct, eq=False):
             for partition in partitions:
                 known[partition] = known.get(partition, 0) + counts.get(partition, 1)
 
+    def arrived(
+        self, queue: str, partitions: Iterable[str], excluded: Iterable[str], counts: Mapping[str, int] | None = None
+    ) -> None:
+        """Add new messages of a queue."""
+        self.add(queue, None, partitions, "message", counts, excluded=excluded)
+
+    def ended(self, queue: str, group: str, lease: str) -> None:
+        """Add a lease that ended."""
+        self.add(queue, group, (), ended=lease)
+
     def hints(self) -> list[Hint]:
         """The collected hints."""
         found = []

@@ -175,7 +175,7 @@ def drop_leases(transaction: WriteTransaction, group: Group) -> None:
     for lease in list(state.leases.values()):
         for position in [position for position in lease.parts if position.group is group]:
             if state.detach(lease, position):
-                transaction.hints.add(group.queue_name, group.name, (), ended=lease.id)
+                transaction.hints.ended(group.queue_name, group.name, lease.id)
 
 
 def pause(transaction: WriteTransaction, queue: str, group: str | None, paused: bool) -> bool:

@@ -387,7 +387,7 @@ def expire(transaction: WriteTransaction, limit: int) -> None:
 def _end(transaction: WriteTransaction, lease: Lease) -> None:
     """Notify of the end of a lease in all its positions."""
     for position in lease.parts:
-        transaction.hints.add(position.group.queue_name, position.group.name, (), ended=lease.id)
+        transaction.hints.ended(position.group.queue_name, position.group.name, lease.id)
 
 
 def release(transaction: WriteTransaction, lease_ids: Sequence[str]) -> None:

@@ -266,7 +266,7 @@ class Notifications:
         for queue, pushed in queues.items():
             groups = self._store.groups_of(queue)
             came = {one.partition.name: max(1, one.number) for one in pushed}
-            self.book.add(queue, None, came, "message", came, excluded=[group.name for group in groups])
+            self.book.arrived(queue, came, [group.name for group in groups], came)
             for group in groups:
                 if group.shared is not None:
                     self._offer(group, group.shared, pushed)
@@ -420,7 +420,7 @@ class HintListener:
         for group in groups if unknown is None else ():
             group.ready.forget()
         notified = [group.name for group in groups]
-        notifications.book.add(hint.queue, None, (), "message", excluded=notified)
+        notifications.book.arrived(hint.queue, (), notified)
         for name in (None, *notified):
             notifications.book.add(hint.queue, name, unknown, "message")
 
@@ -433,7 +433,7 @@ class HintListener:
             notifications.book.add(hint.queue, hint.group, hint.partitions, counts=counts or None)
         if hint.group is not None:
             for lease in hint.ended:
-                notifications.book.add(hint.queue, hint.group, (), ended=lease)
+                notifications.book.ended(hint.queue, hint.group, lease)
 
     def _note_ready(self, group: Group, hint: Hint, notifications: Notifications) -> None:
         if hint.partitions is None:

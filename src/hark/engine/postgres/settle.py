@@ -65,7 +65,7 @@ class Released:
             if end is None:
                 self._over[lease] = self._unsure[lease]
         for lease, group in self._over.items():
-            notifications.book.add(group.queue, group.name, (), ended=lease)
+            notifications.book.ended(group.queue, group.name, lease)
 
 
 _STATUSES = {"completed": 0, "failed": 1, "retry": 2, "dlq": 3}
@@ -338,7 +338,7 @@ def free(store: Store, positions: Iterable[Any]) -> None:
             notifications.free(group, (partition,))
         else:
             notifications.given_back(group, partition, messages)
-        notifications.book.add(group.queue, group.name, (), ended=str(lease))
+        notifications.book.ended(group.queue, group.name, str(lease))
         notifications.has_room(group)
     notifications.send()
 

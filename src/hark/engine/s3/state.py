@@ -48,7 +48,8 @@ def hints(connection: apsw.Connection, state: State, changeset: Changeset, befor
         for queue, group in positions:
             _notify_room(book, state, queue)
             if lease_id not in state.leases:
-                book.add(queue, group, None, ended=lease_id)
+                book.add(queue, group, None)
+                book.ended(queue, group, lease_id)
     return book.hints()
 
 
@@ -72,7 +73,7 @@ def _notify_arrivals(connection: apsw.Connection, book: HintBook, arrived: dict[
         for queue, name in rows_of(connection, f"{sql} where partitions.id = ?1", partition):
             by_queue.setdefault(queue, {})[name] = number
     for queue, numbers in by_queue.items():
-        book.add(queue, None, numbers, "message", numbers)
+        book.arrived(queue, numbers, (), numbers)
 
 
 # The verbs of `engine/core` assume that only they write the tables. Here other processes write them too, and own

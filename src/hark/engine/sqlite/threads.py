@@ -418,7 +418,7 @@ class StoreThreads:
             hints.add(queue, None, None)
         for lease in lost:
             for position in lease.parts:
-                hints.add(position.group.queue_name, position.group.name, (), ended=lease.id)
+                hints.ended(position.group.queue_name, position.group.name, lease.id)
         self._outbox.post([], hints.hints())
 
 
