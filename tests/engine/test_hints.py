@@ -391,7 +391,6 @@ def test_a_table_of_recent_entries_keeps_the_latest_and_stays_bounded() -> None:
     known: dict[int, None] = {}
     for number in range(100):
         known[number] = None
-        if len(known) > 20:
-            forget_oldest(known, 10)
+        forget_oldest(known, 10)
         assert len(known) <= 20
         assert list(known)[-10:] == list(range(max(0, number - 9), number + 1))

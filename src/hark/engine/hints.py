@@ -18,12 +18,13 @@ CALL_BYTES = 64 << 20
 
 
 def forget_oldest(known: dict[Any, Any], most: int) -> None:
-    """Remove the oldest entries beyond `most`. Call it when there are twice as many.
+    """Remove the oldest entries beyond `most`, many at a time.
 
     To remove one at a time would be slow: a dict finds its first entry behind all removed ones.
     """
-    for key in list(islice(known, len(known) - most)):
-        del known[key]
+    if len(known) > 2 * most:
+        for key in list(islice(known, len(known) - most)):
+            del known[key]
 
 
 def read_bound(requests: int) -> int:

@@ -330,8 +330,7 @@ class Group(msgspec.Struct, eq=False):
 def remember(known: dict[K, V], key: K, value: V) -> None:
     """Add to a table of the most recent entries."""
     known[key] = value
-    if len(known) > 2 * REMEMBERED:
-        forget_oldest(known, REMEMBERED)
+    forget_oldest(known, REMEMBERED)
 
 
 Label = tuple[str, str | None, str | None]

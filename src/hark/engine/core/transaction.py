@@ -331,7 +331,7 @@ class WriteTransaction(msgspec.Struct, eq=False):
         state.expiring.clear()
         state.deleting.clear()
         state.completed.update(self.completed)
-        if len(state.completed) > 2 * REMEMBERED:
+        if len(state.completed) > REMEMBERED:
             forget_oldest(state.completed, REMEMBERED)
         for action in self._on_commit:
             action()
