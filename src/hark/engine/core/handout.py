@@ -218,14 +218,6 @@ class HandOut:
         position.publish(self._now)
         self.stepped.setdefault(position, set()).update(draft.changed_ranges)
 
-    def _supersede(self, position: OrderedPosition, lease: Lease) -> None:
-        """Take a redelivered message off its former lease, which ends with its last message."""
-        part = lease.parts.get(position)
-        if part is not None:
-            part.open -= 1
-            if part.open <= 0:
-                self._state.detach(lease, position)
-
     def _lease(self, job: Job, queue: Queue) -> Lease:
         """The lease of a request. It lasts for the shortest lease time of its queues."""
         options, wanted = queue.info.options, job.request.lease_ms
@@ -244,8 +236,13 @@ class HandOut:
         for row in rows:
             retry = retries.get(row.offset) if retries else None
             transaction_id = self._deliver(fetch, row, 0 if retry is None else retry.attempts).transaction_id
-            if handed_out_before and transaction_id in leased:
-                self._supersede(position, leased[transaction_id][1])
+            if handed_out_before and transaction_id in leased:  # Its former lease ends with its last message.
+                former = leased[transaction_id][1]
+                part = former.parts.get(position)
+                if part is not None:
+                    part.open -= 1
+                    if part.open <= 0:
+                        self._state.detach(former, position)
             leased[transaction_id] = (row.offset, lease, (row.extra or NO_EXTRA).b, transaction_id)
         # Requeued messages have high offsets, but were delivered first.
         last = rows[-1].offset
@@ -406,7 +403,10 @@ class Picker:
             expiry = self._expiry(position, item)
             if expiry and expiry <= self._now:
                 source.take()
-                self._note_expired(position, item.offset, expiry)
+                name = position.partition.queue.name
+                self.ended.append((position, item.offset, Ending("expired", expiry)))
+                self.expired[name] = self.expired.get(name, 0) + 1
+                self.stepped[position] = None
                 continue
             old_enough_at = item.created_at + self._delay(position)
             available_at = max(item.deliver_at or item.created_at, old_enough_at)
@@ -436,9 +436,3 @@ class Picker:
         """When a message expires; 0: never."""
         ttl = position.partition.queue.info.options.ttl
         return item.expires_at or (item.created_at + ttl * SECOND if ttl else 0)
-
-    def _note_expired(self, position: SharedPosition, offset: int, expiry: int) -> None:
-        name = position.partition.queue.name
-        self.ended.append((position, offset, Ending("expired", expiry)))
-        self.expired[name] = self.expired.get(name, 0) + 1
-        self.stepped[position] = None

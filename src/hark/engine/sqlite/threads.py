@@ -39,7 +39,7 @@ from hark.engine.core.loader import Loader
 from hark.engine.core.settle import expire, settle_leased
 from hark.engine.core.state import State
 from hark.engine.core.transaction import WriteTransaction
-from hark.engine.core.verbs import Call, Claim, Expire, Look, Notes, Outbox, Stop, Write, translate
+from hark.engine.core.verbs import Call, Claim, Expire, Look, Notes, Outbox, Stop, Write, stopping, translate
 from hark.engine.hints import HintBook
 from hark.engine.sqlite.files import note_time
 from hark.engine.sqlite.store import Checkpointer, Store
@@ -234,7 +234,7 @@ class StoreThreads:
         # The claimer has ended, so these calls cannot be served any more.
         left = [*self._parked, *(self._claims.get() for _ in range(self._claims.qsize()))]
         for call in left:
-            call.error = EngineFailure("the server is shutting down; retry", code="stopping")
+            call.error = stopping()
         self._outbox.post([*left, stop], [])
         self._outbox.deliver()
 
