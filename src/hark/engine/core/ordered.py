@@ -73,7 +73,7 @@ class Overlay(msgspec.Struct, Generic[V], eq=False):
 class Draft(msgspec.Struct, eq=False):
     """The changes of the running transaction to a position of an ordered group."""
 
-    _position: OrderedPosition
+    position: OrderedPosition
     settled_at: int | None
     cursor: int
     ranges: list[tuple[int, int]]
@@ -99,7 +99,7 @@ class Draft(msgspec.Struct, eq=False):
     def finish(self, first: int, last: int = 0) -> None:
         """Settle a message, or the offsets up to `last`. The cursor moves if they continue it, else they are kept."""
         # This runs for every settled message, and most positions have no requeued messages and no retries.
-        position = self._position
+        position = self.position
         if position.retries or self.retries.changed:
             self.retries.discard(first)
         if (position.requeued or self.requeued.changed) and self.requeued.discard(first):
@@ -138,10 +138,10 @@ class Draft(msgspec.Struct, eq=False):
         A batch uses none. Its messages are delivered one at a time from now on, to find the cause (rule 16).
         """
         self.gone.update(one[3] for one in leased)
-        if self._position.lease is not lease or self.voided:
+        if self.position.lease is not lease or self.voided:
             return ()  # A failure or a retry released the partition before.
         self.released = True
-        part = lease.parts[self._position]
+        part = lease.parts[self.position]
         if part.handed <= 1:
             return leased
         if self.cursor < part.last:
@@ -155,7 +155,7 @@ class Draft(msgspec.Struct, eq=False):
     def give_back(self, lease: Lease, leased: Sequence[LeasedMessage]) -> None:
         """Release messages as if they had not been delivered."""
         self.gone.update(one[3] for one in leased)
-        self.released = self.released or self._position.lease is lease
+        self.released = self.released or self.position.lease is lease
 
     def add_requeued(self, offset: int, priority: int, now: int) -> None:  # noqa: ARG002  # for shared groups
         """Add a requeued message in front of all others."""

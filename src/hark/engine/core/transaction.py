@@ -273,13 +273,14 @@ class WriteTransaction(msgspec.Struct, eq=False):
             if part.open <= 0:
                 self.ended.append((lease, position))
                 at_once = True
-        if isinstance(position, SharedPosition):  # There a lease on one message blocks no other message.
+        draft = position.draft
+        if isinstance(draft, SharedDraft):  # A lease on one message blocks no other message.
             return all(one.open <= 0 for one in lease.parts.values())
-        assert isinstance(position, OrderedPosition) and position.draft is not None
-        if position.lease is not lease:
+        if draft is None or draft.position.lease is not lease:
             return True
-        position.draft.released |= at_once
-        return position.draft.released
+        if at_once:
+            draft.released = True
+        return draft.released
 
     def settled_many(self, queue: Queue) -> None:
         """Request a new count of the unsettled messages of a queue."""
