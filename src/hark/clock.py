@@ -36,9 +36,9 @@ class SystemClock:
 class ShiftedClock:
     """A clock that is ahead of another one."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, ahead: int = 0) -> None:
         self._clock = clock
-        self.ahead = 0
+        self.ahead = ahead
         """The difference in microseconds."""
 
     def now(self) -> int:

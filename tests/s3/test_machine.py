@@ -200,7 +200,7 @@ class Comparison:
         self.loader.positions(other, list(group.positions))
         pairs: list[tuple[str, object, object]] = [
             (f"in flight of {key}", group.in_flight, other.in_flight),
-            (f"in flight of {key}, counted", group.in_flight, sum(one.in_flight for one in group.positions.values())),
+            (f"in flight of {key}, counted", group.in_flight, sum(map(_in_flight, group.positions.values()))),
             (f"group {key}", _group(group), _group(other)),
         ]
         for number, position in group.positions.items():
@@ -254,6 +254,15 @@ def _leases(state: State) -> dict[str, object]:
 def _group(group: Group) -> tuple[object, ...]:
     limits = group.bounds.limits
     return group.id, group.mode, group.subscription, group.highest_partition, group.paused, group.created_at, limits
+
+
+def _in_flight(position: Position) -> int:
+    """How many messages are under leases, counted anew."""
+    if isinstance(position, OrderedPosition):
+        part = None if position.lease is None else position.lease.parts.get(position)
+        return 0 if part is None else part.open
+    assert isinstance(position, SharedPosition)
+    return len(position.leased)
 
 
 def _position(position: Position) -> dict[str, object]:

@@ -279,7 +279,7 @@ class LeaseRows:
                 position.hold(entry, lease, name, schedule)
         if isinstance(position, OrderedPosition) and stored.blocks:
             position.lease = lease
-        position.group.note_in_flight(position)
+            position.refresh(lease.since)
 
 
 def group_by_id(connection: apsw.Connection, loader: Loader, number: int) -> Group | None:

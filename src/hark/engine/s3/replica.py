@@ -22,7 +22,6 @@ from hark.engine.s3.objects import BucketRetries, Meta, Pause, Tries, read_or_cr
 from hark.engine.s3.payloads import PayloadCache, PayloadLocation, Payloads
 from hark.engine.s3.state import Head, LocalState
 from hark.engine.s3.thread import ReplicaThread
-from hark.engine.sqlite.files import expiry_metrics
 from hark.ids import IdSource
 from hark.polling import Poller, PollingStrategy, PollMetrics
 from hark.settings.sections import S3
@@ -163,7 +162,7 @@ class Replica:
             "s3_snapshots": self._keeper.snapshots,
             "s3_objects_removed": self._keeper.removed,
             "s3_clock_offset_seconds": self._bucket.time.offset() / SECOND,
-            **expiry_metrics(self.local.state),
+            **self.local.state.metrics(),
         }
 
     def _note_silence(self) -> None:

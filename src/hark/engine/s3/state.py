@@ -133,7 +133,7 @@ class Memory:
             for partition in partitions:
                 position = group.positions.get(partition)
                 if position is not None:
-                    group.refresh(position, now)
+                    position.refresh(now)
         for queue in queues:
             queue.open = None  # Counted again when it is next needed.
 
