@@ -188,7 +188,7 @@ class HotRoutes:
             carry(exchange, messages)
         if messages:
             exchange.body = b""
-            self._broker.begin_push(messages).then(partial(self._pushed, exchange, messages))
+            when_done(self._broker.begin_push(messages), partial(self._pushed, exchange, messages))
         else:
             exchange.respond(201, JSON_HEADERS, b"[]")
 
