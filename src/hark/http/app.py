@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import cached_property
+from time import perf_counter
 from typing import Any, cast
 
 from hark.access.authenticator import Authenticates, Open
@@ -127,17 +128,33 @@ class App:
         token = current_exchange.set(exchange)
         try:
             if exchange.refusal is not None:
-                exchange.respond(*self.edge.refuse(exchange, exchange.refusal))
+                exchange.carrier.respond(exchange, *self.edge.refuse(exchange, exchange.refusal))
             else:
                 headers, exchange.headers = exchange.headers, NO_HEADERS  # Many requests wait for long without them.
                 exchange.operation.endpoint(exchange)
                 if exchange.waits:
                     exchange.headers = self.edge.kept_headers(headers)
         except Exception as error:
-            exchange.respond(*error_response(error))
+            exchange.carrier.respond(exchange, *error_response(error))
         finally:
             current_exchange.reset(token)
         return True
+
+    @staticmethod
+    def begin(exchange: Exchange, status: int, headers: Sequence[Header]) -> Sequence[Header]:
+        """Count a response, and return its headers with those that the edge adds."""
+        exchange.status = status
+        answers = exchange.answers
+        if answers is not None:
+            answers.seconds.add(perf_counter() - exchange.started)
+            if status in answers.statuses or answers.requests.admits_status():
+                answers.statuses[status] = answers.statuses.get(status, 0) + 1
+        if exchange.note is not None:
+            exchange.note(status)
+        if exchange.extra:
+            there = {name for name, _ in headers}
+            return (*headers, *(header for header in exchange.extra if header[0] not in there))
+        return headers
 
     # ASGI --------------------------------------------------------------------------------------------------
 
@@ -171,9 +188,9 @@ def _beginning(exchange: Exchange, send: Send) -> Send:
 
     def sending(event: Event) -> Coroutine[Any, Any, None]:
         if "status" in event:  # Only the first event of a response has a status.
-            event = {**event, "headers": list(exchange.begin(event["status"], event.get("headers", ())))}
+            event = {**event, "headers": list(App.begin(exchange, event["status"], event.get("headers", ())))}
         elif event["type"] == "websocket.accept":
-            exchange.begin(101, ())
+            App.begin(exchange, 101, ())
         return send(event)
 
     return sending
@@ -186,7 +203,7 @@ class _Answered:
         self.parts: asyncio.Queue[tuple[Response, Lost | None, bool]] = asyncio.Queue()
 
     def respond(
-        self, exchange: Exchange, status: int, headers: tuple[Header, ...], body: bytes, lost: Lost | None
+        self, exchange: Exchange, status: int, headers: tuple[Header, ...], body: bytes, lost: Lost | None = None
     ) -> None:
         """Keep the response, if the client is there."""
         if not exchange.gone:

@@ -190,7 +190,7 @@ class HotRoutes:
             exchange.body = b""
             when_done(self._broker.begin_push(messages), partial(self._pushed, exchange, messages))
         else:
-            exchange.respond(201, JSON_HEADERS, b"[]")
+            exchange.carrier.respond(exchange, 201, JSON_HEADERS, b"[]")
 
     def _pushed(
         self, exchange: Exchange, messages: list[NewMessage], future: asyncio.Future[list[PushOutcome]]
@@ -225,7 +225,7 @@ class HotRoutes:
                 text = outcomes[0].error or "the queue is full (option maxSize); retry later"
                 raise Overloaded(text, code="queue_full")
             else:
-                exchange.respond(201, JSON_HEADERS, encode(answers))
+                exchange.carrier.respond(exchange, 201, JSON_HEADERS, encode(answers))
         except Exception as error:
             _fail(exchange, error)
 
@@ -272,9 +272,9 @@ class HotRoutes:
                 body = encode(pop_reply(request, result))
                 # Only the lease is kept until the client has the messages. What was settled at once is not given back.
                 lost = partial(self._broker.release, result.lease_id) if result.lease_id else None
-                exchange.respond(200, UNCACHED_JSON, body, lost)
+                exchange.carrier.respond(exchange, 200, UNCACHED_JSON, body, lost)
             else:
-                exchange.respond(204, _EMPTY, b"")
+                exchange.carrier.respond(exchange, 204, _EMPTY, b"")
         except Exception as error:
             _fail(exchange, error)
 
@@ -332,7 +332,7 @@ class HotRoutes:
         if items:
             when_done(_settling(exchange, self._broker, items), partial(_settled, exchange))
         else:
-            exchange.respond(200, JSON_HEADERS, b"[]")
+            exchange.carrier.respond(exchange, 200, JSON_HEADERS, b"[]")
 
     # Renewal -----------------------------------------------------------------------------------------------
 
@@ -424,7 +424,7 @@ class _Next:
         self._timer = asyncio.get_running_loop().call_later(_FIRST_LINE_SECONDS, self._send_first_line)
 
     def _send_first_line(self) -> None:
-        if self._exchange.begin_response(200, _LINES_HEADERS, self._line):
+        if self._exchange.carrier.begin_response(self._exchange, 200, _LINES_HEADERS, self._line):
             self._line = b""
 
     def _pop(self) -> None:
@@ -461,14 +461,14 @@ class _Next:
             line = encode({**error_body(known), "status": known.status, **retry})
         if b"\n" in line or b"\r" in line:
             line = line.replace(b"\n", b" ").replace(b"\r", b" ")
-        self._exchange.respond(200, _LINES_HEADERS, b"%b%b\n" % (self._line, line), lost)
+        self._exchange.carrier.respond(self._exchange, 200, _LINES_HEADERS, b"%b%b\n" % (self._line, line), lost)
 
 
 def _fail(exchange: Exchange, error: Exception) -> None:
     """Respond with an error. Its headers and log lines name the request."""
     token = current_exchange.set(exchange)
     try:
-        exchange.respond(*error_response(error))
+        exchange.carrier.respond(exchange, *error_response(error))
     finally:
         current_exchange.reset(token)
 
@@ -480,13 +480,13 @@ def _settling(exchange: Exchange, broker: Broker, items: Sequence[Settlement]) -
 
 def _settled(exchange: Exchange, future: asyncio.Future[list[SettleOutcome]]) -> None:
     try:
-        exchange.respond(200, JSON_HEADERS, encode(ack_answers(future.result())))
+        exchange.carrier.respond(exchange, 200, JSON_HEADERS, encode(ack_answers(future.result())))
     except Exception as error:
         _fail(exchange, error)
 
 
 def _renewed(exchange: Exchange, lease_id: str, future: asyncio.Future[RenewOutcome]) -> None:
     try:
-        exchange.respond(200, JSON_HEADERS, encode(extended_lease(lease_id, future.result())))
+        exchange.carrier.respond(exchange, 200, JSON_HEADERS, encode(extended_lease(lease_id, future.result())))
     except Exception as error:
         _fail(exchange, error)

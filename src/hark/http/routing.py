@@ -73,7 +73,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     errors: tuple[Failure, ...] = ()
     raw: bool = False
     hot: bool = False
-    """Whether the endpoint answers by itself, without a task: `Exchange.respond`, now or later."""
+    """Whether the endpoint answers by itself, without a task: `Carrier.respond`, now or later."""
 
     @property
     def answers(self) -> Mapping[int, Any]:

@@ -117,7 +117,7 @@ class AsgiRun:
         except Exception as error:
             response = error_response(error)  # It logs the error.
             if not exchange.status and not exchange.gone:
-                exchange.respond(*response)
+                exchange.carrier.respond(exchange, *response)
                 self._complete = True
         finally:
             if not self._complete and not exchange.gone:

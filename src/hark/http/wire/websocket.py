@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from time import time
 from typing import TYPE_CHECKING
 
 from websockets.datastructures import Headers
@@ -17,7 +18,7 @@ from websockets.server import ServerProtocol
 from hark.http.exchange import Exchange, Header
 from hark.http.responses import JSON_HEADERS, Event, Response, encode, error_response
 from hark.http.wire.asgi import CODE, SMALL, STEP, scope_of
-from hark.http.wire.connection import make_head
+from hark.http.wire.connection import end_exchange, make_head
 
 if TYPE_CHECKING:
     from hark.http.wire.server import Server
@@ -83,9 +84,9 @@ class WebSocket(asyncio.Protocol):
         if self._handshake.status_code != 101:
             text = bytes(self._handshake.body or b"").decode().strip()
             body = encode({"error": text, "code": "invalid_http"})
-            exchange.begin(self._handshake.status_code, ())
+            server.app.begin(exchange, self._handshake.status_code, ())
             self._end_with((self._handshake.status_code, JSON_HEADERS, body))
-            server.ended(exchange)
+            end_exchange(server, exchange)
             return
         server.run(self._serve())
         if rest:
@@ -270,14 +271,14 @@ class WebSocket(asyncio.Protocol):
         except Exception as error:
             response = error_response(error)  # It logs the error.
             if not self._accepted and not exchange.status:
-                exchange.begin(response[0], ())
+                server.app.begin(exchange, response[0], ())
                 self._end_with(response)
         finally:
             if self._accepted:
                 self._close(CloseCode.NORMAL_CLOSURE)
             else:
                 self.transport.close()
-            server.ended(exchange)
+            end_exchange(server, exchange)
 
     def _put(self, event: Event) -> None:
         self._events.append(event)
@@ -337,5 +338,5 @@ class WebSocket(asyncio.Protocol):
         """Answer the request for a WebSocket with an ordinary response, and close the connection."""
         status, headers, body = response
         end = ((b"content-length", b"%d" % len(body)), (b"connection", b"close"))
-        self.transport.write(b"%b%b\r\n%b" % (make_head(status, (*headers, *end)), self._server.date(), body))
+        self.transport.write(b"%b\r\n%b" % (make_head(status, (*headers, *end), int(time())), body))
         self.transport.close()
