@@ -1,17 +1,19 @@
-"""The table of all routes."""
+"""The application: the table of all routes, the search for the operation of a request, and its answer."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from functools import cached_property
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import cached_property, lru_cache
 from time import perf_counter
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from hark.access.authenticator import Authenticates, Open
+from hark.api.operations import WEBSOCKET
 from hark.broker import Broker
-from hark.errors import HarkError
+from hark.errors import HarkError, InvalidInput, MethodNotAllowed, NotFound
 from hark.http.admission import Edge
+from hark.http.checks import path_segments
 from hark.http.exchange import EXCHANGE, NO_HEADERS, NO_ROUTE, Exchange, Header, Lost, Requests, current_exchange
 from hark.http.hot import HotRoutes
 from hark.http.keyval import keys, queue
@@ -36,7 +38,7 @@ from hark.http.responses import (
 )
 from hark.http.routes import dead_letters, groups, messages, queues, status, system, transactions
 from hark.http.routes.status import SampleEvents
-from hark.http.routing import Call, Endpoint, Router, Table
+from hark.http.routing import Call, Endpoint, Operation, PathParams, Table
 from hark.http.sse import PING_SECONDS, EventStreams
 from hark.http.websocket import WebSockets
 from hark.settings import Settings
@@ -67,6 +69,103 @@ def all_routes(broker: Broker, settings: Settings, ping_seconds: float) -> Table
     tables = [*(routes.table() for routes in bound), *_TABLES]
     return {path: operations for table in tables for path, operations in table.items()}
 
+
+# Paths -----------------------------------------------------------------------------------------------------
+
+_REST = ":path}"
+_KEPT_PATHS = 4096
+_KEPT_BYTES = 512
+"""Consumers repeat the same paths, so the results of short paths are cached."""
+
+
+class Found(NamedTuple):
+    """The operation of a request, the parameters in its path, and the matching route pattern."""
+
+    operation: Operation
+    params: PathParams
+    route: str
+
+
+class Router:
+    """Finds the operation of a request in a table of routes."""
+
+    def __init__(self, table: Table) -> None:
+        self._patterns: dict[int, list[_Pattern]] = {}
+        self._rests: list[_Pattern] = []
+        for order, (path, methods) in enumerate(table.items()):
+            pattern = _Pattern(order, path, methods)
+            (self._rests if pattern.rest else self._patterns.setdefault(len(pattern.words), [])).append(pattern)
+        exact = {path.encode(): self._search(path.encode()) for path in table if "{" not in path}
+        self.exact = {(method, path): found for path, methods in exact.items() for method, found in methods.items()}
+        """The operations of paths without parameters, by method and path."""
+        self._recall = lru_cache(_KEPT_PATHS)(self._search)
+
+    def find(self, exchange: Exchange) -> Found:
+        """Return the operation of a request; raises `NotFound` or `MethodNotAllowed`."""
+        path = exchange.raw_path
+        methods = self._recall(path) if len(path) <= _KEPT_BYTES else self._search(path)
+        found = methods.get(exchange.method)
+        if found is None:
+            raise _no_operation(exchange, methods)
+        return found
+
+    def _search(self, path: bytes) -> Mapping[str, Found]:
+        """Return the operations of a path, by method."""
+        segments = path_segments(path)
+        longer = [one for one in self._rests if len(one.words) < len(segments)]
+        methods: dict[str, Found] = {}
+        for pattern in sorted([*self._patterns.get(len(segments), ()), *longer], key=lambda pattern: pattern.order):
+            params = pattern.match(segments)
+            if params is not None:
+                for method, operation in pattern.operations.items():
+                    methods.setdefault(method, Found(operation, params, pattern.path))
+        return methods
+
+
+class _Pattern:
+    """One path of the table."""
+
+    def __init__(self, order: int, path: str, operations: Mapping[str, Operation]) -> None:
+        self.order = order
+        self.path = path
+        words = path.split("/")[1:]
+        self.rest = words.pop()[1:].removesuffix(_REST) if path.endswith(_REST) else ""
+        self.words = [(word[1:-1], True) if word.startswith("{") else (word, False) for word in words]
+        self.operations = dict(operations)
+        # A HEAD request must not receive messages, so raw and hot operations do not support it.
+        if (get := self.operations.get("GET")) is not None and not (get.raw or get.hot):
+            self.operations["HEAD"] = get
+
+    def match(self, segments: list[str]) -> PathParams | None:
+        """Return the parameters of a path of the right length, or None if it does not match."""
+        params: dict[str, str | list[str]] = {}
+        for segment, (word, is_name) in zip(segments, self.words, strict=False):
+            if is_name:
+                params[word] = segment
+            elif segment != word:
+                return None
+        if self.rest:
+            params[self.rest] = segments[len(self.words) :]
+        return params
+
+
+def _no_operation(exchange: Exchange, methods: Mapping[str, Found]) -> HarkError:
+    path = exchange.path
+    if exchange.method == WEBSOCKET:
+        return NotFound(
+            f"no such route: {path} does not accept WebSockets; connect to /api/v1/consume", code="route_not_found"
+        )
+    if not methods:
+        return NotFound(
+            f"no such route: {exchange.method} {path}; GET /openapi.json lists the routes", code="route_not_found"
+        )
+    if WEBSOCKET in methods:
+        return InvalidInput(f"{path} accepts only WebSocket connections; connect with ws:// or wss://")
+    allow = ", ".join(methods)
+    return MethodNotAllowed(f"{path} does not support {exchange.method}; use {allow}", allow=allow)
+
+
+# The application -------------------------------------------------------------------------------------------
 
 # The wire calls `admit` when the head of a request has arrived, and `serve` when the request is complete. Hot
 # operations answer by themselves. All others are ASGI applications, and so is `App` as a whole, for clients in the same
@@ -106,7 +205,9 @@ class App:
         """Find the operation of a request and check that the caller may use it. Otherwise note the refusal."""
         try:
             exchange.route = NO_ROUTE
-            exchange.operation, exchange.params, exchange.route = self._router.find(exchange)
+            router = self._router
+            found = router.exact.get((exchange.method, exchange.raw_path)) or router.find(exchange)
+            exchange.operation, exchange.params, exchange.route = found
             self.edge.admit(exchange)
         except HarkError as error:
             exchange.refusal = error

@@ -244,8 +244,6 @@ class Connection(asyncio.Protocol):
             elif self._framed_bytes - 2 * self._body_bytes > MAX_FRAMING_BYTES and not self._left:
                 self._reject(FRAMING_TOO_LARGE)
         self._serve_next()
-        if self._current is None:
-            self._wait_for_rest()
 
     def _read_on(self) -> None:
         if not self._rest and not self.transport.is_closing():
@@ -414,7 +412,7 @@ class Connection(asyncio.Protocol):
     # Requests ----------------------------------------------------------------------------------------------
 
     def _serve_next(self) -> None:
-        """Serve the next request, unless the client does not read the response to the one before."""
+        """Serve the next request or wait for it, unless the client does not read the response to the one before."""
         if self._current is not None or self._paused:
             return
         if self._ready:
@@ -433,6 +431,16 @@ class Connection(asyncio.Protocol):
             rest, self._rest = self._rest, b""
             self.transport.resume_reading()
             self.data_received(rest)
+        elif self._state == _DROPPED or self.transport.is_closing():
+            pass  # No further request is read.
+        elif self._exchange is not None:
+            if self._deadline is None or self._late != self._late_body:
+                self._wait_for_body()
+        elif self._head_bytes:
+            if self._deadline is None or self._late != self._late_head:
+                self._wait(self._server.limits.header_timeout_seconds, self._late_head)
+        else:
+            self._wait(IDLE_SECONDS, self._close)
 
     def _release_parser(self) -> None:
         """Release what only receiving needs, unless a part of the next request is there: many clients wait for long."""
@@ -571,18 +579,11 @@ class Connection(asyncio.Protocol):
                 self._linger()
             else:
                 self._close()
-        elif not self._paused:
-            self._go_on()
-
-    def _go_on(self) -> None:
-        """Serve the next request, or wait for it."""
-        if self._ready or self._rest or self._problem is not None:
+        elif self._ready or self._rest or self._problem is not None:
             # In a later turn of the event loop: other connections come first.
             self._loop.call_soon(self._serve_next)
-        elif self._head_bytes or self._exchange is not None:
-            self._wait_for_rest()
-        elif self._state != _DROPPED:
-            self._wait(IDLE_SECONDS, self._close)
+        else:
+            self._serve_next()
 
     def _close(self) -> None:
         """Close the connection when the client has the response, if the client reads it."""
@@ -625,7 +626,7 @@ class Connection(asyncio.Protocol):
         if self._late == self._late_reader:
             self._deadline = None
         if self._current is None:
-            self._go_on()
+            self._loop.call_soon(self._serve_next)
 
     def _end_drain(self) -> None:
         self._paused = False
@@ -651,16 +652,6 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
 
     # Time --------------------------------------------------------------------------------------------------
-
-    def _wait_for_rest(self) -> None:
-        """Start the timer if a part of a request is missing and no other request is being served."""
-        if self._current is not None or self._paused or self._state == _DROPPED or self.transport.is_closing():
-            return
-        if self._exchange is not None:
-            if self._deadline is None or self._late != self._late_body:
-                self._wait_for_body()
-        elif self._head_bytes and (self._deadline is None or self._late != self._late_head):
-            self._wait(self._server.limits.header_timeout_seconds, self._late_head)
 
     def _wait_for_body(self) -> None:
         self._seen_bytes = self._framed_bytes
