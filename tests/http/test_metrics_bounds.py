@@ -93,7 +93,7 @@ async def at_its_worst(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> tuple
     for verb in VERBS:
         broker.engine_calls.ended(verb, broker.engine_calls.timer())
         for code in range(10):
-            broker.engine_calls.failed(verb, EngineFailure("x", code=f"code-{code}"))
+            broker.engine_calls.ended(verb, broker.engine_calls.timer(), EngineFailure("x", code=f"code-{code}"))
     requests = Requests()
     for route in range(200):
         for status in (*range(200, 210), 999, 12345):

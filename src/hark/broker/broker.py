@@ -141,7 +141,7 @@ class Broker:
         """Open the engine and start the background tasks."""
         self._batchers = Batchers(self.engine, self._settings, self.give_back, self._pop_at_once)
         self._releases: set[asyncio.Task[None]] = set()
-        self.delivery = Delivery(self.engine, self._settings, self._timers, self._random, self)
+        self.delivery = Delivery(self.engine, self._settings, self._timers, self._random, self, self.tallies)
         self.keyvalue = KeyValue(
             self.engine,
             self._settings,
@@ -152,7 +152,8 @@ class Broker:
             writes=self._batchers.write_keys,
             check_pushes=self.check_pushes,
         )
-        await self.engine.start(self._hint, self._on_key_notification)
+        hint = self.delivery.hint if self._peers is None else self._hint
+        await self.engine.start(hint, self._on_key_notification)
         self._clock.ahead = self.engine.ahead
         self._last_polls = LastPolls(self._clock)
         # In real time, independent of the clock: a test that advances a year must not observe every second of it.
@@ -177,9 +178,7 @@ class Broker:
         )
 
     def _hint(self, hints: Sequence[model.Hint]) -> None:
-        """Distribute hints about changes through this server."""
-        for hint in hints:
-            self.tallies.changed_queues.add(hint.queue)
+        """Distribute hints about changes through this server, also to its peers."""
         self.delivery.hint(hints)
         if self._peers is not None:
             self._peers.notify(hints)
@@ -289,7 +288,8 @@ class Broker:
             request = msgspec.structs.replace(request, patient=True)
         self._last_polls.note(request)
         # An engine that follows others keeps payloads elsewhere. With auto-ack too, only what was read is settled.
-        if self._sealed.may_concern(request) or self.engine.follows:
+        sealed = self._sealed
+        if self.engine.follows or ((sealed.names or sealed.unreadable) and sealed.may_concern(request)):
             return asyncio.ensure_future(self.readable.pop(request))
         return (self._batchers.pop_auto_ack if request.auto_ack else self._batchers.pop).submit(request)
 
@@ -343,7 +343,7 @@ class Broker:
             answer = asyncio.ensure_future(settle_sealed())
         else:
             answer = self._batchers.settle.submit(items, len(items))
-        if self.delivery.streams:
+        if self.delivery.streams.by_number:
             answer.add_done_callback(partial(self._note_settlements, items))
         return answer
 
@@ -395,7 +395,7 @@ class Broker:
     def renew(self, renewal: model.Renewal) -> asyncio.Future[model.RenewOutcome]:
         """Renew a lease."""
         answer = self._batchers.renew.submit(renewal)
-        if self.delivery.streams:
+        if self.delivery.streams.by_number:
             answer.add_done_callback(partial(self._note_renewal, renewal.lease_id))
         return answer
 
@@ -613,12 +613,14 @@ class Broker:
 
     def unseal(self, result: PopResult) -> None:
         """Decrypt payloads. If a key is missing, release all messages and raise."""
-        try:
-            self._sealed.unseal(result)
-        except HarkError:
-            # No attempt is used: the operator has to add the key.
-            self.give_back(result)
-            raise
+        # Without a key and encrypted queues nothing is encrypted, unless another server created a queue just now.
+        if self._sealed.names or self._sealed.may_open:
+            try:
+                self._sealed.unseal(result)
+            except HarkError:
+                # No attempt is used: the operator has to add the key.
+                self.give_back(result)
+                raise
 
 
 def _answer_nothing(answer: asyncio.Future[PopResult]) -> None:

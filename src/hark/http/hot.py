@@ -18,13 +18,15 @@ from hark.api import operations
 from hark.api.operations import Reach
 from hark.api.types.delivery import AckAnswer, AckBatchBody, AckBody, PopReply, PushAnswer
 from hark.api.types.messages import ExtendBody
-from hark.batching import when_done
+from hark.batching import Answer, when_done
 from hark.broker import Broker
-from hark.errors import HarkError, InvalidInput, Overloaded
+from hark.errors import HarkError, Overloaded
 from hark.http import routing
 from hark.http.admission import settle, stamp
 from hark.http.checks import (
     AT_ONCE,
+    MAX_DEPTH,
+    check_name,
     check_nesting,
     check_nesting_in_turns,
     check_text,
@@ -43,8 +45,9 @@ from hark.http.items import (
     payloads_in,
     plain_messages,
     renewal_seconds,
-    settlements_of,
+    settlement_of,
     to_new_message,
+    too_many,
 )
 from hark.http.pops import Pop, named, parse_pop, pop_params, pop_reply, queue_in_path
 from hark.http.responses import (
@@ -59,7 +62,17 @@ from hark.http.responses import (
     known_error,
 )
 from hark.http.routing import LARGE_BODY, LINES, MAINTENANCE, QUEUE_FULL, TOO_MANY, Bound, Table, bind, table
-from hark.model import NewMessage, PopRequest, PopResult, PushOutcome, Renewal, RenewOutcome, Settlement, SettleOutcome
+from hark.model import (
+    QUEUE_MODE,
+    NewMessage,
+    PopRequest,
+    PopResult,
+    PushOutcome,
+    Renewal,
+    RenewOutcome,
+    Settlement,
+    SettleOutcome,
+)
 from hark.settings import Settings
 
 _POP_CACHE = 4096
@@ -143,21 +156,33 @@ class HotRoutes:
 
     # Push --------------------------------------------------------------------------------------------------
 
-    def push(self, exchange: Exchange) -> None:
+    def push(self, exchange: Exchange, messages: list[NewMessage] | None = None) -> None:
         """Push messages.
 
         Stores messages durably and creates missing queues and partitions. The response has one result for each item,
         in the order of the request, with the status `queued`, `duplicate` or `failed`.
         """
         body = exchange.body
-        if len(body) > AT_ONCE:
-            self._keep(asyncio.ensure_future(self._push_large(exchange)))
-            return
-        check_nesting(body)
-        messages = plain_messages(body)
-        if messages is None:
-            messages = [to_new_message(item, index) for index, item in enumerate(items_in(body))]
-        self._push(exchange, messages)
+        if messages is None:  # Else `_push_large` has decoded them.
+            if len(body) > AT_ONCE:
+                self._keep(asyncio.ensure_future(self._push_large(exchange)))
+                return
+            if len(body) > 2 * MAX_DEPTH:
+                check_nesting(body)
+            messages = plain_messages(body)
+            if messages is None:
+                messages = [to_new_message(item, index) for index, item in enumerate(items_in(body))]
+        if len(messages) > self._max_batch:
+            raise too_many("items", self._max_batch, len(messages))
+        if exchange.identity is not UNRESTRICTED:
+            stamp(exchange.identity, messages)
+        if exchange.trace_context is not None:
+            carry(exchange, messages)
+        if messages:
+            exchange.body = b""
+            when_done(self._broker.begin_push(messages), partial(self._pushed, exchange, messages))
+        else:
+            exchange.carrier.respond(exchange, 201, JSON_HEADERS, b"[]")
 
     async def _push_large(self, exchange: Exchange) -> None:
         try:
@@ -172,25 +197,12 @@ class HotRoutes:
             if messages is None:
                 items = items_in(body, many=number > 0)
                 if len(items) > self._max_batch:
-                    raise self._too_many("items", len(items))
+                    raise too_many("items", self._max_batch, len(items))
                 messages = [to_new_message(item, index) async for index, item in in_turns(enumerate(items))]
             if not exchange.gone:
-                self._push(exchange, messages)
+                self.push(exchange, messages)
         except Exception as error:
             _fail(exchange, error)
-
-    def _push(self, exchange: Exchange, messages: list[NewMessage]) -> None:
-        if len(messages) > self._max_batch:
-            raise self._too_many("items", len(messages))
-        if exchange.identity is not UNRESTRICTED:
-            stamp(exchange.identity, messages)
-        if exchange.trace_context is not None:
-            carry(exchange, messages)
-        if messages:
-            exchange.body = b""
-            when_done(self._broker.begin_push(messages), partial(self._pushed, exchange, messages))
-        else:
-            exchange.carrier.respond(exchange, 201, JSON_HEADERS, b"[]")
 
     def _pushed(
         self, exchange: Exchange, messages: list[NewMessage], future: asyncio.Future[list[PushOutcome]]
@@ -233,13 +245,6 @@ class HotRoutes:
         """Keep a reference to a task until it is done: the event loop keeps none."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    def _too_many(self, field: str, number: int) -> InvalidInput:
-        return InvalidInput(
-            f"{field}: at most {self._max_batch} in one request (setting limits.max_batch), got {number}; "
-            "send smaller batches",
-            code="batch_too_large",
-        )
 
     # Pop ---------------------------------------------------------------------------------------------------
 
@@ -290,11 +295,10 @@ class HotRoutes:
         """
         batch = decode_json(exchange.body or b"{}", NextBody, "body", ACK_TEXTS)
         if len(batch.acknowledgments) > self._max_batch:
-            raise self._too_many("acknowledgments", len(batch.acknowledgments))
+            raise too_many("acknowledgments", self._max_batch, len(batch.acknowledgments))
         pop = self._requested_pop(exchange)
         exchange.waits = pop.wait_seconds > 0
-        items = settlements_of(batch.acknowledgments, batch.consumer_group, "acknowledgments")
-        settling = _settling(exchange, self._broker, items) if items else None
+        settling = self._settle(exchange, batch.acknowledgments, batch.consumer_group, "acknowledgments")
         _Next(self._broker, exchange, pop).start(settling)
 
     # Ack ---------------------------------------------------------------------------------------------------
@@ -310,7 +314,7 @@ class HotRoutes:
             ack = _decode_ack(exchange.body)
         except _UNDECODABLE:
             ack = decode_json(exchange.body, AckBody, "body")
-        self._settle(exchange, [ack], ack.consumer_group, "")
+        when_done(self._settle(exchange, [ack], ack.consumer_group, ""), partial(_settled, exchange))
 
     def ack_batch(self, exchange: Exchange) -> None:
         """Acknowledge several messages.
@@ -324,15 +328,27 @@ class HotRoutes:
         except _UNDECODABLE:
             batch = decode_json(body, AckBatchBody, "body", ACK_TEXTS)
         if len(batch.acknowledgments) > self._max_batch:
-            raise self._too_many("acknowledgments", len(batch.acknowledgments))
-        self._settle(exchange, batch.acknowledgments, batch.consumer_group, "acknowledgments")
+            raise too_many("acknowledgments", self._max_batch, len(batch.acknowledgments))
+        settling = self._settle(exchange, batch.acknowledgments, batch.consumer_group, "acknowledgments")
+        when_done(settling, partial(_settled, exchange))
 
-    def _settle(self, exchange: Exchange, acks: Sequence[AckBody], group: str | None, where: str) -> None:
-        items = settlements_of(acks, group, where)
-        if items:
-            when_done(_settling(exchange, self._broker, items), partial(_settled, exchange))
-        else:
-            exchange.carrier.respond(exchange, 200, JSON_HEADERS, b"[]")
+    def _settle(
+        self, exchange: Exchange, acks: Sequence[AckBody], group: str | None, where: str
+    ) -> asyncio.Future[list[SettleOutcome]]:
+        """Settle messages. Errors name a field as `where[index].field`, or as `field` without `where`."""
+        name = QUEUE_MODE if not group else check_name(group, "consumerGroup")
+        items = []
+        for index, ack in enumerate(acks):
+            if ack.transaction_id and ack.partition_id and ack.delay is None and ack.status in (None, "completed"):
+                items.append(Settlement(ack.transaction_id, ack.partition_id, "completed", ack.lease_id, group=name))
+            else:
+                items.append(settlement_of(ack, name, f"{where}[{index}]." if where else ""))
+        if not items:
+            nothing: Answer[list[SettleOutcome]] = Answer()
+            nothing.set_result([])
+            return nothing
+        identity = exchange.identity
+        return settle(identity, self._broker, items) if identity.restricted else self._broker.settle(items)
 
     # Renewal -----------------------------------------------------------------------------------------------
 
@@ -390,11 +406,8 @@ class _Next:
         """The first line, until it is sent."""
         self._timer: asyncio.TimerHandle | None = None
 
-    def start(self, settling: asyncio.Future[list[SettleOutcome]] | None) -> None:
+    def start(self, settling: asyncio.Future[list[SettleOutcome]]) -> None:
         """Answer when both are done."""
-        if settling is None:
-            self._note_settled([])
-            return
         when_done(settling, self._on_settled)
         if self._requested_pop.wait_seconds:
             self._pop()
@@ -408,10 +421,7 @@ class _Next:
             if popping is not None and not popping.cancel() and not popping.cancelled() and not popping.exception():
                 self._broker.give_back(popping.result())
             _fail(self._exchange, error)
-        else:
-            self._note_settled(outcomes)
-
-    def _note_settled(self, outcomes: list[SettleOutcome]) -> None:
+            return
         self._settled = True
         self._line = encode(ack_answers(outcomes)) + b"\n"
         if self._popped:
@@ -471,11 +481,6 @@ def _fail(exchange: Exchange, error: Exception) -> None:
         exchange.carrier.respond(exchange, *error_response(error))
     finally:
         current_exchange.reset(token)
-
-
-def _settling(exchange: Exchange, broker: Broker, items: Sequence[Settlement]) -> asyncio.Future[list[SettleOutcome]]:
-    identity = exchange.identity
-    return settle(identity, broker, items) if identity.restricted else broker.settle(items)
 
 
 def _settled(exchange: Exchange, future: asyncio.Future[list[SettleOutcome]]) -> None:

@@ -27,7 +27,7 @@ from hark.http.checks import (
 )
 from hark.ids import has_location
 from hark.keys import InvalidKey, check_keys
-from hark.model import QUEUE_MODE, Key, NewMessage, Renewal, RenewOutcome, Settlement, SettleOutcome
+from hark.model import Key, NewMessage, Renewal, RenewOutcome, Settlement, SettleOutcome
 from hark.model.admin import labels_of
 from hark.model.messages import DEFAULT_PARTITION, MAX_STATE, NULL_PAYLOAD, is_traceparent, is_tracestate, trace_context
 
@@ -231,20 +231,6 @@ ACK_TEXTS = {
 
 _WAITING = ("failed", "retry")
 """Statuses after which the message is redelivered."""
-
-
-def settlements_of(acks: Sequence[AckBody], group: str | None, where: str) -> list[Settlement]:
-    """Return checked settlements. Errors name a field as `where[index].field`, or as `field` without `where`."""
-    name = QUEUE_MODE if not group else check_name(group, "consumerGroup")
-    settlements = []
-    for index, ack in enumerate(acks):
-        if ack.transaction_id and ack.partition_id and ack.delay is None and ack.status in (None, "completed"):
-            settlements.append(
-                Settlement(ack.transaction_id, ack.partition_id, "completed", ack.lease_id, None, None, name)
-            )
-        else:
-            settlements.append(settlement_of(ack, name, f"{where}[{index}]." if where else ""))
-    return settlements
 
 
 def settlement_of(ack: AckBody, group: str, where: str) -> Settlement:
