@@ -15,7 +15,7 @@ from hark.broker import Broker
 from hark.errors import HarkError, InvalidInput, MethodNotAllowed, NotFound
 from hark.http.admission import Edge
 from hark.http.checks import path_segments
-from hark.http.exchange import EXCHANGE, NO_HEADERS, NO_ROUTE, Exchange, Header, Lost, Requests, current_exchange
+from hark.http.exchange import EXCHANGE, NO_HEADERS, Exchange, Header, Lost, Requests, current_exchange
 from hark.http.hot import HotRoutes
 from hark.http.keyval import keys, queue
 from hark.http.keyval.queue import QueueRoutes
@@ -189,11 +189,12 @@ class App:
         """Which of several processes this is, from 0."""
         self.broker = broker
         self.settings = settings
-        self.edge = Edge(settings, authenticator or Open())
         self.requests = Requests()
         self.metrics = Metrics(broker, self.requests, settings.workers)
         self.table = all_routes(broker, settings, ping_seconds)
-        self._router = Router(self.table)
+        self.edge = Edge(settings, authenticator or Open(), Router(self.table), self.requests)
+        self.admit = self.edge.admit
+        self.is_revoked = self.edge.is_revoked
 
     @cached_property
     def openapi(self) -> bytes:
@@ -201,23 +202,6 @@ class App:
         return encode(document(self.table))
 
     # For the wire ------------------------------------------------------------------------------------------
-
-    def admit(self, exchange: Exchange) -> None:
-        """Find the operation of a request and check that the caller may use it. Otherwise note the refusal."""
-        try:
-            exchange.route = NO_ROUTE
-            router = self._router
-            found = router.exact.get((exchange.method, exchange.raw_path)) or router.find(exchange)
-            exchange.operation, exchange.params, exchange.route = found
-            self.edge.admit(exchange)
-        except HarkError as error:
-            exchange.refusal = error
-        route, method = exchange.route, exchange.method
-        exchange.answers = self.requests.routes.get((route, method)) or self.requests.admit(route, method)
-
-    def is_revoked(self, exchange: Exchange) -> bool:
-        """Return whether the token of a stream is not valid any more."""
-        return self.edge.is_revoked(exchange)
 
     def body_limit(self, exchange: Exchange) -> int:
         """Return the maximum size of the body of a request, in bytes."""

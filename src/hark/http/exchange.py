@@ -136,7 +136,7 @@ class Exchange(msgspec.Struct, eq=False):
     operation: Operation = cast(Any, None)
     """It is there, like `params`, unless the request is refused."""
     params: PathParams = cast(Any, None)
-    route: str = ""
+    route: str = NO_ROUTE
     identity: Identity = ANONYMOUS
     trace_context: str | None = None
     given_id: str | None = None
