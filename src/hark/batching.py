@@ -19,11 +19,11 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 
-def _completing(complete: Callable[..., T]) -> Callable[..., T]:
+def _completing(complete: Callable[[Any, Any], T]) -> Callable[[Any, Any], T]:
     """Let a method that completes an `Answer` call back at once."""
 
-    def completing(self: Answer[Any], *args: Any, **named: Any) -> T:
-        completed = complete(self, *args, **named)
+    def completing(self: Answer[Any], value: Any) -> T:
+        completed = complete(self, value)
         if callbacks := self.callbacks:
             self.callbacks = ()
             for callback in callbacks:
@@ -48,7 +48,10 @@ class Answer(asyncio.Future[A]):
 
     set_result = _completing(asyncio.Future.set_result)
     set_exception = _completing(asyncio.Future.set_exception)
-    cancel = _completing(asyncio.Future.cancel)
+    _cancel = _completing(asyncio.Future.cancel)
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        return self._cancel(msg)
 
 
 def when_done(future: asyncio.Future[A], callback: Callable[[asyncio.Future[A]], object]) -> None:
