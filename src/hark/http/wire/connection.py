@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, cast
 import httptools
 
 from hark.api.operations import WEBSOCKET
+from hark.errors import HarkError
 from hark.http.exchange import ENDED, Exchange, Header, Lost
 from hark.http.responses import JSON_HEADERS, encode, error_response, too_large
-from hark.http.wire.asgi import SMALL, STEP, AsgiRun
+from hark.http.wire.asgi import SMALL, AsgiRun, Writing
 from hark.http.wire.limits import (
     FRAMING_TOO_LARGE,
     HEAD_TOO_LARGE,
@@ -60,7 +61,7 @@ class _Rejected(Exception):
     """Stops the parser; the reason is in `Connection._problem`."""
 
 
-class Connection(asyncio.Protocol):
+class Connection(Writing):
     """The protocol of one connection."""
 
     __slots__ = (
@@ -69,7 +70,6 @@ class Connection(asyncio.Protocol):
         "_client",
         "_current",
         "_deadline",
-        "_drained",
         "_exchange",
         "_fields",
         "_fires_at",
@@ -81,7 +81,6 @@ class Connection(asyncio.Protocol):
         "_left",
         "_loop",
         "_parser",
-        "_paused",
         "_problem",
         "_ready",
         "_rest",
@@ -95,12 +94,10 @@ class Connection(asyncio.Protocol):
         "_unread",
         "_unread_bytes",
         "_unsent",
-        "transport",
     )
 
-    transport: asyncio.Transport
-
     def __init__(self, server: Server) -> None:
+        super().__init__()
         self._server = server
         self._loop = server.loop
         self._parser = httptools.HttpRequestParser(self)
@@ -126,8 +123,6 @@ class Connection(asyncio.Protocol):
         self._problem: Problem | None = None
         """The error to send after the responses to the requests before it."""
         # The response.
-        self._paused = False
-        self._drained: asyncio.Future[None] | None = None
         self._unsent: Lost | None = None
         """What to call if the connection is lost before the socket has accepted the response."""
         self._unread: tuple[str, int] | None = None
@@ -331,8 +326,15 @@ class Connection(asyncio.Protocol):
         elif self._body_bytes > self._server.small_body and self._body_bytes > self._server.app.body_limit(exchange):
             self._refuse_body(exchange)
             return
-        if self._body_bytes > SMALL and exchange.refusal is None and not self._holds_body(exchange):
-            return
+        if self._body_bytes > SMALL and exchange.refusal is None:
+            budget, subject = self._server.budget, exchange.identity.subject
+            try:
+                exchange.reserved_bytes = budget.reserve(subject, exchange.reserved_bytes, self._body_bytes)
+            except HarkError as refusal:
+                exchange.refusal = refusal
+                self._body = b""
+                self._give_up_body(exchange)
+                return
         if exchange.refusal is None:
             if not self._body:
                 self._body = data
@@ -340,21 +342,6 @@ class Connection(asyncio.Protocol):
                 if isinstance(self._body, bytes):
                     self._body = bytearray(self._body)
                 self._body += data
-
-    def _holds_body(self, exchange: Exchange) -> bool:
-        """Count the body among the bytes in flight, in steps; False if they are too many and the body is refused."""
-        more = self._body_bytes - exchange.reserved_bytes
-        if more > 0:
-            more = max(more, STEP)
-            budget, subject = self._server.budget, exchange.identity.subject
-            exchange.refusal = budget.refusal(subject, more)
-            if exchange.refusal is not None:
-                self._body = b""
-                self._give_up_body(exchange)
-                return False
-            budget.add(subject, more)
-            exchange.reserved_bytes += more
-        return True
 
     def on_message_complete(self) -> None:
         """Queue the request."""
@@ -627,19 +614,6 @@ class Connection(asyncio.Protocol):
             self._deadline = None
         if self._current is None:
             self._loop.call_soon(self._serve_next)
-
-    def _end_drain(self) -> None:
-        self._paused = False
-        if self._drained is not None and not self._drained.done():
-            self._drained.set_result(None)
-        self._drained = None
-
-    async def drain(self) -> None:
-        """Wait until the buffer has room or the connection is lost."""
-        if self._paused and not self.transport.is_closing():
-            if self._drained is None:
-                self._drained = self._loop.create_future()
-            await asyncio.shield(self._drained)
 
     def _watch_reader(self) -> None:
         self._unread_bytes = self.transport.get_write_buffer_size()

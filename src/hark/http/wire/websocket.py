@@ -15,9 +15,10 @@ from websockets.http11 import Request
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
+from hark.errors import HarkError
 from hark.http.exchange import Exchange, Header
 from hark.http.responses import JSON_HEADERS, Event, Response, encode, error_response
-from hark.http.wire.asgi import CODE, SMALL, STEP, scope_of
+from hark.http.wire.asgi import CODE, SMALL, Writing, scope_of
 from hark.http.wire.connection import end_exchange, make_head
 
 if TYPE_CHECKING:
@@ -42,10 +43,11 @@ _UNREAD_BYTES = 256 * 1024
 _MAX_FRAGMENTS = 10_000
 
 
-class WebSocket(asyncio.Protocol):
+class WebSocket(Writing):
     """The protocol of a connection after its upgrade."""
 
     def __init__(self, server: Server, transport: asyncio.Transport, exchange: Exchange) -> None:
+        super().__init__()
         self._server = server
         self.transport = transport
         self.exchange = self._exchange = exchange
@@ -69,8 +71,6 @@ class WebSocket(asyncio.Protocol):
         self._refilled_at = server.loop.time()
         self._waiting = False
         """Whether parsing waits until further frames are due."""
-        self._paused = False
-        self._drained: asyncio.Future[None] | None = None
         self._received = True
         self._timer: asyncio.TimerHandle | None = None
 
@@ -133,15 +133,12 @@ class WebSocket(asyncio.Protocol):
             self.transport.resume_reading()
 
     def _holds_message(self) -> bool:
-        """Count a message that arrives among the bytes in flight, in steps; False if they are too many."""
-        more = self._gathered - self._reserved_bytes
-        if more > 0:
-            budget, subject = self._server.budget, self._exchange.identity.subject
-            more = max(more, STEP)
-            if budget.refusal(subject, more) is not None:
-                return False
-            budget.add(subject, more)
-            self._reserved_bytes += more
+        """Count a message that arrives among the bytes in flight; False if they are too many."""
+        budget, subject = self._server.budget, self._exchange.identity.subject
+        try:
+            self._reserved_bytes = budget.reserve(subject, self._reserved_bytes, self._gathered)
+        except HarkError:
+            return False
         return True
 
     def _release(self) -> None:
@@ -248,19 +245,10 @@ class WebSocket(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         """Note that the buffer has room again."""
-        self._paused = False
         if self._unread:
             self._server.budget.remove(self._exchange.identity.subject, self._unread)
             self._unread = 0
-        if self._drained is not None and not self._drained.done():
-            self._drained.set_result(None)
-        self._drained = None
-
-    async def _drain(self) -> None:
-        if self._paused and not self.transport.is_closing():
-            if self._drained is None:
-                self._drained = self._server.loop.create_future()
-            await asyncio.shield(self._drained)
+        self._end_drain()
 
     # ASGI --------------------------------------------------------------------------------------------------
 
@@ -298,7 +286,7 @@ class WebSocket(asyncio.Protocol):
 
     async def send(self, event: Event) -> None:
         """Send an event, after the buffer of the connection has room. Raises `OSError` after the connection is lost."""
-        await self._drain()
+        await self.drain()
         if self.transport.is_closing() or self._closed:
             raise ConnectionResetError("the client has disconnected")
         match event["type"]:
