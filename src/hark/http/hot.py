@@ -7,9 +7,9 @@ answers by a callback. On a small request, a framework costs more time than all 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -61,12 +61,13 @@ from hark.model import (
     PopResult,
     PushOutcome,
     Renewal,
-    RenewOutcome,
     Settlement,
     SettleOutcome,
 )
 from hark.model.messages import DEFAULT_PARTITION
 from hark.settings import Settings
+
+A = TypeVar("A")
 
 _POP_CACHE = 4096
 """Number of parsed pop requests to cache: consumers repeat the same request. Longer query strings are not cached."""
@@ -332,7 +333,7 @@ class HotRoutes:
             ack = _decode_ack(exchange.body)
         except _UNDECODABLE:
             ack = decode_json(exchange.body, AckBody, "body")
-        when_done(self._settle(exchange, [ack], ack.consumer_group, ""), partial(_settled, exchange))
+        when_done(self._settle(exchange, [ack], ack.consumer_group, ""), partial(_answer, exchange, ack_answers))
 
     def ack_batch(self, exchange: Exchange) -> None:
         """Acknowledge several messages.
@@ -348,7 +349,7 @@ class HotRoutes:
         if len(batch.acknowledgments) > self._max_batch:
             raise too_many("acknowledgments", self._max_batch, len(batch.acknowledgments))
         settling = self._settle(exchange, batch.acknowledgments, batch.consumer_group, "acknowledgments")
-        when_done(settling, partial(_settled, exchange))
+        when_done(settling, partial(_answer, exchange, ack_answers))
 
     def _settle(
         self, exchange: Exchange, acks: Sequence[AckBody], group: str | None, where: str
@@ -379,18 +380,12 @@ class HotRoutes:
         lease_id = check_text(str(exchange.params["lease_id"]), "lease_id")
         body = decode_json(exchange.body or b"{}", ExtendBody, "extend")
         future = self._broker.renew(Renewal(lease_id, renewal_seconds(body.seconds)))
-        when_done(future, partial(_renewed, exchange, lease_id))
+        when_done(future, partial(_answer, exchange, partial(extended_lease, lease_id)))
 
 
-def _settled(exchange: Exchange, future: asyncio.Future[list[SettleOutcome]]) -> None:
+def _answer(exchange: Exchange, shape: Callable[[A], object], future: asyncio.Future[A]) -> None:
+    """Respond with a result in the form of the HTTP API."""
     try:
-        exchange.carrier.respond(exchange, 200, JSON_HEADERS, encode(ack_answers(future.result())))
-    except Exception as error:
-        fail(exchange, error)
-
-
-def _renewed(exchange: Exchange, lease_id: str, future: asyncio.Future[RenewOutcome]) -> None:
-    try:
-        exchange.carrier.respond(exchange, 200, JSON_HEADERS, encode(extended_lease(lease_id, future.result())))
+        exchange.carrier.respond(exchange, 200, JSON_HEADERS, encode(shape(future.result())))
     except Exception as error:
         fail(exchange, error)
