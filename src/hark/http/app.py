@@ -168,7 +168,7 @@ def _no_operation(exchange: Exchange, methods: Mapping[str, Found]) -> HarkError
 
 # The application -------------------------------------------------------------------------------------------
 
-# The wire calls `admit` when the head of a request has arrived, and `serve` when the request is complete. Hot
+# The wire calls `admit` when the head of a request has arrived, and `answer_now` when the request is complete. Hot
 # operations answer by themselves. All others are ASGI applications, and so is `App` as a whole, for clients in the same
 # process.
 

@@ -12,8 +12,9 @@ from msgspec.structs import replace
 
 from hark.api.types.delivery import Delivered, PopReply
 from hark.broker import Broker
+from hark.clock import format_time
 from hark.errors import InvalidInput, Refused
-from hark.http.checks import MAX_NAME_BYTES, check_name, format_time, parse_time
+from hark.http.checks import MAX_NAME_BYTES, check_name, parse_time
 from hark.http.exchange import Exchange
 from hark.http.items import MAX_SECONDS
 from hark.http.params import BoolParam, ChoiceParam, IntParam, NameParam, Param
