@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import UNSET
@@ -18,7 +18,6 @@ from hark.broker import Broker
 from hark.errors import InvalidInput
 from hark.http import checks
 from hark.http.checks import (
-    MAX_NAME_BYTES,
     check_int,
     check_name,
     check_text,
@@ -28,9 +27,9 @@ from hark.http.checks import (
 )
 from hark.ids import has_location
 from hark.keys import InvalidKey, check_keys
-from hark.model import QUEUE_MODE, Key, NewMessage, Renewal, RenewOutcome, Settlement, SettleOutcome
+from hark.model import Key, NewMessage, Renewal, RenewOutcome, Settlement, SettleOutcome
 from hark.model.admin import labels_of
-from hark.model.messages import DEFAULT_PARTITION, MAX_STATE, NULL_PAYLOAD, is_traceparent, is_tracestate, trace_context
+from hark.model.messages import MAX_STATE, NULL_PAYLOAD, is_traceparent, is_tracestate, trace_context
 
 if TYPE_CHECKING:
     from hark.api.types.keys import EnqueueOptions
@@ -70,40 +69,6 @@ def items_in(body: bytes, *, many: bool = False) -> list[PushItem]:
     if many:
         return list(checks.elements(decode_unbounded(body, _many(), "body", ITEM_TEXTS).items))
     return decode_unbounded(body, PushBody, "body", ITEM_TEXTS).value
-
-
-_ShortName = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_BYTES // 4)]
-"""A character has at most four bytes, so a name this short is within the limit."""
-
-
-class PlainItem(msgspec.Struct, gc=False, rename="camel", forbid_unknown_fields=True):
-    """A message without options, the common case. Decoding performs all checks."""
-
-    queue: _ShortName
-    partition: _ShortName = DEFAULT_PARTITION
-    payload: msgspec.Raw = NO_PAYLOAD
-    transaction_id: Annotated[str, msgspec.Meta(max_length=MAX_NAME_BYTES // 4)] = ""
-
-
-class PlainBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """A push of messages without options."""
-
-    items: list[PlainItem]
-
-
-_decode_plain = msgspec.json.Decoder(PlainBody).decode
-
-
-def plain_messages(body: bytes) -> list[NewMessage] | None:
-    """Return the messages of a body if all are valid and have no options; None: check the items one by one."""
-    # Names must not contain NUL. (The search for a single byte is cheap.)
-    if not body.isascii() or (b"\\" in body and b"\\u0000" in body):
-        return None
-    try:
-        items = _decode_plain(body).items
-    except (msgspec.MsgspecError, RecursionError):
-        return None
-    return [NewMessage(item.queue, item.partition, bytes(item.payload), item.transaction_id or None) for item in items]
 
 
 def to_new_message(item: PushItem, index: int, where: str = "items") -> NewMessage:
@@ -205,20 +170,6 @@ ACK_TEXTS = {
 
 _WAITING = ("failed", "retry")
 """Statuses after which the message is redelivered."""
-
-
-def settlements_of(acks: Sequence[AckBody], group: str | None, where: str) -> list[Settlement]:
-    """Return checked settlements. Errors name a field as `where[index].field`, or as `field` without `where`."""
-    name = QUEUE_MODE if not group else check_name(group, "consumerGroup")
-    settlements = []
-    for index, ack in enumerate(acks):
-        if ack.transaction_id and ack.partition_id and ack.delay is None and ack.status in (None, "completed"):
-            settlements.append(
-                Settlement(ack.transaction_id, ack.partition_id, "completed", ack.lease_id, None, None, name)
-            )
-        else:
-            settlements.append(settlement_of(ack, name, f"{where}[{index}]." if where else ""))
-    return settlements
 
 
 def settlement_of(ack: AckBody, group: str, where: str) -> Settlement:

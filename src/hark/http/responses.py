@@ -18,7 +18,15 @@ from hark.api import types
 from hark.errors import BodyTooLarge, Forbidden, HarkError, InvalidInput, MethodNotAllowed, Unauthorized
 from hark.http import checks
 from hark.http.checks import Payloads, many_values, time_of, too_many_values
-from hark.http.exchange import HEADER, Exchange, Header, current_request_id, exchange_of, request_id_of
+from hark.http.exchange import (
+    HEADER,
+    Exchange,
+    Header,
+    current_exchange,
+    current_request_id,
+    exchange_of,
+    request_id_of,
+)
 from hark.model import NewMessage
 from hark.model.messages import is_traceparent, is_tracestate, trace_context
 from hark.settings import Settings
@@ -128,6 +136,15 @@ async def refuse_websocket(receive: Receive, send: Send, response: Response) -> 
 async def send_failure(send: Send, error: Exception) -> None:
     """Send any exception as an error response."""
     await send_response(send, error_response(error))
+
+
+def fail(exchange: Exchange, error: Exception) -> None:
+    """Respond with an error. Its headers and log lines name the request."""
+    token = current_exchange.set(exchange)
+    try:
+        exchange.carrier.respond(exchange, *error_response(error))
+    finally:
+        current_exchange.reset(token)
 
 
 def known_error(error: Exception) -> HarkError:

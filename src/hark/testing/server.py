@@ -387,7 +387,7 @@ class HarkServer:
         """Number of waiting pops."""
 
         async def count() -> int:
-            return self._thread.broker.waiting
+            return len(self._thread.broker.delivery.intentions)
 
         return self._thread.call(count)
 

@@ -175,7 +175,7 @@ class Server:
         await self.broker.start()
         # Nobody looks at these servers, and the timers of whoever would are none of those who wait.
         await self.broker.observed.close()
-        await self.broker._duties.end()
+        await self.broker.duties.end()
 
     # What clients do ---------------------------------------------------------------------------------------
 

@@ -16,9 +16,9 @@ from hark.broker.delivery.browsers import Browser
 from hark.broker.delivery.delivery import Intention
 from hark.broker.delivery.stream import Stream, StreamConsumer
 from hark.broker.observer import HISTORY_SECONDS, INTERVAL_SECONDS, Point, Sample, Watcher
-from hark.clock import SECOND
+from hark.clock import SECOND, format_time_ms
 from hark.http.admission import identity_of
-from hark.http.checks import format_time_ms, time_of
+from hark.http.checks import time_of
 from hark.http.params import MAX_LIST, ChoiceParam, IntParam, NameParam, TimeParam, paging
 from hark.http.responses import Receive, Scope, Send, answer_of, encode
 from hark.http.routes.queues import NAMESPACE, TASK, groups_of, queue_page, queues_of, stats_of, total_of

@@ -168,7 +168,7 @@ async def metrics(call: Call) -> types.server.SystemMetrics:
         watching=broker.keyvalue.watchers.metrics(),
         batching={
             verb: types.server.BatchSizes(sizes.calls, sizes.requests, sizes.largest)
-            for verb, sizes in broker.batch_sizes().items()
+            for verb, sizes in broker.batchers.sizes().items()
         },
         peers=broker.peer_metrics(),
     )
