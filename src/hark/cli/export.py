@@ -247,6 +247,7 @@ class Importer:
         if ttl is not None and ttl <= 0:
             self._counts["expired"] += 1
             return
+        self._make_room(line.payload)
         self._position_groups(line)
         self._batch.append(
             _kept(line)
@@ -256,12 +257,13 @@ class Importer:
                 "ttl": ttl,
             }
         )
-        self._note_size(len(self._batch), line.payload)
+        self._flush_if_full(len(self._batch))
 
     def _add_letter(self, line: lines.DeadLetterLine) -> None:
         if self._batch:
             self._flush()  # A dead letter belongs to its message, if that is stored.
         # The id is unique in a store, which can have the queue of the export and a copy of it.
+        self._make_room(line.payload)
         same = self._line is not None and self._line.name == self._queue
         self._letters.append(
             _kept(line)
@@ -274,19 +276,26 @@ class Importer:
                 "failedAt": _iso(line.failed_at),
             }
         )
-        self._note_size(len(self._letters), line.payload)
+        self._flush_if_full(len(self._letters))
 
     def _add_key(self, line: lines.KeyLine) -> None:
         expires_in = _left(line.expires_at)
         if expires_in is not None and expires_in <= 0:
             self._key_counts["expired"] += 1
             return
+        self._make_room(line.value)
         self._keys.append({"type": "set", "key": line.key, "value": line.value, "expiresIn": expires_in})
-        self._note_size(len(self._keys), line.value)
+        self._flush_if_full(len(self._keys))
 
-    def _note_size(self, items: int, payload: Raw) -> None:
-        self._bytes += len(bytes(payload))
-        if items >= BATCH_ITEMS or self._bytes >= BATCH_BYTES:
+    def _make_room(self, payload: Raw) -> None:
+        """Send what was gathered if it would be too large with this payload. A large payload is sent alone."""
+        size = len(bytes(payload))
+        if self._bytes and self._bytes + size > BATCH_BYTES:
+            self._flush()
+        self._bytes += size
+
+    def _flush_if_full(self, items: int) -> None:
+        if items >= BATCH_ITEMS:
             self._flush()
 
     def _position_groups(self, line: lines.MessageLine) -> None:

@@ -193,7 +193,13 @@ class SharedPosition(Position):
 
     def readiness(self, now: int) -> Readiness:
         ready = [entry.priority for entry in self.due_entries(now) if entry is not None]
-        due = [self._waiting[0][0]] if self._waiting else []
+        waiting = self._waiting
+        while waiting:  # A message that was removed or leased is not waited for.
+            entry = self.entries.get(waiting[0][1])
+            if entry is not None and not entry.is_out and entry.available_at == waiting[0][0]:
+                break
+            heapq.heappop(waiting)
+        due = [waiting[0][0]] if waiting else []
         delay = self.partition.queue.info.options.delayed_processing * SECOND
         for lane in self.plain.values():
             if delay and lane.items and lane.items[0].created_at + delay > now:
