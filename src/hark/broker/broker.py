@@ -19,6 +19,7 @@ from hark.broker.export import export_queue
 from hark.broker.keyvalue import KeyValue, read_together
 from hark.broker.observer import Observer, Standing
 from hark.broker.peers import Peers
+from hark.broker.schedules import Schedules
 from hark.broker.sealing import ReadablePops, SealedQueues, shown_dead_letters
 from hark.broker.tallies import EngineCalls, LastPolls, Operations, Tallies, instrumented
 from hark.broker.timers import LoopTimers, Timers
@@ -152,6 +153,7 @@ class Broker:
             writes=self._batchers.write_keys,
             check_pushes=self.check_pushes,
         )
+        self.schedules = Schedules(self.keyvalue, self.engine, self._sealed, self._timers)
         await self.engine.start(self._hint, self._on_key_notification)
         self._clock.ahead = self.engine.ahead
         self._last_polls = LastPolls(self._clock)
@@ -163,9 +165,10 @@ class Broker:
         await self._sealed.learn()
         if self._peers is not None:
             secret = self._settings.peer.secret.encode() or await self.engine.peer_secret()
-            await self._peers.start(secret, self._on_peer_hints, self.keyvalue.watchers.notify)
+            await self._peers.start(secret, self._on_peer_hints, self._on_peer_keys)
         self._duties.begin(self.engine, self._settings, self._clock, self.operations, self.refresh_flags)
         self.observed.start()
+        self.schedules.start()
 
     def _standing(self) -> Standing:
         return Standing(
@@ -192,9 +195,14 @@ class Broker:
 
     def _on_key_notification(self, notification: model.KeyNotification) -> None:
         """Distribute notifications of keys that were changed through this server."""
-        self.keyvalue.watchers.notify(notification)
+        self._on_peer_keys(notification)
         if self._peers is not None:
             self._peers.notify(keys=notification)
+
+    def _on_peer_keys(self, notification: model.KeyNotification) -> None:
+        """Distribute notifications of keys that were changed through another server."""
+        self.keyvalue.watchers.notify(notification)
+        self.schedules.notify(notification)
 
     def stop_waiting(self) -> None:
         """End all waiting pops, streams and watches, because the server shuts down."""
@@ -207,6 +215,7 @@ class Broker:
         """Finish the accepted requests, then close the engine."""
         self.stop_waiting()
         await self.delivery.drain()
+        await self.schedules.close()
         await self._duties.end()
         await self.observed.close()
         await self._batchers.drain()
