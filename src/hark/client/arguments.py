@@ -195,13 +195,14 @@ def new_message(
         priority=None if priority is None else an_integer(priority, "priority", 0, MAX_PRIORITY),
         delay=None if delay is None else milliseconds(delay, "delay", 0, MAX_DELAY),
         deliver_at=optional_moment(deliver_at, "deliver_at"),
-        backoff_schedule=None if retry_delays is None else _schedule(retry_delays),
+        backoff_schedule=None if retry_delays is None else retry_schedule(retry_delays),
         ttl=time_to_live(ttl, "ttl"),
         keys_if_undelivered=None if keys_if_undelivered is None else _keys(keys_if_undelivered),
     )
 
 
-def _schedule(delays: Sequence[float | timedelta]) -> tuple[int, ...]:
+def retry_schedule(delays: Sequence[float | timedelta]) -> tuple[int, ...]:
+    """Convert the delays before retries from seconds to milliseconds."""
     if len(delays) > MAX_RETRY_DELAYS:
         raise InvalidInput(f"retry_delays: expected at most {MAX_RETRY_DELAYS} delays, got {len(delays)}")
     return tuple(milliseconds(delay, f"retry_delays[{step}]", 0, MAX_DELAY) for step, delay in enumerate(delays))
