@@ -29,7 +29,7 @@ NICKNAMES = {
     "@midnight": "0 0 * * *",
     "@hourly": "0 * * * *",
 }
-MOST_COUNTED = 1000
+COUNT_LIMIT = 1000
 """Maximum number of missed due times of a cron expression that are counted."""
 _MAX_TEXT = 255
 _WINDOWS = tuple(seconds * SECOND for seconds in (3600, 86_400, 32 * 86_400, 400 * 86_400, 9 * 366 * 86_400))
@@ -73,11 +73,11 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
         return first
 
     def count(self, first: int, end: int) -> int:
-        """The number of due times from `first`, which is one, to before `end`; of cron at most `MOST_COUNTED`."""
+        """The number of due times from `first`, which is one, to before `end`; of cron at most `COUNT_LIMIT`."""
         if self.every is not None:
             return max(0, -(-(end - first) // self.every))
         later = takewhile(lambda due: due < end, self._after(first))
-        return (first < end) + sum(1 for _ in islice(later, MOST_COUNTED - 1))
+        return (first < end) + sum(1 for _ in islice(later, COUNT_LIMIT - 1))
 
     def _after(self, moment: int) -> Iterator[int]:
         """The due times of the cron expression after a moment."""

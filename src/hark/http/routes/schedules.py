@@ -13,7 +13,7 @@ from hark.api.types.schedules import ScheduleBody
 from hark.broker.due_times import Timing, check_cron, check_zone
 from hark.broker.schedules import MAX_NAME_BYTES, CatchUp, MayUse, Overlap, Run, Schedule, Spec, not_found
 from hark.clock import SECOND
-from hark.errors import InvalidInput
+from hark.errors import Forbidden, InvalidInput
 from hark.http.admission import stamp
 from hark.http.checks import parse_time, raw_parts, short, time_of
 from hark.http.items import PushItem, to_new_message
@@ -116,11 +116,11 @@ def _may_replace(call: Call) -> MayUse:
     """Return a check of the queue that a schedule had. Its name cannot be used again, so it is not hidden."""
 
     def check(schedule: Schedule | None) -> None:
-        if schedule is None:
-            if call.identity.restricted:
-                raise not_found()
-        else:
-            call.identity.check_queue(schedule.spec.message.queue)
+        if call.identity.restricted and (schedule is None or not call.identity.may_use(schedule.spec.message.queue)):
+            raise Forbidden(
+                "a schedule of another queue, which this token may not use, has this name; choose another name",
+                code="queue_not_allowed",
+            )
 
     return check
 
@@ -132,10 +132,11 @@ async def put_schedule(call: Call) -> types.schedules.ShownSchedule:
     schedules at every start. The due times change only if `cron`, `every`, `timezone` or `startAt` change. A schedule
     that is paused stays paused.
     """
+    name = _name(call)
     body = await call.json(ScheduleBody, "schedule", payloads=raw_parts("payload", what="schedule"))
     spec = _spec(call, body)
     call.exchange.note_target(queue=body.queue)
-    schedule, is_new = await call.broker.schedules.put(_name(call), spec, _may_replace(call))
+    schedule, is_new = await call.broker.schedules.put(name, spec, _may_replace(call))
     call.status = 201 if is_new else 200
     return _shown(schedule)
 
