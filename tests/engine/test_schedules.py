@@ -36,7 +36,7 @@ class Server:
         assert killed._task is not None
         killed._task.cancel()
         killed._wakeup.cancel()
-        broker.schedules = Schedules(broker.keyvalue, broker.engine, broker._sealed, self.timers)
+        broker.schedules = Schedules(broker.keyvalue, broker.engine, broker._sealed, self.timers, random.random)
         broker.schedules.start()
 
     async def look(self) -> None:
@@ -112,3 +112,30 @@ async def test_schedules_survive_a_restart_and_what_was_due_meanwhile_is_caught_
             assert msgspec.json.decode(schedule.spec.message.payload) == 1
             await server.broker.close()
             clock.advance(3 * 3600 + 120)
+
+
+@pytest.mark.parametrize("kind", ENGINES, ids=lambda kind: kind.name)
+async def test_many_that_are_due_at_once_are_shared_by_the_servers_and_none_is_left(
+    kind: EngineKind, request: pytest.FixtureRequest, clock: FakeClock
+) -> None:
+    number = 250
+    with kind.store(request) as open_engine:
+        servers = [Server(open_engine, clock, clock.now()) for _ in range(1 if kind.exclusive else 3)]
+        for server in servers:
+            await server.broker.start()
+        spec = Spec(timing=Timing(every=60 * SECOND), message=NewMessage("q"), catch_up="none")
+        put = servers[0].broker.schedules.put
+        await asyncio.gather(*(put(f"s{one}", spec, lambda _: None) for one in range(number)))
+        # Others are due later: a server that looks for work must not take them for what is due.
+        later = Spec(timing=Timing(every=3600 * SECOND), message=NewMessage("q"))
+        await asyncio.gather(*(put(f"later{one}", later, lambda _: None) for one in range(number)))
+        for server in servers:
+            server.timers.clock.advance(60)
+        while await next_due(servers[0]) <= servers[0].timers.now():
+            for server in servers:
+                await server.look()
+        assert sum(server.broker.schedules.counts["runs"] for server in servers) == number
+        messages = await servers[0].broker.engine.messages(MessageFilter(queue="q", since=0, limit=1000))
+        assert len(messages) == number
+        for server in servers:
+            await server.broker.close()

@@ -601,7 +601,7 @@ _SCHEMAS: Mapping[str, Mapping[str, str]] = {
     "ScheduleSkip": {
         "at": "Time at which it was skipped.",
         "dueAt": "Due time. Of several: the last one.",
-        "reason": "`overlap`: the message of the run before was not settled. `missed`: no server ran at the due time.",
+        "reason": "`overlap`: the message of the run before was not settled. `missed`: no server pushed it in time.",
     },
     "Session": {
         "role": "Role: `read-only`, `read-write` or `admin`. Null: not authenticated.",

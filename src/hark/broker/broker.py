@@ -153,7 +153,7 @@ class Broker:
             writes=self._batchers.write_keys,
             check_pushes=self.check_pushes,
         )
-        self.schedules = Schedules(self.keyvalue, self.engine, self._sealed, self._timers)
+        self.schedules = Schedules(self.keyvalue, self.engine, self._sealed, self._timers, self._random)
         await self.engine.start(self._hint, self._on_key_notification)
         self._clock.ahead = self.engine.ahead
         self._last_polls = LastPolls(self._clock)
