@@ -201,7 +201,7 @@ async def test_an_overlapping_run_is_skipped_with_the_reason_until_the_message_i
     schedule = await one.get()
     assert (await one.runs(), schedule.skipped) == ([60], 1)
     assert schedule.last_skip is not None
-    text = f"the message {schedule.recent[0].message_id} of the run before is pending for a consumer"
+    text = f"the message {schedule.recent[0].message_id} of the run before is pending for a group"
     assert (schedule.last_skip.reason, schedule.last_skip.text) == ("overlap", text)
     popped = await one.broker.pop(PopRequest(queue="q", group="workers", lease_ms=3_600_000))
     await one.advance(60)

@@ -26,7 +26,7 @@ from hark.broker.timers import Timers, Wakeup
 from hark.clock import SECOND
 from hark.engine.api import Engine
 from hark.errors import Conflict, EngineFailure, HarkError, NotFound
-from hark.model import OWN, Key, KeyCheck, KeyEntry, KeyMutation, KeyRange, KeyWrite, NewMessage
+from hark.model import OWN, QUEUE_MODE, Key, KeyCheck, KeyEntry, KeyMutation, KeyRange, KeyWrite, NewMessage
 
 log = logging.getLogger(__name__)
 
@@ -400,9 +400,12 @@ class Schedules:
         if message is None:
             return None
         # Without a group the message waits for the first one.
-        states = {f"in group {one.group}": one.state for one in message.groups} or {"for a consumer": message.state}
-        for where, state in states.items():
+        states = [(one.group, one.state) for one in message.groups] or [("", message.state)]
+        for group, state in states:
             if state in _OPEN:
+                where = (
+                    "in the default group" if group == QUEUE_MODE else f"in group {group}" if group else "for a group"
+                )
                 text = f"the message {message.id} of the run before is {state} {where}"
                 return Skip(at=now, due_at=due_at, reason="overlap", text=text)
         return None
