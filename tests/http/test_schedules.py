@@ -23,7 +23,8 @@ def test_a_schedule_is_created_shown_listed_changed_and_deleted(fresh_api: Api) 
         api.put("/schedules/b", {"queue": "q", "payload": {"x": [1.5]}, "every": 5400, "jitter": "2s500ms"}).json()
         == shown
     )
-    changed = put(api, "b", cron="@daily", every=None, timezone="Europe/Berlin", overlap="skip", catchUp="none", ttl=60_000)
+    zone = "Europe/Berlin"
+    changed = put(api, "b", cron="@daily", every=None, timezone=zone, overlap="skip", catchUp="none", ttl=60_000)
     assert (changed["cron"], changed["every"], changed["timezone"]) == ("0 0 * * *", None, "Europe/Berlin")
     assert changed["createdAt"] == shown["createdAt"]
     put(api, "a", queue="other", status=201)

@@ -8,35 +8,42 @@ message. If several servers run the same due time, the check of all but the firs
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Literal, overload
 
 import msgspec
 
 from hark import model
-from hark.broker.due_times import Timing
 from hark.broker.keyvalue import AT_ONCE, KeyValue
+from hark.broker.schedule_state import (
+    DUE,
+    KEPT_RUNS,
+    MISSED_AFTER,
+    SCHEDULES,
+    Run,
+    Schedule,
+    ScheduleError,
+    Skip,
+    Spec,
+    changes,
+    key_of,
+    moved,
+    read_schedule,
+    scheduled,
+    time_text,
+)
 from hark.broker.sealing import SealedQueues
 from hark.broker.timers import Timers, Wakeup
 from hark.clock import SECOND
 from hark.engine.api import Engine
 from hark.errors import Conflict, EngineFailure, HarkError, NotFound
-from hark.model import OWN, QUEUE_MODE, Key, KeyCheck, KeyEntry, KeyMutation, KeyRange, KeyWrite, NewMessage
+from hark.model import QUEUE_MODE, Key, KeyEntry, KeyRange, NewMessage
 
 log = logging.getLogger(__name__)
 
-SCHEDULES: Key = (OWN, "schedule")
-DUE: Key = (OWN, "schedule_due")
-MISSED_AFTER = 60 * SECOND
-"""A due time that is over for longer, plus the jitter, was missed: `catch_up` applies."""
-MAX_NAME_BYTES = 200
-"""Limit of names, so that a name with a time is a valid transaction id."""
-KEPT_RUNS = 5
 _MAX_ERROR = 500
 _TRIES = 10
 _BACKOFF = (1 * SECOND, 2 * SECOND, 4 * SECOND, 8 * SECOND, 15 * SECOND, 30 * SECOND)
@@ -52,110 +59,11 @@ _OPEN = frozenset({"pending", "scheduled", "processing"})
 
 MayUse = Callable[["Schedule | None"], None]
 """Raises if the caller may not use a schedule. None: a schedule that cannot be read, so its queue is unknown."""
-Overlap = Literal["allow", "skip"]
-CatchUp = Literal["none", "latest", "all"]
-
-
-class Spec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a schedule pushes, and when."""
-
-    timing: Timing
-    message: NewMessage
-    """The message of each run, without a transaction id. In the store its payload is encrypted if the queue is."""
-    jitter: int = 0
-    overlap: Overlap = "allow"
-    catch_up: CatchUp = "latest"
-
-
-class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A run that was pushed."""
-
-    at: int
-    due_at: int | None = None
-    """None: it was requested."""
-    transaction_id: str
-    message_id: str | None = None
-    """Not stored: the message is found by its transaction id."""
-    partition_id: str | None = None
-
-
-class Skip(msgspec.Struct, frozen=True, kw_only=True):
-    """The last due times that were skipped, and why."""
-
-    at: int
-    due_at: int
-    reason: Literal["overlap", "missed"]
-    text: str
-
-
-class ScheduleError(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a run could not be pushed."""
-
-    at: int
-    code: str
-    error: str
-
-
-class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A schedule and its state, as it is stored."""
-
-    spec: Spec
-    name: str
-    anchor: int
-    """Intervals count from here."""
-    created_at: int
-    changed_at: int
-    next_at: int | None = None
-    """The next due time; None: paused, or there is none."""
-    wake_at: int | None = None
-    """When to push it, and the time of its key: later than `next_at` by the jitter, or after a failure."""
-    paused: bool = False
-    runs: int = 0
-    skipped: int = 0
-    recent: tuple[Run, ...] = ()
-    """The newest run is the first."""
-    last_skip: Skip | None = None
-    last_error: ScheduleError | None = None
-    failures: int = 0
-    """Failures since the last run."""
-    unreadable: str | None = None
-    """Not stored: why the payload, which is null then, cannot be read."""
-
-
-def key_of(name: str) -> Key:
-    """The key of a schedule."""
-    return (*SCHEDULES, name)
 
 
 def not_found() -> NotFound:
     """The error for a schedule that does not exist, or that the caller must not know."""
     return NotFound("Schedule not found", code="schedule_not_found")
-
-
-def time_text(us: int) -> str:
-    """A time as it is part of a transaction id."""
-    return datetime.fromtimestamp(us / SECOND, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def jitter_of(name: str, due_at: int, jitter: int) -> int:
-    """The delay of a due time: a part of the jitter that depends only on the name and the time."""
-    if not jitter:
-        return 0
-    digest = hashlib.sha256(f"{name}\0{due_at}".encode()).digest()
-    return int.from_bytes(digest[:6]) * jitter >> 48
-
-
-def scheduled(schedule: Schedule, next_at: int | None, now: int) -> Schedule:
-    """A schedule with this next due time."""
-    wake_at = None
-    if next_at is not None:
-        # Not before now: schedules that catch up take turns with the others that are due.
-        wake_at = max(next_at + jitter_of(schedule.name, next_at, schedule.spec.jitter), now)
-    return msgspec.structs.replace(schedule, next_at=next_at, wake_at=wake_at)
-
-
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Schedule).decode
 
 
 class Schedules:
@@ -243,7 +151,7 @@ class Schedules:
             entries = await self._keys.fetch_range(KeyRange(prefix=SCHEDULES, after=after, limit=AT_ONCE))
             for entry in entries:
                 with suppress(EngineFailure):
-                    schedule = self._read(entry)
+                    schedule = read_schedule(entry)
                     if wanted(schedule):
                         if offset <= total < offset + limit:
                             page.append(schedule)
@@ -282,7 +190,7 @@ class Schedules:
             changed = msgspec.structs.replace(
                 schedule, runs=schedule.runs + 1, recent=(run, *schedule.recent)[:KEPT_RUNS]
             )
-            written = await self._keys.write_keys(_changes(name, entry, schedule, changed, messages=[message]))
+            written = await self._keys.write_keys(changes(name, entry, schedule, changed, messages=[message]))
             if written.success:
                 self.counts["runs"] += 1
                 [outcome] = written.messages
@@ -320,7 +228,7 @@ class Schedules:
         if entry is None:
             raise not_found()
         try:
-            schedule = self._read(entry)
+            schedule = read_schedule(entry)
         except EngineFailure:
             may_use(None)
             if not or_unreadable:
@@ -332,18 +240,9 @@ class Schedules:
     async def _write(
         self, name: str, entry: KeyEntry | None, current: Schedule | None, changed: Schedule | None
     ) -> bool:
-        return (await self._keys.write_keys(_changes(name, entry, current, changed))).success
+        return (await self._keys.write_keys(changes(name, entry, current, changed))).success
 
     # Values ------------------------------------------------------------------------------------------------
-
-    def _read(self, entry: KeyEntry) -> Schedule:
-        try:
-            return _decode(entry.value)
-        except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
-            raise EngineFailure(
-                f"schedule {entry.key[-1]!r} cannot be read: {error}; update this server, or replace it",
-                code="schedule_unreadable",
-            ) from error
 
     def shown(self, schedule: Schedule) -> Schedule:
         """A schedule with a readable payload, or with null and the reason why it cannot be read."""
@@ -488,16 +387,15 @@ class Schedules:
         """Run one due time of a schedule, or record why that failed."""
         name = str(due.key[3])
         try:
-            schedule = None if entry is None else self._read(entry)
+            schedule = None if entry is None else read_schedule(entry)
         except EngineFailure as error:
             # The others must not wait for it. Another server may be able to read it.
             log.error("%s", error.text)
-            moved = (*DUE, now + _UNREADABLE_PAUSE, name)
-            await self._keys.write_keys(_moved(due, entry, moved))
+            await self._keys.write_keys(moved(due, entry, (*DUE, now + _UNREADABLE_PAUSE, name)))
             return
         if entry is None or schedule is None or schedule.wake_at != due.key[2]:
             right = None if schedule is None or schedule.wake_at is None else (*DUE, schedule.wake_at, name)
-            await self._keys.write_keys(_moved(due, entry, right))
+            await self._keys.write_keys(moved(due, entry, right))
             return
         try:
             await self._fire(entry, schedule, now)
@@ -539,7 +437,7 @@ class Schedules:
             failures=0,
         )
         changed = scheduled(changed, timing.after(done_until, anchor), now)
-        written = await self._keys.write_keys(_changes(schedule.name, entry, schedule, changed, messages=messages))
+        written = await self._keys.write_keys(changes(schedule.name, entry, schedule, changed, messages=messages))
         if not written.success:
             return  # Another server was first, or a caller changed the schedule.
         for message, outcome in zip(messages, written.messages, strict=True):
@@ -573,34 +471,3 @@ class Schedules:
 
 def _busy() -> Conflict:
     return Conflict("the schedule is changed by others at this moment; retry", code="schedule_busy")
-
-
-def _changes(
-    name: str,
-    entry: KeyEntry | None,
-    current: Schedule | None,
-    changed: Schedule | None,
-    messages: Sequence[NewMessage] = (),
-) -> KeyWrite:
-    """The write that replaces a schedule and the key of its time, if the schedule is unchanged; None: deletes it."""
-    before = None if current is None else current.wake_at
-    after = None if changed is None else changed.wake_at
-    mutations = [
-        KeyMutation(kind="delete", key=key_of(name))
-        if changed is None
-        else KeyMutation(kind="set", key=key_of(name), value=_encode(changed))
-    ]
-    if before is not None and before != after:
-        mutations.append(KeyMutation(kind="delete", key=(*DUE, before, name)))
-    if after is not None and before != after:
-        mutations.append(KeyMutation(kind="set", key=(*DUE, after, name)))
-    return KeyWrite([KeyCheck(key_of(name), None if entry is None else entry.version)], mutations, messages)
-
-
-def _moved(due: KeyEntry, entry: KeyEntry | None, right: Key | None) -> KeyWrite:
-    """The write that moves the key of a time that is not that of its schedule; None: deletes it."""
-    mutations = [KeyMutation(kind="delete", key=due.key)]
-    if right is not None:
-        mutations.append(KeyMutation(kind="set", key=right))
-    version = None if entry is None else entry.version
-    return KeyWrite([KeyCheck(key_of(str(due.key[3])), version), KeyCheck(due.key, due.version)], mutations)
