@@ -7,7 +7,7 @@ import random
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import hark
@@ -47,11 +47,9 @@ async def check(servers: Sequence[Server], chance: random.Random) -> None:
     """Kill servers while they run schedules, and compare the messages with the due times."""
     retry = CallPolicy(attempts=1000, give_up_after=60)
     async with running(*servers), hark.connect([server.url for server in servers], retry=retry) as client:
-        start = datetime.now(UTC).replace(microsecond=0) + SECOND
         # A lease whose answer was lost must not hold up the end for long.
         await client.queue("ticks").configure(lease_time=1, retry_limit=1000)
-        for name in NAMES:
-            await client.schedules.put(name, "ticks", name, every=1, start_at=start, catch_up="all")
+        made = [await client.schedules.put(name, "ticks", name, every=1, catch_up="all") for name in NAMES]
         seen = Seen()
         consuming = asyncio.create_task(seen.consume(client))
         for number in range(ROUNDS):
@@ -70,11 +68,12 @@ async def check(servers: Sequence[Server], chance: random.Random) -> None:
         consuming.cancel()
         await asyncio.wait([consuming])
     assert all(len(ids) == 1 for ids in seen.ids.values())
-    for one in shown:
+    for first, one in zip(made, shown, strict=True):
+        assert first.next_run_at is not None
         due = sorted(
             datetime.fromisoformat(key.partition("@")[2]) for key in seen.ids if key.startswith(f"{one.name}@")
         )
-        assert due == [start + number * SECOND for number in range(one.runs)]
+        assert due == [first.next_run_at + number * SECOND for number in range(one.runs)]
     assert len(seen.ids) == sum(one.runs for one in shown)
 
 
