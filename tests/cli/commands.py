@@ -50,6 +50,28 @@ EXPLAINED = {
     ],
 }
 LIMITS = {"success": True, "limits": {"maxInFlight": 0, "rateLimit": 0.5, "rateBurst": 7}}
+SCHEDULE = {
+    "name": "nightly",
+    "queue": "reports",
+    "partition": "Default",
+    "cron": "0 2 * * *",
+    "timezone": "Europe/Berlin",
+    "overlap": "skip",
+    "catchUp": "latest",
+    "state": "failing",
+    "nextRunAt": "2026-01-02T01:00:00.000Z",
+    "runs": 3,
+    "skipped": 1,
+    "payload": {"n": 1},
+    "lastRuns": [],
+    "lastSkip": {
+        "at": "2026-01-01T01:00:00Z",
+        "dueAt": "2026-01-01T01:00:00Z",
+        "reason": "overlap",
+        "text": "m1 is pending",
+    },
+    "lastError": {"at": "2026-01-02T01:00:00Z", "code": "queue_full", "error": "the queue is full"},
+}
 PING = "event: ping\ndata: {}"
 
 
@@ -94,6 +116,13 @@ REMOTE_COMMANDS: dict[str, tuple[str, Any]] = {
     "group pause": ("g orders", {"success": True}),
     "group resume": ("g orders", {"success": True}),
     "group limits": ("g orders", LIMITS),
+    "schedule put": ("nightly reports --every 5m", SCHEDULE),
+    "schedule list": ("", {"schedules": [], "total": 0}),
+    "schedule show": ("nightly", SCHEDULE),
+    "schedule pause": ("nightly", SCHEDULE),
+    "schedule resume": ("nightly", SCHEDULE),
+    "schedule run": ("nightly", {"messageId": "m1"}),
+    "schedule delete": ("nightly --yes", {"deleted": True, "name": "nightly"}),
     "dlq list": ("", {"messages": [], "total": 0}),
     "dlq requeue": ("--all --yes", {"requeued": 5, "remaining": 0, "results": []}),
     "dlq delete": ("d1", {"success": True}),

@@ -124,6 +124,39 @@ REQUESTS = [
     Row("queue purge orders --yes", f"POST {QUEUES}/orders/purge", None, "purged queue orders (3 messages)\n"),
     Row("queue purge orders --group g --yes", f"POST {QUEUES}/orders/groups/g/purge"),
     Row("queue pause orders", f"POST {QUEUES}/orders/pause"),
+    Row(
+        "schedule put night/ly reports '{\"a\": 1}' --cron '0 2 * * *' --timezone UTC --start-at 2026-01-01 "
+        "--jitter 5m --overlap skip --catch-up all --partition p --priority 3 --ttl 1000",
+        "PUT /schedules/night%2Fly",
+        {
+            "queue": "reports",
+            "payload": {"a": 1},
+            "cron": "0 2 * * *",
+            "timezone": "UTC",
+            "startAt": "2026-01-01",
+            "jitter": "5m",
+            "overlap": "skip",
+            "catchUp": "all",
+            "partition": "p",
+            "priority": 3,
+            "ttl": 1000,
+        },
+        "schedule nightly: next run 2026-01-02T01:00:00Z\n",
+    ),
+    Row(
+        "schedule put nightly reports --text hello --every 90s",
+        "PUT /schedules/nightly",
+        {"queue": "reports", "payload": "hello", "every": "90s"},
+    ),
+    Row(
+        "schedule list --queue reports --search n --limit 5 --offset 2",
+        "GET /schedules?queue=reports&search=n&limit=5&offset=2",
+    ),
+    Row("schedule show nightly", "GET /schedules/nightly"),
+    Row("schedule pause nightly", "POST /schedules/nightly/pause", None, "paused schedule nightly\n"),
+    Row("schedule resume nightly", "POST /schedules/nightly/resume"),
+    Row("schedule run nightly", "POST /schedules/nightly/run", None, "pushed message m1\n"),
+    Row("schedule delete nightly --yes", "DELETE /schedules/nightly", None, "deleted schedule nightly\n"),
     Row("queue resume orders", f"POST {QUEUES}/orders/resume"),
     Row("queue limits orders", f"GET {QUEUES}/orders?limit=1"),
     Row(
@@ -281,6 +314,7 @@ def test_every_command_and_every_option_is_in_the_table() -> None:
 
 DESTRUCTIVE = [
     "queue delete orders",
+    "schedule delete nightly",
     "queue purge orders",
     "queue purge orders --group g",
     "group delete g",

@@ -15,6 +15,7 @@ from hark.client.client import Client
 from hark.client.delivery.message import Message
 from hark.client.keys import Atomic, KeyValue
 from hark.client.queue import Queue, QueueAdmin
+from hark.client.schedules import Schedules
 from hark.client.transaction import Transaction
 from hark.polling import Poller, PollingStrategy
 from hark.settings import SETTINGS
@@ -63,6 +64,7 @@ GUIDES: dict[str, tuple[type, ...]] = {
         KeyValue,
         Atomic,
         Traces,
+        Schedules,
         Groups,
         Admin,
         QueueAdmin,

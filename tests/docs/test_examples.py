@@ -20,6 +20,7 @@ PAGES = (
     "client.md",
     "worker.md",
     "polling.md",
+    "schedules.md",
     "testing.md",
     "from-celery.md",
     "from-queen.md",

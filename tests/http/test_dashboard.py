@@ -79,5 +79,5 @@ def test_the_dashboard_is_small() -> None:
         if path.is_file()
     ]
     assert len(files) > 20
-    assert sum(map(len, files)) < 200_000
+    assert sum(map(len, files)) < 210_000
     assert sum(len(gzip.compress(content)) for content in files) < 100_000

@@ -23,9 +23,21 @@ def resize(image: bytes, *, width: int) -> bytes:
     return image[:width]
 
 
+@worker.periodic(every="1h", overlap="skip")
 @worker.task()
 async def tidy_up() -> None:
     """Without arguments."""
+
+
+@worker.periodic(cron="0 8 * * MON-FRI", timezone="Europe/Berlin", name="reports", catch_up="all", jitter=30)
+@worker.task
+async def report(kind: str = "daily", *, limit: int = 10) -> int:
+    """With defaults."""
+    return limit + len(kind)
+
+
+worker.periodic(every=timedelta(days=1), name="weekly")(report, "weekly", limit=3)
+worker.periodic(cron="@daily", name="images")(resize, b"", width=5)
 
 
 async def calls() -> None:
@@ -42,6 +54,8 @@ async def calls() -> None:
     await resize.push(b"", width=5)
     await tidy_up.push()
     await tidy_up.push(delay=1)
+    assert_type(await report(), int)
+    await report.push("weekly", limit=3)
     await worker.run(WorkerRunOptions(grace_seconds=5))
 
 

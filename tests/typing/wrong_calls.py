@@ -30,7 +30,18 @@ async def calls() -> None:
     text: str = await send_email("a@b.c", "hi")  # WRONG
     takes_a_task(send_email)  # WRONG
     await worker.run(WorkerRunOptions(polling="adaptive"))  # WRONG
+    worker.periodic(every=60)(send_email)  # WRONG
+    worker.periodic(every=60)(send_email, "a@b.c", 5)  # WRONG
+    worker.periodic(every=60)(send_email, "a@b.c", "hi", topic="x")  # WRONG
+    worker.periodic(cron="@daily", overlap="never")(send_email, "a@b.c", "hi")  # WRONG
+    worker.periodic(cron=5)(send_email, "a@b.c", "hi")  # WRONG
     assert text
+
+
+@worker.periodic(every=60)  # WRONG
+@worker.task
+def needs(to: str) -> None:
+    """A periodic task without its argument."""
 
 
 def takes_a_task(task: Task[[int], None]) -> None:

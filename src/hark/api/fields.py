@@ -19,6 +19,7 @@ PATH_TEXTS: Mapping[str, str] = {
     "lease_id": "Id of the lease.",
     "partition_id": "Id of the partition.",
     "transaction_id": "Transaction id of the message. The message id is accepted too.",
+    "schedule": "Name of the schedule. From 1 to 200 bytes of UTF-8.",
     "name": "Trace name. From 1 to 255 bytes of UTF-8.",
     "key": "Key as path parts, one or more, or as one part with a JSON array.",
     "path": "Path of the file, one or more parts.",
@@ -347,6 +348,23 @@ _FIELDS: Mapping[str, str] = {
     "avgLatencyMs": "Mean duration, in milliseconds.",
     "storage": "Size of the key-value store.",
     "sizeBytes": "Size of all keys and values, in bytes.",
+    # Schedules
+    "cron": "Cron expression: minute, hour, day of month, month, day of week; or a name such as `@daily`.",
+    "every": "Interval in seconds, or with units such as `90s` or `1h30m`. At least one second.",
+    "timezone": "Time zone of the cron expression, such as `Europe/Berlin`. The default is `UTC`.",
+    "startAt": "No due time is before this time, and intervals count from it. Null: they count from the creation.",
+    "jitter": "Longest delay of a due time, at most a day, in seconds or with units. The default is 0.",
+    "overlap": "`skip`: skip a due time while the message of the run before is not settled. The default is `allow`.",
+    "catchUp": "What happens with due times that were missed: `none` is pushed, the `latest` (default), or `all`.",
+    "nextRunAt": "Next due time. Null: paused or ended.",
+    "lastRunAt": "Time of the last run. Null: none yet.",
+    "lastRuns": "The last five runs, newest first.",
+    "lastSkip": "The last due time that was skipped, and why. Null: none.",
+    "lastError": "The last failure to push. Null: none.",
+    "schedules": "Schedules, by name.",
+    "runs": "Number of messages that were pushed.",
+    "updatedAt": "Time of the last change of its settings.",
+    "unreadable": "Why the payload cannot be read; it is null then. Null: it can be read.",
 }
 """Descriptions by the names of fields, separated by spaces."""
 
@@ -557,6 +575,33 @@ _SCHEMAS: Mapping[str, Mapping[str, str]] = {
     "SeekBody": {
         "timestamp": "Time: ISO 8601 or milliseconds since 1970. The next message is the first one created after it.",
         "offset": "Offset of the next message. From 1.",
+    },
+    "DeletedSchedule": {"name": "Name of the schedule.", "deleted": "Always true."},
+    "ListedSchedule ShownSchedule": {
+        "name": "Name of the schedule.",
+        "every": "Interval in seconds. Null: it has a cron expression.",
+        "cron": "Cron expression. Null: it has an interval.",
+        "timezone": "Time zone of the cron expression.",
+        "jitter": "Longest delay of a due time, in seconds.",
+        "state": "`active`, `paused`, `failing` (the last due time could not be pushed and is tried again), or `ended` "
+        "(there is no further due time).",
+        "skipped": "Number of due times that were skipped.",
+    },
+    "ScheduleBody": {
+        "queue": "Required. Name of the queue.",
+        "payload": "Payload of the messages: any JSON value. The default is null.",
+    },
+    "ScheduleError": {"at": "Time of the failure."},
+    "ScheduleRun": {
+        "at": "Time of the push.",
+        "dueAt": "Due time. Null: the run was requested.",
+        "messageId": "Id of the message. Null: the message is no longer stored.",
+        "partitionId": "Id of the partition. Null: the message is no longer stored.",
+    },
+    "ScheduleSkip": {
+        "at": "Time at which it was skipped.",
+        "dueAt": "Due time. Of several: the last one.",
+        "reason": "`overlap`: the message of the run before was not settled. `missed`: no server pushed it in time.",
     },
     "Session": {
         "role": "Role: `read-only`, `read-write` or `admin`. Null: not authenticated.",

@@ -103,6 +103,7 @@ _MESSAGE = "/api/v1/messages/{partition_id}/{transaction_id}"
 _QUEUE = "/api/v1/resources/queues/{queue}"
 _GROUP = "/api/v1/consumer-groups/{group}"
 _GROUP_OF_QUEUE = _GROUP + "/queues/{queue}"
+_SCHEDULE = "/api/v1/schedules/{schedule}"
 
 # Pages -------------------------------------------------------------------------------------------------------
 
@@ -202,6 +203,16 @@ SEEK_QUEUE = _write("POST", _GROUP_OF_QUEUE + "/seek", Reach.PATH, lambda: types
 SEEK_PARTITION = _write(
     "POST", _GROUP_OF_QUEUE + "/partitions/{partition}/seek", Reach.PATH, lambda: types.groups.SoughtPartition
 )
+
+# Schedules ---------------------------------------------------------------------------------------------------
+
+LIST_SCHEDULES = _read("GET", "/api/v1/schedules", Reach.LISTED, lambda: types.schedules.SchedulePage)
+PUT_SCHEDULE = _write("PUT", _SCHEDULE, Reach.ITEMS, lambda: types.schedules.ShownSchedule)
+SHOW_SCHEDULE = _read("GET", _SCHEDULE, Reach.ITEMS, lambda: types.schedules.ShownSchedule)
+PAUSE_SCHEDULE = _write("POST", _SCHEDULE + "/pause", Reach.ITEMS, lambda: types.schedules.ShownSchedule)
+RESUME_SCHEDULE = _write("POST", _SCHEDULE + "/resume", Reach.ITEMS, lambda: types.schedules.ShownSchedule)
+RUN_SCHEDULE = _write("POST", _SCHEDULE + "/run", Reach.ITEMS, lambda: types.schedules.ScheduleRun)
+DELETE_SCHEDULE = _write("DELETE", _SCHEDULE, Reach.ITEMS, lambda: types.schedules.DeletedSchedule)
 
 # Dead letters ------------------------------------------------------------------------------------------------
 

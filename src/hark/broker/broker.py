@@ -20,6 +20,7 @@ from hark.broker.export import export_queue
 from hark.broker.keyvalue import KeyValue, read_together
 from hark.broker.observer import Observer
 from hark.broker.peers import Peers
+from hark.broker.schedules import Schedules
 from hark.broker.sealing import ReadablePops, SealedQueues, shown_dead_letters
 from hark.broker.tallies import EngineCalls, LastPolls, Operations, Tallies, instrumented
 from hark.broker.timers import LoopTimers, Timers
@@ -153,6 +154,7 @@ class Broker:
             check_pushes=self.check_pushes,
         )
         hint = self.delivery.hint if self._peers is None else self._hint
+        self.schedules = Schedules(self.keyvalue, self.engine, self._sealed, self._timers, self._random)
         await self.engine.start(hint, self._on_key_notification)
         self._clock.ahead = self.engine.ahead
         self._last_polls = LastPolls(self._clock)
@@ -164,9 +166,10 @@ class Broker:
         await self._sealed.learn()
         if self._peers is not None:
             secret = self._settings.peer.secret.encode() or await self.engine.peer_secret()
-            await self._peers.start(secret, self._on_peer_hints, self.keyvalue.watchers.notify)
+            await self._peers.start(secret, self._on_peer_hints, self._on_peer_keys)
         self.duties.begin(self.engine, self._settings, self._clock, self.operations, self.refresh_flags)
         self.observed.start()
+        self.schedules.start()
 
     def _standing(self) -> tuple[Waiting, Stopped]:
         """What a sample says of waiting consumers and of maintenance."""
@@ -190,9 +193,14 @@ class Broker:
 
     def _on_key_notification(self, notification: model.KeyNotification) -> None:
         """Distribute notifications of keys that were changed through this server."""
-        self.keyvalue.watchers.notify(notification)
+        self._on_peer_keys(notification)
         if self._peers is not None:
             self._peers.notify(keys=notification)
+
+    def _on_peer_keys(self, notification: model.KeyNotification) -> None:
+        """Distribute notifications of keys that were changed through another server."""
+        self.keyvalue.watchers.notify(notification)
+        self.schedules.notify(notification)
 
     def stop_waiting(self) -> None:
         """End all waiting pops, streams and watches, because the server shuts down."""
@@ -205,6 +213,7 @@ class Broker:
         """Finish the accepted requests, then close the engine."""
         self.stop_waiting()
         await self.delivery.drain()
+        await self.schedules.close()
         await self.duties.end()
         await self.observed.close()
         await self.batchers.drain()

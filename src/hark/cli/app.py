@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from hark._version import __version__
-from hark.cli import dlq, doctor, export, kv, message, observe, params, pop, push, queue, serve, token, work  # noqa: F401  # They register their commands.
+from hark.cli import dlq, doctor, export, kv, message, observe, params, pop, push, queue, schedule, serve, token, work  # noqa: F401  # They register their commands.
 from hark.cli.command import command, main, make_app
 from hark.cli.output import raw, say
 
@@ -17,6 +17,7 @@ app = main
 for group, name in (
     (queue.app, "queue"),
     (queue.groups, "group"),
+    (schedule.app, "schedule"),
     (dlq.app, "dlq"),
     (message.app, "message"),
     (kv.app, "kv"),

@@ -202,13 +202,14 @@ def new_message(
         priority=None if priority is None else an_integer(priority, "priority", 0, MAX_PRIORITY),
         delay=None if delay is None else milliseconds(delay, "delay"),
         deliver_at=optional_moment(deliver_at, "deliver_at"),
-        backoff_schedule=None if retry_delays is None else _schedule(retry_delays),
+        backoff_schedule=None if retry_delays is None else retry_schedule(retry_delays),
         ttl=time_to_live(ttl, "ttl"),
         keys_if_undelivered=UNSET if keys_if_undelivered is None else raw(_keys(keys_if_undelivered)),
     )
 
 
-def _schedule(delays: Sequence[float | timedelta]) -> tuple[int, ...]:
+def retry_schedule(delays: Sequence[float | timedelta]) -> tuple[int, ...]:
+    """Convert the delays before retries from seconds to milliseconds."""
     if len(delays) > MAX_RETRY_DELAYS:
         raise InvalidInput(f"retry_delays: expected at most {MAX_RETRY_DELAYS} delays, got {len(delays)}")
     return tuple(milliseconds(delay, f"retry_delays[{step}]") for step, delay in enumerate(delays))

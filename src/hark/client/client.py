@@ -19,6 +19,7 @@ from hark.client.delivery.socket import SocketSource, source_of
 from hark.client.keys import KeyValue
 from hark.client.pushing import Buffers, Pusher
 from hark.client.queue import Queue
+from hark.client.schedules import Schedules
 from hark.client.transaction import Transaction
 from hark.polling import PollingStrategy
 
@@ -79,6 +80,11 @@ class Client:
     def groups(self) -> Groups:
         """Administration of consumer groups: list, seek, pause, purge, limit and delete."""
         return Groups(self.caller)
+
+    @cached_property
+    def schedules(self) -> Schedules:
+        """Schedules: messages that the server pushes at due times."""
+        return Schedules(self.caller)
 
     @cached_property
     def traces(self) -> Traces:

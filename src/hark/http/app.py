@@ -37,7 +37,7 @@ from hark.http.responses import (
     send_response,
     wait_until_left,
 )
-from hark.http.routes import dead_letters, groups, messages, queues, status, system, transactions
+from hark.http.routes import dead_letters, groups, messages, queues, schedules, status, system, transactions
 from hark.http.routes.status import SampleEvents
 from hark.http.routing import Call, Endpoint, Operation, PathParams, Table
 from hark.http.sse import PING_SECONDS, EventStreams
@@ -50,6 +50,7 @@ _TABLES = (
     status.TABLE,
     messages.TABLE,
     groups.TABLE,
+    schedules.TABLE,
     dead_letters.TABLE,
     transactions.TABLE,
     queue.TABLE,

@@ -252,6 +252,14 @@ def delivery_metrics(broker: Broker) -> Iterator[Metric]:
     yield from _fallback_metrics(broker)
     watching = broker.keyvalue.watchers.metrics()
     yield gauge("hark_key_watchers", "Clients that watch keys.", one(watching["watchers"]))
+    counts = broker.schedules.counts
+    yield counter("hark_schedule_runs_total", "Messages that schedules pushed.", one(counts["runs"]))
+    yield counter(
+        "hark_schedule_skips_total",
+        "Due times of schedules that were skipped, by reason.",
+        [({"reason": reason}, counts[reason]) for reason in ("overlap", "missed")],
+    )
+    yield counter("hark_schedule_failures_total", "Failures of schedules to push.", one(counts["failures"]))
     stopped = [({"verb": "push"}, PUSH_MAINTENANCE), ({"verb": "pop"}, POP_MAINTENANCE)]
     yield gauge(
         "hark_maintenance",

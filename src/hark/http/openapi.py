@@ -33,6 +33,7 @@ _TAGS = {
     "messages": "Push, receive, acknowledge and inspect messages.",
     "queues": "Create, list, pause, purge and delete queues.",
     "groups": "List, seek, pause, limit and delete consumer groups.",
+    "schedules": "Messages that are pushed at due times.",
     "dead letters": "List, requeue and delete messages that could not be delivered.",
     "traces": "Record and list trace events about messages.",
     "work queues": "Work queues of the key-value API: each message goes to one of many consumers.",
@@ -45,6 +46,7 @@ _TAG_OF = {
     **dict.fromkeys(("configure", "resources"), "queues"),
     **dict.fromkeys(("consumer-groups", "consumers"), "groups"),
     "dlq": "dead letters",
+    "schedules": "schedules",
     "traces": "traces",
 }
 """Tag by the first word of the path after /api/v1. All other routes have the tag `server`."""

@@ -26,7 +26,7 @@ from hark.connecting import connect as connect_async
 from hark.errors import InvalidInput
 from hark.polling import PollingStrategy
 from hark.settings import Settings
-from hark.sync.parts import Admin, DeadLetters, Groups, KeyValue, Message, QueueAdmin, Traces, Transaction
+from hark.sync.parts import Admin, DeadLetters, Groups, KeyValue, Message, QueueAdmin, Schedules, Traces, Transaction
 from hark.sync.portal import Portal, blocking
 
 if TYPE_CHECKING:
@@ -103,6 +103,11 @@ class Client:
     def groups(self) -> Groups:
         """Administration of consumer groups: list, seek, pause, purge, limit and delete."""
         return Groups(self.inner.groups, self.portal)
+
+    @property
+    def schedules(self) -> Schedules:
+        """Schedules: messages that the server pushes at due times."""
+        return Schedules(self.inner.schedules, self.portal)
 
     @property
     def traces(self) -> Traces:

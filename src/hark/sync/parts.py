@@ -20,6 +20,7 @@ from hark.client.keys import Atomic as AsyncAtomic
 from hark.client.keys import KeyChanges
 from hark.client.keys import KeyValue as AsyncKeyValue
 from hark.client.queue import QueueAdmin as AsyncQueueAdmin
+from hark.client.schedules import Schedules as AsyncSchedules
 from hark.client.transaction import Transaction as AsyncTransaction
 from hark.client.transaction import TransactionQueue
 from hark.model import Status
@@ -118,6 +119,18 @@ class Groups(Part[AsyncGroups]):
     purge = blocking(AsyncGroups.purge)
     limits = blocking(AsyncGroups.limits)
     set_limits = blocking(AsyncGroups.set_limits)
+
+
+class Schedules(Part[AsyncSchedules]):
+    """Schedules of the server, `client.schedules`."""
+
+    put = blocking(AsyncSchedules.put)
+    list = blocking(AsyncSchedules.list)
+    get = blocking(AsyncSchedules.get)
+    pause = blocking(AsyncSchedules.pause)
+    resume = blocking(AsyncSchedules.resume)
+    run = blocking(AsyncSchedules.run)
+    delete = blocking(AsyncSchedules.delete)
 
 
 class Traces(Part[AsyncTraces]):

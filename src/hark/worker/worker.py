@@ -7,21 +7,24 @@ import logging
 import os
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 from weakref import WeakKeyDictionary
 
 import msgspec
 
-from hark.client.arguments import an_integer
+from hark.api.types.schedules import CatchUp, Overlap
+from hark.client.arguments import a_name, an_integer
 from hark.client.calling import Transport
 from hark.client.inprocess import PollAs
 from hark.client.pushing import NewMessage, Pushed
+from hark.client.schedules import Interval
 from hark.errors import HarkError, InvalidInput
 from hark.model import QUEUE_MODE
 from hark.polling import PollingStrategy, PollMetrics, strategy_from
 from hark.settings import load
 from hark.worker.middleware import AnyMiddleware, current_task
+from hark.worker.periodic import Declaration, Periodic, declare
 from hark.worker.retrying import RetryPolicy
 from hark.worker.stats import Snapshot, Summary, TaskEvent
 from hark.worker.task import AnyTask, Task
@@ -190,6 +193,8 @@ class Worker:
         self.name = name
         self.middleware = tuple(middleware)
         self.tasks: dict[str, AnyTask] = {}
+        self.schedules: dict[str, Declaration] = {}
+        """The schedules that `periodic` declared, by name."""
         self._target = target
         self._token = token
         self._ca_file = ca_file
@@ -199,6 +204,7 @@ class Worker:
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, Client] = WeakKeyDictionary()
         self.listeners: list[Callable[[TaskEvent], None]] = []
         self._worker_run: WorkerRun | None = None
+        self._declaring: asyncio.Task[None] | None = None
 
     # Tasks ----------------------------------------------------------------------------------------------------
 
@@ -252,6 +258,63 @@ class Worker:
             return task
 
         return make if name is None or isinstance(name, str) else make(name)
+
+    def periodic(
+        self,
+        *,
+        cron: str | None = None,
+        every: Interval | None = None,
+        name: str | None = None,
+        timezone: str | None = None,
+        start_at: datetime | None = None,
+        jitter: Interval | None = None,
+        overlap: Overlap = "allow",
+        catch_up: CatchUp = "latest",
+        partition: str | None = None,
+    ) -> Periodic:
+        """Declare a schedule of a task: the server pushes the task at its due times.
+
+        ```python
+        @worker.periodic(cron="0 8 * * MON-FRI", timezone="Europe/Berlin", overlap="skip")
+        @worker.task
+        async def send_report(kind: str = "daily") -> None: ...
+
+        worker.periodic(cron="0 9 1 * *", name="monthly-report")(send_report, kind="monthly")
+        ```
+
+        Every worker creates the schedule at its start; an equal one is not changed. If the declaration is removed, the
+        schedule stays until it is deleted. Give exactly one of `cron` and `every` (seconds, a `timedelta`, or a text
+        such as `"5m"`).
+
+        - `name`: the name of the schedule. The default is the queue and the task: `emails.send_report`.
+        - `timezone`: the time zone of `cron`. The default is UTC.
+        - `start_at`: no due time is before this time, and intervals count from it.
+        - `jitter`: delay each due time by a part of this time.
+        - `overlap`: `skip` skips a due time while the message of the run before is not settled.
+        - `catch_up`: what happens with due times at which no server ran: `none` is pushed, the `latest`, or `all`.
+        - `partition`: the partition of the messages.
+
+        Raises `InvalidInput` if the name is in use.
+        """
+        if (cron is None) == (every is None):
+            raise InvalidInput("periodic: expected exactly one of cron and every, such as every='5m'")
+        return Periodic(
+            self.schedules,
+            self.queue,
+            None if name is None else a_name(name, "name"),
+            cron=cron,
+            every=every,
+            timezone=timezone,
+            start_at=start_at,
+            jitter=jitter,
+            overlap=overlap,
+            catch_up=catch_up,
+            partition=partition,
+        )
+
+    async def declare_schedules(self) -> None:
+        """Create the schedules of `periodic`, as `run` does at its start, or change those that differ."""
+        await declare(self.schedules, lambda: self.client.schedules, until_stored=False)
 
     # The client that pushes tasks -------------------------------------------------------------------------------
 
@@ -335,9 +398,20 @@ class Worker:
         plan, poll_metrics = polled_by_store(client.caller.transport, plan)
         worker_run = self._worker_run = WorkerRun(self, client, plan, poll_metrics)
         try:
-            return await worker_run.run()
+            if plan.burst:
+                await self.declare_schedules()
+            else:
+                self._declaring = self._start_to_declare(worker_run)
+            summary = await worker_run.run()
+            if self._declaring is not None and self._declaring.done():
+                self._declaring.result()
+            return summary
         finally:
             self._worker_run = None
+            if self._declaring is not None:
+                self._declaring.cancel()
+                await asyncio.wait([self._declaring])
+                self._declaring = None
             if not worker_run.io_thread.is_inline:
                 try:
                     async with asyncio.timeout(worker_run.seconds_left):
@@ -345,8 +419,23 @@ class Worker:
                 except TimeoutError:
                     _log.warning("pushes of handlers got no answer within the grace period; they may not be stored")
 
+    def _start_to_declare(self, worker_run: WorkerRun) -> asyncio.Task[None] | None:
+        """Declare the schedules while the worker runs already. The run ends with the error if one is refused."""
+        if not self.schedules:
+            return None
+
+        def done(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and task.exception() is not None:
+                worker_run.stop()
+
+        task = asyncio.create_task(declare(self.schedules, lambda: self.client.schedules, until_stored=True))
+        task.add_done_callback(done)
+        return task
+
     async def ready(self) -> None:
         """Wait until `run`, which was called in another task of this event loop, is ready to receive messages.
+
+        Its schedules are declared then, too.
 
         Raises `HarkError` with the code `not_running` if the worker is not running.
         """
@@ -354,7 +443,10 @@ class Worker:
             await asyncio.sleep(0)  # The task that calls `run` may not have started yet.
         if self._worker_run is None:
             raise HarkError("this worker is not running; call run() first", code="not_running")
-        await self._worker_run.ready.wait()
+        worker_run, declaring = self._worker_run, self._declaring
+        await worker_run.ready.wait()
+        if declaring is not None:
+            await asyncio.wait([declaring])
 
     async def stop(self) -> None:
         """Shut down gracefully, and wait until `run` is about to return. Does nothing if the worker is not running.

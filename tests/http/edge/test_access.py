@@ -21,6 +21,7 @@ from tests.http.edge.app_client import WHO, AppClient, Json, serving
 
 OTHER = "theirs-cd81"
 """The queue that those who may use only some may not use."""
+SCHEDULE = "their-schedule"
 QUEUES = "/api/v1/resources/queues"
 TAKES = ("/api/v1/listen",)
 """Asking for these without saying `browse` takes messages: reading is not enough."""
@@ -223,6 +224,8 @@ async def other_queue(ask: AppClient) -> OtherQueue:
     trace = {"transactionId": "their-1", "partitionId": dead["partitionId"], "data": PAYLOAD, "traceNames": [TRACE]}
     assert (await ask("POST", "/api/v1/traces", "writer", trace)).status == 201
     assert (await ask("PUT", f"/keyval/api/keys/{PARTITION}", "writer", PAYLOAD)).status == 200
+    schedule = {"queue": OTHER, "payload": PAYLOAD, "every": "1h"}
+    assert (await ask("PUT", f"/api/v1/schedules/{SCHEDULE}", "writer", schedule)).status == 201
     letters = (await ask("GET", "/api/v1/dlq", "reader", query={"queue": OTHER})).json["messages"]
     own = {"items": [{"queue": "mine", "payload": 1}]}
     assert (await ask("POST", "/api/v1/push", "mine-writer", own)).status == 201
@@ -239,9 +242,10 @@ async def state(ask: AppClient) -> Json:
     messages = (await ask("GET", "/api/v1/messages", "admin", query={"queue": OTHER})).json
     traces = (await ask("GET", f"/api/v1/traces/by-name/{TRACE}", "admin")).json
     keys = (await ask("GET", "/keyval/api/keys", "admin")).json
+    schedule = (await ask("GET", f"/api/v1/schedules/{SCHEDULE}", "admin")).json
     for group in groups:
         group.pop("maxTimeLag")
-    return [queue, groups, letters, messages, traces, keys]
+    return [queue, groups, letters, messages, traces, keys, schedule]
 
 
 def bodies(found: OtherQueue) -> Iterator[tuple[str, str, Json]]:
@@ -261,6 +265,9 @@ def bodies(found: OtherQueue) -> Iterator[tuple[str, str, Json]]:
     yield "POST", "/api/v1/ack", {"transactionId": found.message_id, "partitionId": found.partition_id}
     yield "POST", "/api/v1/transaction", {"operations": [push]}
     yield "POST", "/api/v1/transaction", {"operations": [], "kv": keys}
+    for queue in (OTHER, "mine"):
+        yield "PUT", f"/api/v1/schedules/{SCHEDULE}", {"queue": queue, "every": 60}
+    yield "PUT", "/api/v1/schedules/new", {"queue": OTHER, "every": 60}
     yield "POST", "/api/v1/configure", {"queue": OTHER, "options": {"leaseTime": 1}}
     trace = {"transactionId": found.transaction_id, "partitionId": found.partition_id, "data": 1}
     yield "POST", "/api/v1/traces", trace
@@ -290,6 +297,7 @@ def paths(ask: AppClient, found: OtherQueue) -> Iterator[tuple[str, str]]:
                 "partition": PARTITION,
                 "group": GROUP,
                 "name": TRACE,
+                "schedule": SCHEDULE,
                 "partition_id": found.partition_id,
                 "transaction_id": found.transaction_id,
                 "key:path": PARTITION,

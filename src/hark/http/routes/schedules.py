@@ -1,0 +1,264 @@
+"""Schedules: create, list, get, pause, resume, run and delete."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, get_args
+
+import msgspec
+
+from hark.api import operations, types
+from hark.api.types.delivery import PushItem
+from hark.api.types.schedules import ScheduleBody
+from hark.broker.due_times import Timing, check_cron, check_zone
+from hark.broker.schedule_state import MAX_NAME_BYTES, CatchUp, Overlap, Run, Schedule, Spec
+from hark.broker.schedules import MayUse, not_found
+from hark.clock import SECOND
+from hark.errors import Forbidden, InvalidInput
+from hark.http.admission import stamp
+from hark.http.checks import parse_time, raw_parts, short, time_of
+from hark.http.items import to_new_message
+from hark.http.params import MAX_LIST, NameParam, Param, paging
+from hark.http.responses import answer_of
+from hark.http.routing import LARGE_BODY, MAINTENANCE, QUEUE_FULL, Call, Failure, bind, table
+
+_PAGE = paging(100, MAX_LIST)
+_QUEUE = NameParam("queue", "Return only schedules of this queue.")
+_SEARCH = Param("search", "Return only schedules whose name contains this text.")
+_NO_SCHEDULE = Failure(404, "schedule_not_found")
+_BUSY = Failure(409, "schedule_busy")
+
+_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+_PART = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)(ms|[smhdw])", re.ASCII)
+_YEARS = 10
+_MAX_SECONDS = _YEARS * 366 * 86_400
+_MAX_JITTER = 86_400
+
+
+def read_seconds(value: str | float, field: str, least: float, most: float, example: str) -> int:
+    """Return a length of time in microseconds: a number of seconds, or a text such as `1h30m`."""
+    seconds = math.nan
+    if not isinstance(value, str):
+        seconds = value
+    elif len(value) <= 64:
+        text = value.strip().lower()
+        if text and not _PART.sub("", text):
+            seconds = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
+        elif re.fullmatch(r"\d{1,12}(\.\d{1,6})?", text, re.ASCII):
+            seconds = float(text)
+    if least <= seconds <= most:
+        return round(seconds * SECOND)
+    raise InvalidInput(
+        f"{field}: expected {least:g} to {most:.0f} seconds as a number, or as a text with the units s, m, h, d or w "
+        f"such as {example!r}, got {short(value)}"
+    )
+
+
+def _timing(body: ScheduleBody) -> Timing:
+    if (body.cron is None) == (body.every is None):
+        given = "both" if body.cron is not None else "neither"
+        raise InvalidInput(f"cron, every: expected exactly one of them, such as every: '5m', got {given}")
+    if body.timezone is not None and body.cron is None:
+        raise InvalidInput("timezone: allowed only with cron; leave it out, or use cron instead of every")
+    start_at = None if body.start_at is None else parse_time(body.start_at, "startAt")
+    if body.cron is None:
+        assert body.every is not None
+        return Timing(every=read_seconds(body.every, "every", 1, _MAX_SECONDS, "90s"), start_at=start_at)
+    return Timing(cron=check_cron(body.cron), timezone=check_zone(body.timezone or "UTC"), start_at=start_at)
+
+
+def _spec(call: Call, body: ScheduleBody) -> Spec:
+    """Return the checked specification. Its message has the producer and the labels that the token permits."""
+    timing = _timing(body)
+    item = PushItem(
+        queue=body.queue,
+        payload=body.payload,
+        priority=body.priority,
+        ttl=body.ttl,
+        backoff_schedule=None if body.backoff_schedule is None else list(body.backoff_schedule),
+    )
+    if body.partition is not None:
+        item.partition = body.partition
+    try:
+        message = to_new_message(item, 0, "body")
+    except InvalidInput as error:
+        raise InvalidInput(error.text.removeprefix("body[0]."), code=error.code) from None
+    stamp(call.identity, [message])
+    return Spec(
+        timing=timing,
+        message=message,
+        jitter=0 if body.jitter is None else read_seconds(body.jitter, "jitter", 0, _MAX_JITTER, "30s"),
+        overlap=_choice(body.overlap or "allow", Overlap, "overlap"),
+        catch_up=_choice(body.catch_up or "latest", CatchUp, "catchUp"),
+    )
+
+
+def _choice(value: str, choices: Any, field: str) -> Any:
+    known = get_args(choices)
+    if value not in known:
+        raise InvalidInput(f"{field}: expected {', '.join(known[:-1])} or {known[-1]}, got {short(value)}")
+    return value
+
+
+def _may_use(call: Call) -> MayUse:
+    """Return a check that treats schedules of other queues as missing, so that their existence is not revealed."""
+
+    def check(schedule: Schedule | None) -> None:
+        queue = None if schedule is None else schedule.spec.message.queue
+        if call.identity.restricted and (queue is None or not call.identity.may_use(queue)):
+            raise not_found()
+        if queue is not None:
+            call.exchange.note_target(queue=queue)
+
+    return check
+
+
+def _may_replace(call: Call) -> MayUse:
+    """Return a check of the queue that a schedule had. Its name cannot be used again, so it is not hidden."""
+
+    def check(schedule: Schedule | None) -> None:
+        if call.identity.restricted and (schedule is None or not call.identity.may_use(schedule.spec.message.queue)):
+            raise Forbidden(
+                "a schedule of another queue, which this token may not use, has this name; choose another name",
+                code="queue_not_allowed",
+            )
+
+    return check
+
+
+async def put_schedule(call: Call) -> types.schedules.ShownSchedule:
+    """Create or change a schedule.
+
+    Replaces all its settings. If they are equal to the stored ones, nothing changes, so that a program can declare its
+    schedules at every start. The due times change only if `cron`, `every`, `timezone` or `startAt` change. A schedule
+    that is paused stays paused.
+    """
+    name = _name(call)
+    body = await call.json(ScheduleBody, "schedule", payloads=raw_parts("payload", what="schedule"))
+    spec = _spec(call, body)
+    call.exchange.note_target(queue=body.queue)
+    schedule, is_new = await call.broker.schedules.put(name, spec, _may_replace(call))
+    call.status = 201 if is_new else 200
+    return _shown(schedule)
+
+
+async def list_schedules(call: Call) -> types.schedules.SchedulePage:
+    """List schedules. Returns schedules by name, without payloads."""
+    page, queue, search = _PAGE.of(call.query), _QUEUE.of(call.query), _SEARCH.text(call.query)
+
+    def wanted(schedule: Schedule) -> bool:
+        own = schedule.spec.message.queue
+        return (
+            queue in (None, own)
+            and (search is None or search in schedule.name)
+            and (not call.identity.restricted or call.identity.may_use(own))
+        )
+
+    found, total = await call.broker.schedules.list(page.limit, page.offset, wanted)
+    schedules = tuple(types.schedules.ListedSchedule(**_listed(one)) for one in found)
+    return types.schedules.SchedulePage(schedules=schedules, total=total, pagination=page)
+
+
+async def show_schedule(call: Call) -> types.schedules.ShownSchedule:
+    """Get a schedule. Returns the schedule with its payload and its last runs."""
+    return _shown(await call.broker.schedules.get(_name(call), _may_use(call)))
+
+
+async def pause_schedule(call: Call) -> types.schedules.ShownSchedule:
+    """Pause a schedule. It pushes nothing until it is resumed; due times in between are not caught up."""
+    return _shown(await call.broker.schedules.pause(_name(call), _may_use(call)))
+
+
+async def resume_schedule(call: Call) -> types.schedules.ShownSchedule:
+    """Resume a schedule. Its next due time is the first one after now."""
+    return _shown(await call.broker.schedules.resume(_name(call), _may_use(call)))
+
+
+async def run_schedule(call: Call) -> types.schedules.ScheduleRun:
+    """Run a schedule now. Pushes one message, also if the schedule is paused. Its due times do not change."""
+    run = await call.broker.schedules.run_now(_name(call), _may_use(call))
+    call.status = 201
+    return _run(run)
+
+
+async def delete_schedule(call: Call) -> types.schedules.DeletedSchedule:
+    """Delete a schedule. Messages that it pushed stay."""
+    name = _name(call)
+    await call.broker.schedules.delete(name, _may_use(call))
+    return types.schedules.DeletedSchedule(deleted=True, name=name)
+
+
+def _name(call: Call) -> str:
+    name = call.name("schedule")
+    if len(name.encode()) > MAX_NAME_BYTES:
+        raise InvalidInput(f"schedule: the name must be at most {MAX_NAME_BYTES} bytes of UTF-8")
+    return name
+
+
+def _shown(schedule: Schedule) -> types.schedules.ShownSchedule:
+    return types.schedules.ShownSchedule(
+        **_listed(schedule),
+        payload=msgspec.Raw(schedule.spec.message.payload),
+        unreadable=schedule.unreadable,
+        last_runs=tuple(map(_run, schedule.recent)),
+    )
+
+
+def _run(run: Run) -> types.schedules.ScheduleRun:
+    return answer_of(types.schedules.ScheduleRun, run)
+
+
+def _listed(schedule: Schedule) -> dict[str, Any]:
+    spec = schedule.spec
+    message, timing, skip, error = spec.message, spec.timing, schedule.last_skip, schedule.last_error
+    state = "failing" if schedule.failures else "active" if schedule.next_at is not None else "ended"
+    return {
+        "name": schedule.name,
+        "queue": message.queue,
+        "partition": message.partition,
+        "cron": timing.cron,
+        "every": None if timing.every is None else timing.every / SECOND,
+        "timezone": timing.timezone,
+        "start_at": time_of(timing.start_at),
+        "jitter": spec.jitter / SECOND,
+        "overlap": spec.overlap,
+        "catch_up": spec.catch_up,
+        "priority": message.priority,
+        "ttl": message.ttl_ms,
+        "backoff_schedule": message.backoff_ms,
+        "state": "paused" if schedule.paused else state,
+        "next_run_at": time_of(schedule.next_at),
+        "last_run_at": time_of(schedule.recent[0].at if schedule.recent else None),
+        "runs": schedule.runs,
+        "skipped": schedule.skipped,
+        "last_skip": None if skip is None else answer_of(types.schedules.ScheduleSkip, skip),
+        "last_error": None if error is None else answer_of(types.schedules.ScheduleError, error),
+        "created_at": time_of(schedule.created_at),
+        "updated_at": time_of(schedule.changed_at),
+    }
+
+
+_SHOWN = types.schedules.ShownSchedule
+
+TABLE = table(
+    bind(operations.LIST_SCHEDULES, list_schedules, query=(*_PAGE, _QUEUE, _SEARCH)),
+    bind(
+        operations.PUT_SCHEDULE,
+        put_schedule,
+        body=ScheduleBody,
+        body_bytes=LARGE_BODY,
+        answer={200: _SHOWN, 201: _SHOWN},
+        errors=(_BUSY, _NO_SCHEDULE),
+    ),
+    bind(operations.SHOW_SCHEDULE, show_schedule, errors=(_NO_SCHEDULE,)),
+    bind(operations.PAUSE_SCHEDULE, pause_schedule, errors=(_NO_SCHEDULE, _BUSY)),
+    bind(operations.RESUME_SCHEDULE, resume_schedule, errors=(_NO_SCHEDULE, _BUSY)),
+    bind(
+        operations.RUN_SCHEDULE,
+        run_schedule,
+        answer={201: types.schedules.ScheduleRun},
+        errors=(_NO_SCHEDULE, _BUSY, QUEUE_FULL, MAINTENANCE),
+    ),
+    bind(operations.DELETE_SCHEDULE, delete_schedule, errors=(_NO_SCHEDULE, _BUSY)),
+)
