@@ -35,6 +35,7 @@ from hark.http.responses import (
 )
 from hark.http.routes import dead_letters, groups, messages, queues, status, system, transactions
 from hark.http.routes.status import SampleEvents
+from hark.http.routes.tasks import TaskRoutes
 from hark.http.routing import Call, Endpoint, Router, Table
 from hark.http.sse import PING_SECONDS, EventStreams
 from hark.http.websocket import WebSockets
@@ -62,6 +63,7 @@ def all_routes(broker: Broker, settings: Settings, ping_seconds: float) -> Table
         WebSockets(broker, settings, ping_seconds),
         QueueRoutes(broker, settings),
         KeyvalStreams(broker, settings),
+        TaskRoutes(broker, settings),
     )
     tables = [*(routes.table() for routes in bound), *_TABLES]
     return {path: operations for table in tables for path, operations in table.items()}

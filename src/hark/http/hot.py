@@ -7,8 +7,8 @@ answers by a callback. On a small request, a framework costs more time than all 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from functools import lru_cache, partial
+from collections.abc import Iterator, Sequence
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ import msgspec
 from hark.access.identity import UNRESTRICTED
 from hark.api import operations
 from hark.api.operations import Reach
-from hark.api.types.delivery import AckAnswer, AckBatchBody, AckBody, PopReply, PushAnswer
+from hark.api.types.delivery import NO_RESULT, AckAnswer, AckBatchBody, AckBody, PopReply, PushAnswer
 from hark.api.types.messages import ExtendBody
 from hark.batching import when_done
 from hark.broker import Broker
@@ -25,13 +25,17 @@ from hark.http import routing
 from hark.http.admission import settle, stamp
 from hark.http.checks import (
     AT_ONCE,
+    array_of,
     check_nesting,
     check_nesting_in_turns,
     check_text,
     check_values,
     decode_json,
+    decode_unbounded,
+    elements,
     in_turns,
     many_values,
+    raw_default,
 )
 from hark.http.exchange import Exchange, current_exchange
 from hark.http.items import (
@@ -80,6 +84,19 @@ class NextBody(AckBatchBody, gc=False, rename="camel"):
 _decode_ack = msgspec.json.Decoder(AckBody).decode
 _decode_ack_batch = msgspec.json.Decoder(AckBatchBody).decode
 _UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+def _results(body: bytes) -> Iterator[msgspec.Raw]:
+    """Return the results of tasks in a body of `ack_batch`, which are not decoded."""
+    outline = decode_unbounded(body, _outline(), "body", ACK_TEXTS)
+    return (ack.task.result for ack in elements(outline.acknowledgments) if ack.task is not None)
+
+
+@cache
+def _outline() -> Any:
+    task = msgspec.defstruct("Task", [("result", msgspec.Raw, raw_default(NO_RESULT))], gc=False)
+    ack = msgspec.defstruct("Ack", [("task", task | None, None)], gc=False)
+    return msgspec.defstruct("Outline", [("acknowledgments", array_of(ack))])
 
 
 class HotRoutes:
@@ -320,7 +337,9 @@ class HotRoutes:
         """
         body = exchange.body
         try:
-            batch = decode_json(body, AckBatchBody, "body") if many_values(body) else _decode_ack_batch(body)
+            if number := many_values(body):
+                check_values(number, _results(body))
+            batch = _decode_ack_batch(body)
         except _UNDECODABLE:
             batch = decode_json(body, AckBatchBody, "body", ACK_TEXTS)
         if len(batch.acknowledgments) > self._max_batch:

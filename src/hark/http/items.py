@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from hark.api.types.delivery import AckAnswer, AckBody
+from hark.api.types.delivery import AckAnswer, AckBody, TaskEndBody
 from hark.api.types.messages import ExtendedLease, RenewalAnswer
 from hark.broker import Broker
 from hark.errors import InvalidInput
@@ -27,9 +27,17 @@ from hark.http.checks import (
 )
 from hark.ids import has_location
 from hark.keys import InvalidKey, check_keys
-from hark.model import QUEUE_MODE, Key, NewMessage, Renewal, RenewOutcome, Settlement, SettleOutcome
+from hark.model import QUEUE_MODE, Key, NewMessage, Renewal, RenewOutcome, Settlement, SettleOutcome, TaskEnd
 from hark.model.admin import labels_of
-from hark.model.messages import DEFAULT_PARTITION, MAX_STATE, NULL_PAYLOAD, is_traceparent, is_tracestate, trace_context
+from hark.model.messages import (
+    DEFAULT_PARTITION,
+    MAX_STATE,
+    NULL_PAYLOAD,
+    TaskEndState,
+    is_traceparent,
+    is_tracestate,
+    trace_context,
+)
 
 if TYPE_CHECKING:
     from hark.http.keyval.queue import EnqueueOptions
@@ -229,6 +237,7 @@ ACK_TEXTS = {
 }
 """Error texts that clients rely on, for `decode_json`."""
 
+_DONE = (None, "completed")
 _WAITING = ("failed", "retry")
 """Statuses after which the message is redelivered."""
 
@@ -238,7 +247,7 @@ def settlements_of(acks: Sequence[AckBody], group: str | None, where: str) -> li
     name = QUEUE_MODE if not group else check_name(group, "consumerGroup")
     settlements = []
     for index, ack in enumerate(acks):
-        if ack.transaction_id and ack.partition_id and ack.delay is None and ack.status in (None, "completed"):
+        if ack.transaction_id and ack.partition_id and ack.delay is None and ack.status in _DONE and not ack.task:
             settlements.append(
                 Settlement(ack.transaction_id, ack.partition_id, "completed", ack.lease_id, None, None, name)
             )
@@ -262,7 +271,29 @@ def settlement_of(ack: AckBody, group: str, where: str) -> Settlement:
             raise InvalidInput(f"{where}delay: allowed only with status failed or retry, got status {status}")
         check_int(ack.delay, f"{where}delay", 0, checks.MAX_NUMBER)
     error = ack.error[:MAX_ERROR_CHARACTERS] if ack.error else None
-    return Settlement(ack.transaction_id, ack.partition_id or "", status, ack.lease_id, error, ack.delay, group)
+    task = None if ack.task is None else _task_end(ack.task, status, f"{where}task.")
+    return Settlement(
+        ack.transaction_id, ack.partition_id or "", status, ack.lease_id, error, ack.delay, group, task=task
+    )
+
+
+_ENDS: dict[str, tuple[TaskEndState, ...]] = {
+    "completed": ("done", "cancelled"),
+    "failed": ("failed",),
+    "dlq": ("failed",),
+}
+
+
+def _task_end(end: TaskEndBody, status: str, where: str) -> TaskEnd:
+    """Return how a task ended, checked."""
+    states = _ENDS.get(status, ())
+    state = next((one for one in states if one == end.state), None)
+    if state is None:
+        expected = " or ".join(states) or "no task"
+        raise InvalidInput(f"{where}state: expected {expected} with the status {status}, got {short(end.state)}")
+    seconds = check_int(end.result_ttl, f"{where}resultTtl", 1, MAX_SECONDS)
+    transaction_id = check_text(end.transaction_id, f"{where}transactionId")
+    return TaskEnd(transaction_id=transaction_id, state=state, result=bytes(end.result), ttl_ms=seconds * 1000)
 
 
 def ack_answers(outcomes: Sequence[SettleOutcome]) -> list[AckAnswer]:
@@ -303,7 +334,9 @@ async def renew_all(
         check_text(lease_id, f"leaseIds[{index}]")
     outcomes = await asyncio.gather(*(broker.renew(Renewal(lease_id, wanted)) for lease_id in lease_ids))
     return tuple(
-        RenewalAnswer(lease_id, outcome.success, time_of(outcome.expires_at), outcome.error, outcome.code)
+        RenewalAnswer(
+            lease_id, outcome.success, time_of(outcome.expires_at), outcome.error, outcome.code, outcome.cancelled
+        )
         for lease_id, outcome in zip(lease_ids, outcomes, strict=True)
     )
 
@@ -321,4 +354,5 @@ def extended_lease(lease_id: str, outcome: RenewOutcome) -> ExtendedLease:
         new_expires_at=expires,
         lease_expires_at=expires,
         code=None if outcome.success else outcome.code,
+        cancelled=outcome.cancelled,
     )
