@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import assert_type
+from typing import Any, assert_type
 
-from hark.client.pushing import Pushed
-from hark.worker import RetryPolicy, Task, Worker, WorkerRunOptions
+from hark.worker import RetryPolicy, Task, TaskHandle, Worker, WorkerRunOptions
 
 worker = Worker("http://localhost:6632", queue="emails", concurrency=20)
 
@@ -32,14 +31,17 @@ async def calls() -> None:
     """All of it."""
     assert_type(await send_email("a@b.c", "hi"), int)
     assert_type(resize(b"", width=5), bytes)
-    assert_type(await send_email.push("a@b.c", "hi"), Pushed)
-    assert_type(await send_email.push(to="a@b.c", subject="hi", copies=2), Pushed)
-    assert_type(await send_email.push(to="a@b.c", subject="hi", delay=60), Pushed)
+    assert_type(await send_email.push("a@b.c", "hi"), TaskHandle[int])
+    assert_type(await send_email.push(to="a@b.c", subject="hi", copies=2), TaskHandle[int])
+    assert_type(await send_email.push(to="a@b.c", subject="hi", delay=60), TaskHandle[Any])
     await send_email.push("a@b.c", subject="hi", delay=timedelta(minutes=1))
     await send_email.options(delay=60, priority=5, key="k").push("a@b.c", "hi", 3)
     await send_email.options(deliver_at=datetime.now(UTC), ttl=60, partition="p").push(to="a@b.c", subject="hi")
     await send_email.options(retry=RetryPolicy.schedule([1, 2])).push("a@b.c", "hi")
-    await resize.push(b"", width=5)
+    assert_type(await (await resize.push(b"", width=5)).result(timeout=5), bytes)
+    assert_type(await (await send_email.push("a@b.c", "hi")).result(), int)
+    assert_type(await send_email.options(priority=1).push("a@b.c", "hi"), TaskHandle[int])
+    assert_type(resize.push_sync(b"", width=5), TaskHandle[bytes])
     await tidy_up.push()
     await tidy_up.push(delay=1)
     await worker.run(WorkerRunOptions(grace_seconds=5))

@@ -209,20 +209,25 @@ class Tasks:
             await self._keyvalue.watchers.first_changes(watcher, min(left, _LOOK_AGAIN) / SECOND)
 
     async def _status(self, queue: str, partition_id: str, transaction_id: str, entry: KeyEntry | None) -> TaskStatus:
-        record = None if entry is None else self._record(queue, entry)
-        if record is not None and record.state in ("done", "cancelled"):
-            state: TaskState = "cancelled" if record.state == "cancelled" else "done"
-            result = record.result if state == "done" else None
-            return TaskStatus(state=state, result=result, progress=record.progress, note=record.note)
-        view = await self._broker.message(partition_id, transaction_id)
-        if view is None:
-            if record is None:
-                raise _unknown()
-            # It was requeued or removed.
-            return TaskStatus(state="pending", progress=record.progress, note=record.note)
-        return _status_of(view, record)
+        record = self._record(queue, entry)
+        if record is None or record.state in ("running", "failed"):
+            view = await self._broker.message(partition_id, transaction_id)
+            if view is not None and view.state == "completed":  # It may have ended after the record was read.
+                [entry] = await self._keyvalue.fetch([_key(queue, partition_id, transaction_id)])
+                record = self._record(queue, entry)
+            if record is None or record.state in ("running", "failed"):
+                return _status_of(view, record)
+        done = record.state == "done"
+        return TaskStatus(
+            state="done" if done else "cancelled",
+            result=record.result if done else None,
+            progress=record.progress,
+            note=record.note,
+        )
 
-    def _record(self, queue: str, entry: KeyEntry) -> TaskRecord | None:
+    def _record(self, queue: str, entry: KeyEntry | None) -> TaskRecord | None:
+        if entry is None:
+            return None
         try:
             return _decode(self._sealed.shown_data(queue, entry.value))
         except msgspec.DecodeError:
@@ -239,7 +244,7 @@ class Tasks:
         await self._learn([queue])
         key = _key(queue, partition_id, transaction_id)
         [entry] = await self._keyvalue.fetch([key])
-        before = None if entry is None else self._record(queue, entry)
+        before = self._record(queue, entry)
         if before is not None and before.state in ("done", "cancelled"):
             return
         mutation = self._set(queue, key, TaskRecord("running", progress=progress, note=note), _PROGRESS_MS)
@@ -311,7 +316,12 @@ def _settled(item: Settlement, outcome: TransactionOutcome) -> SettleOutcome:
     return SettleOutcome(item.transaction_id, False, outcome.code, outcome.error)
 
 
-def _status_of(view: MessageView, record: TaskRecord | None) -> TaskStatus:
+def _status_of(view: MessageView | None, record: TaskRecord | None) -> TaskStatus:
+    """The state of a task without a result, from its message."""
+    if view is None:
+        if record is None:
+            raise _unknown()
+        return TaskStatus(state="pending", progress=record.progress, note=record.note)  # It was requeued or removed.
     error = next((group.error for group in view.groups if group.error), None)
     return TaskStatus(
         state=_STATES.get(view.state) or ("scheduled" if view.state == "scheduled" else "pending"),

@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
+from hark.errors import InvalidInput
 from hark.prometheus import Histogram, histogram, text
 from hark.worker.retrying import Discard, Retry
 
@@ -53,7 +54,20 @@ class TaskContext(msgspec.Struct, kw_only=True, eq=False):
 
     A function in a thread cannot be cancelled. A long one should check this from time to time, and return.
     """
+    cancelled: bool = False
+    """Whether the task was cancelled. An async handler gets `CancelledError`; a function in a thread should return."""
     _event: asyncio.Event | None = None
+    _report: Callable[[float | None, str | None], None] | None = None
+
+    def progress(self, progress: float | None = None, note: str | None = None) -> None:
+        """Report how far the task is, from 0 to 1, with a note. The handle, the CLI and the dashboard show it.
+
+        Returns at once. Of many reports within a short time, only the last one is sent.
+        """
+        if progress is not None and not 0 <= progress <= 1:
+            raise InvalidInput(f"progress: expected a number from 0 to 1, got {progress!r}")
+        if self._report is not None:
+            self._report(progress, note)
 
     @property
     def lost(self) -> asyncio.Event:

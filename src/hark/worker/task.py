@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, get_type_hints, overload
 
 import msgspec
 
-from hark.client.pushing import Pushed, new_message
+from hark.client.pushing import new_message
 from hark.errors import InvalidInput
+from hark.worker.handle import TaskHandle
 from hark.worker.middleware import Middleware, Outgoing, SeesPushes
 from hark.worker.retrying import RetryPolicy, policy_of, seconds_of
 
@@ -28,6 +30,8 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
     headers: dict[str, str] | None = None
     own_schedule: bool = False
     """Whether the message has its own retry delays, instead of those of the task's policy."""
+    result_ttl: int | None = None
+    """How many seconds the result is kept; None: no result is stored."""
 
 
 _decode = msgspec.json.Decoder(Envelope).decode
@@ -201,6 +205,7 @@ def _struct_of(task: str, function: Callable[..., Any], parameters: Sequence[ins
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 DEFAULT_RETRY = RetryPolicy.exponential()
 _MAX_TASK_NAME = 200
@@ -244,6 +249,8 @@ class Task(Generic[P, R]):
         timeout: float | timedelta | None = None,
         unique: bool | Sequence[str] = False,
         priority: int | None = None,
+        result: bool = False,
+        result_ttl: float | timedelta | None = None,
     ) -> None:
         if not name or len(name) > _MAX_TASK_NAME:
             raise InvalidInput(f"task name {name!r}: expected 1 to {_MAX_TASK_NAME} characters")
@@ -259,6 +266,8 @@ class Task(Generic[P, R]):
         if self.unique is not None:
             self.signature.check_unique(self.unique)
         self.priority = priority
+        self.result_ttl = _seconds_kept(name, result, result_ttl)
+        self.result_type = _result_type(name, function) if self.result_ttl is not None else Any
         self._worker = worker
         self.__doc__ = function.__doc__
 
@@ -270,10 +279,12 @@ class Task(Generic[P, R]):
         return f"<Task {self.name!r} of the queue {self._worker.queue!r}>"
 
     @overload
-    async def push(self, *args: P.args, **kwargs: P.kwargs) -> Pushed: ...
+    async def push(self: Task[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]: ...
     @overload
-    async def push(self, *args: Any, delay: float | timedelta, **kwargs: Any) -> Pushed: ...
-    async def push(self, *args: Any, **kwargs: Any) -> Pushed:
+    async def push(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]: ...
+    @overload
+    async def push(self, *args: Any, delay: float | timedelta, **kwargs: Any) -> TaskHandle[Any]: ...
+    async def push(self, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
         """Push the task to the queue, to run in a worker. It is stored when this returns.
 
         `delay` is the time in seconds (or a `timedelta`) before it can run. For other options use `options`. A type
@@ -284,7 +295,11 @@ class Task(Generic[P, R]):
         delay: float | timedelta | None = kwargs.pop("delay", None)  # No parameter of a task can have this name.
         return await self.send(_PLAIN if delay is None else PushOptions(delay=delay), args, kwargs)
 
-    def push_sync(self, *args: P.args, **kwargs: P.kwargs) -> Pushed:
+    @overload
+    def push_sync(self: Task[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]: ...
+    @overload
+    def push_sync(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]: ...
+    def push_sync(self, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
         """Push the task from a function that is not async, and wait until it is stored.
 
         In a handler's thread it uses the connection of the worker. Elsewhere each call opens and closes a connection:
@@ -302,7 +317,7 @@ class Task(Generic[P, R]):
         partition: str | None = None,
         ttl: float | timedelta | None = None,
         retry: RetryPolicy | int | None = None,
-    ) -> TaskPush[P]:
+    ) -> TaskPush[P, R]:
         """Push options for this task: `await send_email.options(delay=60, priority=5).push(to="a@b.c", subject="hi")`.
 
         - `delay`: seconds (or a `timedelta`) before the task can run. `deliver_at`: the time instead, with a time zone.
@@ -325,14 +340,20 @@ class Task(Generic[P, R]):
             ),
         )
 
-    async def send(self, options: PushOptions, args: Sequence[object], kwargs: dict[str, object]) -> Pushed:
+    async def send(self, options: PushOptions, args: Sequence[object], kwargs: dict[str, object]) -> TaskHandle[Any]:
         """Check the arguments and push with these options."""
         encoded = self.signature.encode(args, kwargs)
         headers = await self._headers(options, encoded)
         policy, key = options.retry, options.key
         if key is None and self.unique is not None:
             key = self.signature.unique_key(encoded, self.unique)
-        envelope = Envelope(task=self.name, arguments=encoded, headers=headers or None, own_schedule=policy is not None)
+        envelope = Envelope(
+            task=self.name,
+            arguments=encoded,
+            headers=headers or None,
+            own_schedule=policy is not None,
+            result_ttl=self.result_ttl,
+        )
         message = new_message(
             self._worker.queue,
             msgspec.Raw(_encode(envelope)),
@@ -344,7 +365,10 @@ class Task(Generic[P, R]):
             ttl=options.ttl,
             retry_delays=self.retry.delays if policy is None else policy.jittered(),
         )
-        return await self._worker.send(message)
+        pushed = await self._worker.send(message)
+        return TaskHandle(
+            self.name, pushed, lambda: self._worker.client.caller, self.result_type, stores=self.result_ttl is not None
+        )
 
     async def _headers(self, options: PushOptions, encoded: msgspec.Raw) -> dict[str, str]:
         layers: Sequence[object] = self._worker.middleware
@@ -365,20 +389,28 @@ class Task(Generic[P, R]):
         return outgoing.headers
 
 
-class TaskPush(Generic[P]):
+class TaskPush(Generic[P, R]):
     """A task with push options."""
 
     __slots__ = ("_options", "_task")
 
-    def __init__(self, task: Task[P, Any], options: PushOptions) -> None:
+    def __init__(self, task: Task[P, R], options: PushOptions) -> None:
         self._task = task
         self._options = options
 
-    async def push(self, *args: P.args, **kwargs: P.kwargs) -> Pushed:
+    @overload
+    async def push(self: TaskPush[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]: ...
+    @overload
+    async def push(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]: ...
+    async def push(self, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
         """Push the task to the queue. It is stored when this returns."""
         return await self._task.send(self._options, args, kwargs)
 
-    def push_sync(self, *args: P.args, **kwargs: P.kwargs) -> Pushed:
+    @overload
+    def push_sync(self: TaskPush[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]: ...
+    @overload
+    def push_sync(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]: ...
+    def push_sync(self, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
         """Push the task from a function that is not async, and wait until it is stored."""
         return self._task._worker.push_from_thread(lambda: self._task.send(self._options, args, kwargs))
 
@@ -398,3 +430,26 @@ def _unique_names(name: str, unique: bool | Sequence[str], known: tuple[str, ...
             expected = f"one of {', '.join(known)}" if known else "no names: the function has no arguments"
             raise InvalidInput(f"task {name!r}: unique contains {one!r}, expected {expected}")
     return names
+
+
+RESULT_SECONDS = 3600
+
+
+def _seconds_kept(name: str, result: bool, result_ttl: float | timedelta | None) -> int | None:
+    """How long the results of a task are kept. None: they are not stored."""
+    if result_ttl is None:
+        return RESULT_SECONDS if result else None
+    seconds = math.ceil(seconds_of(f"result_ttl of task {name!r}", result_ttl))
+    if seconds < 1:
+        raise InvalidInput(f"result_ttl of task {name!r}: expected at least 1 second, got {result_ttl!r}")
+    return seconds
+
+
+def _result_type(name: str, function: Callable[..., Any]) -> Any:
+    """The type of a function's results; Any without an annotation."""
+    kind = get_type_hints(function, include_extras=True).get("return", Any)
+    try:
+        msgspec.json.Decoder(kind)
+    except TypeError as error:
+        raise InvalidInput(f"task {name!r}: its result has a type that JSON cannot represent: {error}") from error
+    return kind

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hark.api.types.delivery import Delivered
 from hark.client.arguments import MAX_NAME_BYTES
 from hark.client.builder import PopParams
 from hark.client.calling import CallPolicy, Transport
@@ -198,6 +199,7 @@ class WorkerRun:
             worker_id=self.worker_id,
             concurrency=plan.concurrency,
             finished=self._hand_over,
+            report=self._report,
             monotonic=monotonic,
         )
         self._stop = asyncio.Event()
@@ -303,6 +305,7 @@ class WorkerRun:
             lease_seconds=plan.lease_seconds,
             receive=lambda in_flight: self._here(lambda: self._executor.receive(in_flight)),
             lose=lambda in_flight: self._here(lambda: self._executor.lose(in_flight)),
+            cancel=lambda in_flight, ids: self._here(lambda: self._executor.cancel_tasks(in_flight, ids)),
             answered=self._count,
             burst=plan.burst,
             sockets=self._sockets,
@@ -403,6 +406,10 @@ class WorkerRun:
     def _hand_over(self, ended: Sequence[Ended], slots: int) -> None:
         fetcher = self._opened
         self._on_io_thread(lambda: fetcher.finished(ended, slots))
+
+    def _report(self, message: Delivered, progress: float | None, note: str | None) -> None:
+        fetcher = self._opened
+        self._on_io_thread(lambda: fetcher.report(message, progress, note))
 
     def _count(self, answered: Sequence[Answered]) -> None:
         self._stats.add(answered)
