@@ -102,7 +102,7 @@ def connect(
         # polls.
         transport, sockets, polling = on_bucket(bucket, settings, clock, polling), False, None
     on_open = transport.open if isinstance(transport, AsgiTransport | BesideTransport) else None
-    return Client(transport, retry=retry, polling=polling, sockets=sockets, headers=headers, on_open=on_open)
+    return Client(transport, retry=retry, polling=polling, sockets=sockets, on_open=on_open)
 
 
 def _in_this_process(target: object, settings: Settings | None, clock: Clock | None) -> Transport:

@@ -398,11 +398,7 @@ class DeadLetters:
         return self.all()
 
     async def list(self, *, limit: int = 100, offset: int = 0, **filters: Unpack[DeadLetterFilter]) -> DeadLetterPage:
-        """A page of dead letters, newest failure first, with the number of all matches.
-
-        `since` and `until` select by the time of failure. `search` matches a part of the error text; ASCII letters
-        match in any case.
-        """
+        """A page of dead letters, newest failure first, with the number of all matches."""
         query = self._query(**filters) | {"limit": limit, "offset": offset}
         return await self._caller.ask(operations.LIST_DEAD_LETTERS, query=query)
 

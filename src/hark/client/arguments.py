@@ -85,21 +85,26 @@ def _is_finite(value: object) -> bool:
     return True
 
 
-def milliseconds(value: float | timedelta, field: str, low: float, high: float) -> int:
-    """Convert seconds within bounds, or a timedelta, to milliseconds."""
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not math.isfinite(seconds):
-        raise InvalidInput(f"{field}: expected a number of seconds or a timedelta, got {value!r}")
-    if not low <= seconds <= high:
-        raise InvalidInput(f"{field}: expected {low:g} to {high:.0f} seconds, got {seconds:g}")
-    return round(seconds * 1000)
-
-
 MAX_PRIORITY = 9
 MAX_RETRY_DELAYS = 100
 _YEAR = 365 * 86_400.0
 MAX_DELAY = 10 * _YEAR
 MAX_TTL = 100 * _YEAR
+
+
+def seconds_of(value: float | timedelta, field: str, low: float = 0.0, high: float = MAX_DELAY) -> float:
+    """Check a number of seconds within bounds, or a timedelta."""
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not math.isfinite(seconds):
+        raise InvalidInput(f"{field}: expected a number of seconds or a timedelta, got {value!r}")
+    if not low <= seconds <= high:
+        raise InvalidInput(f"{field}: expected {low:g} to {high:.0f} seconds, got {seconds:g}")
+    return float(seconds)
+
+
+def milliseconds(value: float | timedelta, field: str, low: float = 0.0, high: float = MAX_DELAY) -> int:
+    """Convert seconds within bounds, or a timedelta, to milliseconds."""
+    return round(seconds_of(value, field, low, high) * 1000)
 
 
 def a_moment(value: datetime, field: str) -> str:
@@ -193,7 +198,7 @@ def new_message(
         transaction_id=f"{time.time_ns():016x}{os.urandom(8).hex()}" if key is None else a_name(key, "key"),
         trace_id=None if trace_id is None else _trace_id(trace_id),
         priority=None if priority is None else an_integer(priority, "priority", 0, MAX_PRIORITY),
-        delay=None if delay is None else milliseconds(delay, "delay", 0, MAX_DELAY),
+        delay=None if delay is None else milliseconds(delay, "delay"),
         deliver_at=optional_moment(deliver_at, "deliver_at"),
         backoff_schedule=None if retry_delays is None else _schedule(retry_delays),
         ttl=time_to_live(ttl, "ttl"),
@@ -204,7 +209,7 @@ def new_message(
 def _schedule(delays: Sequence[float | timedelta]) -> tuple[int, ...]:
     if len(delays) > MAX_RETRY_DELAYS:
         raise InvalidInput(f"retry_delays: expected at most {MAX_RETRY_DELAYS} delays, got {len(delays)}")
-    return tuple(milliseconds(delay, f"retry_delays[{step}]", 0, MAX_DELAY) for step, delay in enumerate(delays))
+    return tuple(milliseconds(delay, f"retry_delays[{step}]") for step, delay in enumerate(delays))
 
 
 def _keys(keys: Sequence[KeyParts]) -> tuple[Key, ...]:
@@ -253,16 +258,12 @@ class Wrapped(Protocol):
         """The wrapped delivery."""
 
 
-def delivered_message(message: DeliveredMessage | Wrapped) -> DeliveredMessage:
-    """The delivery of a message."""
-    return cast(DeliveredMessage, _delivery(message))
-
-
-def _delivery(message: object) -> Identified:
+def delivered_message(message: Identified | Wrapped) -> DeliveredMessage:
+    """The delivery of a message. Of what only identifies a message, only the ids may be used."""
     found = getattr(message, "delivered", message)
     if not (hasattr(found, "partition_id") and hasattr(found, "transaction_id")):
         raise InvalidInput(f"message: expected a delivered message, got {message!r}")
-    return cast(Identified, found)
+    return cast(DeliveredMessage, found)
 
 
 def ids_of(
@@ -272,7 +273,7 @@ def ids_of(
     if message is not None:
         if partition_id is not None or transaction_id is not None:
             raise InvalidInput("message: give either the message, or its partition_id and transaction_id, not both")
-        found = _delivery(message)
+        found = delivered_message(message)
         return found.partition_id, found.transaction_id
     if not partition_id or not transaction_id:
         raise InvalidInput("message: give the message, or both partition_id and transaction_id")

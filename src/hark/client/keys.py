@@ -8,8 +8,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
-from urllib.parse import urlencode
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -18,7 +17,7 @@ from hark.api.operations import Operation
 from hark.api.types import decode_value
 from hark.api.types.keys import PolledKeys, PolledPrefix, WireEntry
 from hark.client.arguments import KeyParts, json_value, key_of, key_text, new_message, time_to_live
-from hark.client.calling import Caller, Query, decode, not_hark
+from hark.client.calling import Caller, Query, Request, decode, not_hark
 from hark.errors import HarkError, InvalidInput
 from hark.keys import MAX_KEYS
 from hark.model import Key
@@ -63,7 +62,6 @@ def entry_of(found: WireEntry) -> Entry | None:
     return None if found.versionstamp is None else Entry(found.key, found.value, found.versionstamp)
 
 
-Self = TypeVar("Self", bound="KeyChanges")
 Number = int | float
 
 _REPEATABLE = frozenset({"set", "delete", "min", "max"})
@@ -92,38 +90,38 @@ class KeyChanges:
         self._checks: list[dict[str, object]] = []
         self._mutations: list[dict[str, object]] = []
 
-    def check(self: Self, key: KeyParts, versionstamp: str | None) -> Self:
+    def check(self, key: KeyParts, versionstamp: str | None) -> Self:
         """Require that the key has this versionstamp. None: require that the key does not exist."""
         self._checks.append({"key": key_of(key), "versionstamp": versionstamp})
         return self
 
-    def set(self: Self, key: KeyParts, value: object, *, expires_in: float | timedelta | None = None) -> Self:
+    def set(self, key: KeyParts, value: object, *, expires_in: float | timedelta | None = None) -> Self:
         """Set the value of a key. `expires_in` is a time to live in seconds; the default is no expiry."""
         expires = time_to_live(expires_in, "expires_in")
         more = {} if expires is None else {"expiresIn": expires}
         return self._add("set", key, json_value(value, "value"), **more)
 
-    def delete(self: Self, key: KeyParts) -> Self:
+    def delete(self, key: KeyParts) -> Self:
         """Delete this key only, not the keys below it."""
         return self._add("delete", key)
 
-    def sum(self: Self, key: KeyParts, value: Number) -> Self:
+    def sum(self, key: KeyParts, value: Number) -> Self:
         """Add a number to the stored number. A missing key counts as 0."""
         return self._add("sum", key, _number(value))
 
-    def min(self: Self, key: KeyParts, value: Number) -> Self:
+    def min(self, key: KeyParts, value: Number) -> Self:
         """Store the smaller of this number and the stored number."""
         return self._add("min", key, _number(value))
 
-    def max(self: Self, key: KeyParts, value: Number) -> Self:
+    def max(self, key: KeyParts, value: Number) -> Self:
         """Store the larger of this number and the stored number."""
         return self._add("max", key, _number(value))
 
-    def append(self: Self, key: KeyParts, values: Sequence[object]) -> Self:
+    def append(self, key: KeyParts, values: Sequence[object]) -> Self:
         """Append values to a stored array. A missing key counts as an empty array."""
         return self._add("append", key, _array(values))
 
-    def prepend(self: Self, key: KeyParts, values: Sequence[object]) -> Self:
+    def prepend(self, key: KeyParts, values: Sequence[object]) -> Self:
         """Prepend values to a stored array. A missing key counts as an empty array."""
         return self._add("prepend", key, _array(values))
 
@@ -144,7 +142,7 @@ class KeyChanges:
         """The request body."""
         return {"checks": self._checks, "mutations": self._mutations}
 
-    def _add(self: Self, type: str, key: KeyParts, value: msgspec.Raw | None = None, **more: object) -> Self:
+    def _add(self, type: str, key: KeyParts, value: msgspec.Raw | None = None, **more: object) -> Self:
         mutation: dict[str, object] = {"type": type, "key": key_of(key)}
         if value is not None:
             mutation["value"] = value
@@ -297,7 +295,7 @@ class KeyWatch:
 
     async def _ask(self, *, wait: bool) -> None:
         query = {**self._query, "versionstamps": self._known, "wait": wait, "timeout": round(self._wait * 1000)}
-        size = len(urlencode([(name, value) for name, value in query.items() if value is not None]))
+        size = len(Request("GET", "", query).query_string)
         if size > _MAX_ADDRESS:
             text = f"too many or too long for one watch: {size} of {_MAX_ADDRESS} bytes"
             raise InvalidInput(f"keys: {text}; watch fewer keys, or use a prefix with a smaller limit")
@@ -432,16 +430,11 @@ class KeyValue:
         return Atomic(self._caller)
 
     def watch(self, keys: Sequence[KeyParts], *, initial: bool = True) -> KeyWatch:
-        """Watch keys: an endless async iterator over their changes, starting with the current entries.
+        """Watch keys: an endless iterator over their changes, starting with the current entries.
 
         With `initial=False`, it starts with the first change. After several quick writes to a key, you may see only the
         last one. The watch continues after an outage of the server. Only the first request raises `ConnectionFailed` if
         no server answers.
-
-        ```python
-        async for change in client.kv.watch([("users", 17)]):
-            print(change.key, change.value)
-        ```
         """
         query: Query = {"keys": msgspec.json.encode(_several(keys)).decode()}
         return KeyWatch(self._caller, operations.KEYVAL_POLL_KEYS, query, initial=initial)

@@ -90,7 +90,7 @@ CANCELLED_DELAY_MS = 1000
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 _log = logging.getLogger("hark.worker")
 
-Interruption = Literal["lost", "stopped", "cancelled"]
+Interruption = Literal["lost", "handed_back", "cancelled"]
 MAX_RESULT_BYTES = 900_000
 """Maximum size of a result. Larger ones belong into a store of files."""
 
@@ -183,7 +183,7 @@ class Executor:
         for job in [job for job in self._jobs if job.in_flight is in_flight]:
             self._interrupt(job, "lost")
             if job.thread is not None:
-                self._conclude(job, "lost", None)
+                self._conclude(job, "lost")
 
     def cancel_tasks(self, in_flight: InFlight, ids: Sequence[str]) -> None:
         """Cancel the handlers of these messages of a lease. A function in a thread sees that it is cancelled."""
@@ -208,16 +208,16 @@ class Executor:
     def cancel(self) -> None:
         """Cancel running handlers. Functions in threads cannot be cancelled: their messages are released."""
         for job in list(self._jobs):
-            self._interrupt(job, "stopped")
+            self._interrupt(job, "handed_back")
             if job.thread is not None and not job.thread.done():
                 self._abandoned += 1
-                self._conclude(job, "handed_back", SettleDecision(job.message, "retry"))
+                self._conclude(job, "handed_back")
 
     def close(self) -> int:
         """Release the messages of handlers that did not end. Returns the number of abandoned handlers."""
         self._abandoned += len(self._jobs)
         for job in list(self._jobs):
-            self._conclude(job, "handed_back", SettleDecision(job.message, "retry"))
+            self._conclude(job, "handed_back")
         self.flush()
         self._threads.close()
         return self._abandoned
@@ -270,13 +270,13 @@ class Executor:
                 decision = SettleDecision(job.message, task=_stored(job, result))
                 note(ending, None)
             except KeyboardInterrupt:
-                self._conclude(job, "handed_back", SettleDecision(job.message, "retry"))
+                self._conclude(job, "handed_back")
                 raise
             except BaseException as failure:
                 ending, decision, error = self._decide(job, failure)
                 note(ending, failure if ending == "failed" else None)
         if job.interruption == "lost":
-            self._conclude(job, "lost", None)
+            self._conclude(job, "lost")
         else:
             self._conclude(job, ending, decision, error)
 
@@ -337,17 +337,19 @@ class Executor:
         if job.runner is not None:
             job.runner.cancel()
         if not job.begun:  # A task that was cancelled before its start cannot report its end.
-            if why == "lost":
-                self._conclude(job, "lost", None)
-            elif why == "cancelled":
+            if why == "cancelled":
                 self._conclude(job, "discarded", _cancelled(job))
             else:
-                self._conclude(job, "handed_back", SettleDecision(job.message, "retry"))
+                self._conclude(job, why)
 
-    def _conclude(self, job: Job, ending: Ending, decision: SettleDecision | None, error: str | None = None) -> None:
+    def _conclude(
+        self, job: Job, ending: Ending, decision: SettleDecision | None = None, error: str | None = None
+    ) -> None:
         """Report once how a job ended. A thread keeps its slot until it really ends."""
         if job.over:
             return
+        if ending == "handed_back" and decision is None:
+            decision = SettleDecision(job.message, "retry")
         job.over = True
         self._jobs.discard(job)
         seconds = self._monotonic() - job.started

@@ -11,8 +11,8 @@ import msgspec
 
 from hark.api import operations
 from hark.api.types.messages import TaskStatus
+from hark.client.arguments import seconds_of
 from hark.errors import Conflict, HarkError, InvalidInput
-from hark.worker.retrying import seconds_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,7 +110,7 @@ class TaskHandle(Generic[T]):
             raise InvalidInput(
                 f"task {self.task!r} stores no results; declare it with @worker.task({self.task!r}, result=True)"
             )
-        end = math.inf if timeout is None else time.monotonic() + seconds_of("timeout", timeout)
+        end = math.inf if timeout is None else time.monotonic() + seconds_of(timeout, "timeout")
         while True:
             left = max(0.0, end - time.monotonic())
             status = await self._show(min(left, WAIT_SECONDS))

@@ -338,6 +338,11 @@ class TransactionAnswer(Answer, omit_defaults=True):
     code: str | None = None
     kv: WrittenKeys | None = None
 
+    @property
+    def versionstamp(self) -> str | None:
+        """Versionstamp of the keys that it wrote. None if it wrote none."""
+        return None if self.kv is None else self.kv.versionstamp
+
 
 # Traces ----------------------------------------------------------------------------------------------------
 
