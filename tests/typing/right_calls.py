@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 
-from hark.worker import RetryPolicy, Task, TaskHandle, Worker, WorkerRunOptions
+from hark.worker import RetryPolicy, SyncTaskHandle, Task, TaskHandle, Worker, WorkerRunOptions
 
 worker = Worker("http://localhost:6632", queue="emails", concurrency=20)
 
@@ -41,7 +41,7 @@ async def calls() -> None:
     assert_type(await (await resize.push(b"", width=5)).result(timeout=5), bytes)
     assert_type(await (await send_email.push("a@b.c", "hi")).result(), int)
     assert_type(await send_email.options(priority=1).push("a@b.c", "hi"), TaskHandle[int])
-    assert_type(resize.push_sync(b"", width=5), TaskHandle[bytes])
+    assert_type(resize.push_sync(b"", width=5), SyncTaskHandle[bytes])
     await tidy_up.push()
     await tidy_up.push(delay=1)
     await worker.run(WorkerRunOptions(grace_seconds=5))

@@ -1,6 +1,6 @@
 """The worker: runs functions as tasks, with typed arguments, retries, time limits and a graceful shutdown."""
 
-from hark.worker.handle import ResultMissing, TaskCancelled, TaskFailed, TaskHandle
+from hark.client.handle import ResultMissing, SyncTaskHandle, TaskCancelled, TaskFailed, TaskHandle
 from hark.worker.middleware import LoggingContext, MetricsMiddleware, Middleware, Outgoing, TaskContext, current
 from hark.worker.retrying import Discard, Retry, RetryPolicy
 from hark.worker.stats import Counts, Snapshot, Summary, TaskEvent
@@ -19,6 +19,7 @@ __all__ = [
     "RetryPolicy",
     "Snapshot",
     "Summary",
+    "SyncTaskHandle",
     "Task",
     "TaskCancelled",
     "TaskContext",

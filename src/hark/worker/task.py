@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypedDict, TypeVar, U
 
 import msgspec
 
-from hark.client.arguments import seconds_of
+from hark.client.arguments import seconds_of, unique_key
+from hark.client.handle import SyncTaskHandle, TaskHandle
 from hark.client.pushing import new_message
 from hark.errors import InvalidInput
-from hark.worker.handle import TaskHandle
 from hark.worker.middleware import Middleware, Outgoing
 from hark.worker.retrying import RetryPolicy, policy_of
 
@@ -33,6 +33,8 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
     """Whether the message has its own retry delays, instead of those of the task's policy."""
     result_ttl: int | None = None
     """How many seconds the result is kept; None: no result is stored."""
+    transaction_id: str | None = None
+    """That of the push, with a result: a requeued dead letter has another one."""
 
 
 _decode = msgspec.json.Decoder(Envelope).decode
@@ -294,16 +296,16 @@ class Task(Generic[P, R]):
         return await self.send({"delay": delay}, args, kwargs)
 
     @overload
-    def push_sync(self: Task[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]: ...
+    def push_sync(self: Task[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> SyncTaskHandle[T]: ...
     @overload
-    def push_sync(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]: ...
-    def push_sync(self, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
-        """Push the task from a function that is not async, and wait until it is stored.
+    def push_sync(self, *args: P.args, **kwargs: P.kwargs) -> SyncTaskHandle[R]: ...
+    def push_sync(self, *args: Any, **kwargs: Any) -> SyncTaskHandle[Any]:
+        """Push the task from a function that is not async, and wait until it is stored. Its handle has blocking calls.
 
         In a handler's thread it uses the connection of the worker. Elsewhere each call opens and closes a connection:
         use `hark.sync` in a program that is not async and pushes often.
         """
-        return self._worker.push_from_thread(lambda: self.send({}, args, kwargs))
+        return self.send_from_thread({}, args, kwargs)
 
     def options(self, **options: Unpack[PushOptions]) -> TaskPush[P, R]:
         """Push options for this task: `await send_email.options(delay=60, priority=5).push(to="a@b.c", subject="hi")`.
@@ -323,12 +325,15 @@ class Task(Generic[P, R]):
         retry, key, priority = options.get("retry"), options.get("key"), options.get("priority")
         if key is None and self.unique is not None:
             key = self.signature.unique_key(encoded, self.unique)
+        if key is None and self.result_ttl is not None:
+            key = unique_key()
         envelope = Envelope(
             task=self.name,
             arguments=encoded,
             headers=headers or None,
             own_schedule=retry is not None,
             result_ttl=self.result_ttl,
+            transaction_id=None if self.result_ttl is None else key,
         )
         message = new_message(
             self._worker.queue,
@@ -343,8 +348,20 @@ class Task(Generic[P, R]):
         )
         pushed = await self._worker.send(message)
         return TaskHandle(
-            self.name, pushed, lambda: self._worker.client.caller, self.result_type, stores=self.result_ttl is not None
+            self.name,
+            pushed,
+            lambda: self._worker.client.caller,
+            self.result_type,
+            stores=self.result_ttl is not None,
+            group=self._worker.group,
         )
+
+    def send_from_thread(
+        self, options: PushOptions, args: Sequence[object], kwargs: dict[str, object]
+    ) -> SyncTaskHandle[Any]:
+        """The same as `send`, for a function that is not async."""
+        run = self._worker.run_from_thread
+        return SyncTaskHandle(run(lambda: self.send(options, args, kwargs)), run)
 
     async def _headers(self, options: PushOptions, encoded: msgspec.Raw) -> dict[str, str]:
         hooks = [layer.on_push for layer in self._worker.middleware if hasattr(layer, "on_push")]
@@ -380,12 +397,14 @@ class TaskPush(Generic[P, R]):
         return await self._task.send(self._options, args, kwargs)
 
     @overload
-    def push_sync(self: TaskPush[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]: ...
+    def push_sync(
+        self: TaskPush[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+    ) -> SyncTaskHandle[T]: ...
     @overload
-    def push_sync(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]: ...
-    def push_sync(self, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
+    def push_sync(self, *args: P.args, **kwargs: P.kwargs) -> SyncTaskHandle[R]: ...
+    def push_sync(self, *args: Any, **kwargs: Any) -> SyncTaskHandle[Any]:
         """Push the task from a function that is not async, and wait until it is stored."""
-        return self._task._worker.push_from_thread(lambda: self._task.send(self._options, args, kwargs))
+        return self._task.send_from_thread(self._options, args, kwargs)
 
 
 AnyTask = Task[..., Any]

@@ -11,14 +11,15 @@ import msgspec
 
 from hark.api import operations
 from hark.api.types.messages import TaskStatus
-from hark.client.arguments import seconds_of
+from hark.client.arguments import a_name, seconds_of
+from hark.client.pushing import Pushed
 from hark.errors import Conflict, HarkError, InvalidInput
+from hark.ids import partition_id_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from hark.client.calling import Caller
-    from hark.client.pushing import Pushed
 
 T = TypeVar("T")
 
@@ -55,18 +56,27 @@ class TaskHandle(Generic[T]):
     """A pushed task. `await handle.result()` waits until a worker has done it.
 
     The attributes of the push are those of `hark.Pushed`: `status`, `id`, `transaction_id`, `partition_id`, `queue`.
+    Another process makes an equal handle from two of them: `client.handle(id, transaction_id)`.
     """
 
     def __init__(
-        self, task: str, pushed: Pushed, caller: Callable[[], Caller], result_type: Any, *, stores: bool
+        self,
+        task: str,
+        pushed: Pushed,
+        caller: Callable[[], Caller],
+        result_type: Any,
+        *,
+        stores: bool = True,
+        group: str | None = None,
     ) -> None:
         self.task = task
-        """Name of the task."""
+        """Name of the task; empty if the handle was made from ids, like `queue`."""
         self.pushed = pushed
         """Result of the push."""
         self._caller = caller
         self._type = result_type
         self._stores = stores
+        self._group = group
 
     def __repr__(self) -> str:
         return f"<TaskHandle {self.task!r} {self.id}>"
@@ -108,7 +118,7 @@ class TaskHandle(Generic[T]):
         """
         if not self._stores:
             raise InvalidInput(
-                f"task {self.task!r} stores no results; declare it with @worker.task({self.task!r}, result=True)"
+                f"{self._name} stores no results; declare it with @worker.task({self.task!r}, result=True)"
             )
         end = math.inf if timeout is None else time.monotonic() + seconds_of(timeout, "timeout")
         while True:
@@ -117,7 +127,7 @@ class TaskHandle(Generic[T]):
             if status.state in ("done", "failed", "cancelled"):
                 return self._outcome(status)
             if time.monotonic() >= end:
-                raise TimeoutError(f"task {self.task!r} ({self.id}) has not ended: it is {status.state}")
+                raise TimeoutError(f"{self._name} ({self.id}) has not ended: it is {status.state}")
 
     async def cancel(self) -> bool:
         """Cancel the task. Returns False if it has ended before.
@@ -133,20 +143,98 @@ class TaskHandle(Generic[T]):
             raise
         return True
 
+    @property
+    def _name(self) -> str:
+        return f"task {self.task!r}" if self.task else "the task"
+
     async def _show(self, seconds: float | None) -> TaskStatus:
-        query = {} if seconds is None else {"wait": "true", "timeout": str(round(seconds * 1000))}
+        query = {"id": self.id}
+        if self._group is not None:
+            query["consumerGroup"] = self._group
+        if seconds is not None:
+            query |= {"wait": "true", "timeout": str(round(seconds * 1000))}
         names = (self.partition_id, self.transaction_id)
         return await self._caller().ask(operations.SHOW_TASK, *names, query=query, seconds=(seconds or 0) + 10)
 
     def _outcome(self, status: TaskStatus) -> T:
         if status.state == "cancelled":
-            raise TaskCancelled(f"task {self.task!r} ({self.id}) was cancelled or discarded")
+            raise TaskCancelled(f"{self._name} ({self.id}) was cancelled or discarded")
         if status.state == "failed":
             first, _, trace = (status.error or "no error text").partition("\n")
-            raise TaskFailed(f"task {self.task!r} ({self.id}) failed: {first}", traceback=trace)
+            raise TaskFailed(f"{self._name} ({self.id}) failed: {first}", traceback=trace)
         if status.result is msgspec.UNSET:
-            raise ResultMissing(f"task {self.task!r} ({self.id}) is done, but its result is not stored any more")
+            raise ResultMissing(f"{self._name} ({self.id}) is done, but its result is not stored any more")
         try:
             return cast(T, msgspec.json.decode(status.result, type=self._type))
         except msgspec.ValidationError as error:
-            raise InvalidInput(f"the result of task {self.task!r} is not of its declared type: {error}") from error
+            raise InvalidInput(f"the result of {self._name} is not of its declared type: {error}") from error
+
+
+class SyncTaskHandle(Generic[T]):
+    """The handle of a pushed task with blocking calls, for functions that are not async."""
+
+    def __init__(self, inner: TaskHandle[T], run: Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any]) -> None:
+        self.inner = inner
+        """The async handle that does the work."""
+        self._run = run
+
+    def __repr__(self) -> str:
+        return repr(self.inner)
+
+    @property
+    def task(self) -> str:
+        """Name of the task."""
+        return self.inner.task
+
+    @property
+    def pushed(self) -> Pushed:
+        """Result of the push."""
+        return self.inner.pushed
+
+    @property
+    def status(self) -> Literal["queued", "duplicate"]:
+        """`queued`, or `duplicate` if an equal task was pushed before. The handle is then that of the first one."""
+        return self.inner.status
+
+    @property
+    def id(self) -> str:
+        """Id of the message."""
+        return self.inner.id
+
+    @property
+    def transaction_id(self) -> str:
+        """Idempotency key of the push."""
+        return self.inner.transaction_id
+
+    @property
+    def partition_id(self) -> str:
+        """Id of the partition that stores the message."""
+        return self.inner.partition_id
+
+    @property
+    def queue(self) -> str:
+        """Name of the queue."""
+        return self.inner.queue
+
+    def state(self) -> TaskStatus:
+        """The state of the task now, with its progress."""
+        return cast(TaskStatus, self._run(self.inner.state))
+
+    def result(self, timeout: float | timedelta | None = None) -> T:
+        """Wait until the task is done, and return its result. Raises what `TaskHandle.result` raises."""
+        return cast(T, self._run(lambda: self.inner.result(timeout)))
+
+    def cancel(self) -> bool:
+        """Cancel the task. Returns False if it has ended before. See `TaskHandle.cancel`."""
+        return cast(bool, self._run(self.inner.cancel))
+
+
+def handle_of(
+    caller: Caller, id: str, transaction_id: str, result_type: type[T] | Any = Any, group: str | None = None
+) -> TaskHandle[T]:
+    """A handle of a task that another process pushed."""
+    partition_id = partition_id_of(id)
+    if partition_id is None:
+        raise InvalidInput(f"id: expected the id of a message, as handle.id has it, got {id!r}")
+    pushed = Pushed("queued", id, a_name(transaction_id, "transaction_id"), partition_id, "")
+    return TaskHandle("", pushed, lambda: caller, result_type, group=group)
