@@ -32,6 +32,7 @@ from hark.model import (
     Transaction,
     TransactionOutcome,
 )
+from hark.model.messages import TaskEndState
 from hark.settings import Encryption, Settings
 from hark.testing.server import FakeTimers
 from tests.engine.engines import ENGINES, EngineKind, Open
@@ -75,13 +76,13 @@ class Held:
         self.group = group
         self.first = first or message.transaction_id
 
-    def done(self, result: object = None, state: str = "done", status: Status = "completed") -> Settlement:
+    def done(self, result: object = None, state: TaskEndState = "done", status: Status = "completed") -> Settlement:
         """Its settlement with a result."""
         end = TaskEnd(
             transaction_id=self.first,
             state=state,
             result=msgspec.json.encode(result),
-            ttl_ms=60_000,  # type: ignore[arg-type]
+            ttl_ms=60_000,
         )
         return Settlement(
             self.message.id, self.message.partition_id, status, self.lease, None, None, self.group, task=end
@@ -106,7 +107,7 @@ class World:
 
     async def take(self, queue: str = "q", group: str = "g", first: str | None = None) -> Held:
         """The next message."""
-        found = await self.broker.pop(PopRequest(queue=queue, group=group, lease_seconds=30, group_mode="shared"))
+        found = await self.broker.pop(PopRequest(queue=queue, group=group, lease_ms=30_000, group_mode="shared"))
         [message] = found.messages
         assert found.lease_id is not None
         return Held(message, found.lease_id, group, first)
@@ -119,7 +120,7 @@ class World:
         """The state of a task."""
         partition_id = await self.partition_of(message_id)
         async with asyncio.timeout(SECONDS):
-            return await self.broker.tasks.status(partition_id, transaction_id, wait, **options)
+            return await self.broker.tasks.status(partition_id, transaction_id, wait, message_id=message_id, **options)
 
     async def partition_of(self, message_id: str) -> str:
         """The partition of a message."""
@@ -139,7 +140,7 @@ class World:
         watchers = self.broker.keyvalue.watchers
         task = asyncio.create_task(self.status(message_id, transaction_id, WAIT, **options))
         async with asyncio.timeout(SECONDS):
-            while not (len(watchers) and self.timers.armed):
+            while not (len(watchers) and self.timers.armed):  # noqa: ASYNC110  # The loop is waited for.
                 await asyncio.sleep(0)
         yield task
         await asyncio.wait([task])
@@ -271,9 +272,9 @@ async def test_the_result_of_an_earlier_task_with_the_same_key_is_not_that_of_a_
     earlier = await world.push()
     await world.settle((await world.take()).done("earlier"))
     later = await world.push()
-    assert (await world.status(earlier, message_id=earlier)).result == msgspec.Raw(b'"earlier"')
-    assert (await world.status(later, message_id=later)).state == "pending"
-    async with world.waiting(later, message_id=later) as waits:
+    assert (await world.status(earlier)).result == msgspec.Raw(b'"earlier"')
+    assert (await world.status(later)).state == "pending"
+    async with world.waiting(later) as waits:
         await world.settle((await world.take()).done("later"))
         assert (await waits).result == msgspec.Raw(b'"later"')
 
@@ -351,7 +352,7 @@ async def test_a_dead_letter_of_expired_leases_is_found_by_a_look(world: World) 
         for _ in range(8):
             world.timers.advance(5)
             async with asyncio.timeout(SECONDS):  # It looks, and waits again.
-                while not waits.done() and not world.timers.armed:
+                while not waits.done() and not world.timers.armed:  # noqa: ASYNC110  # The loop is waited for.
                     await asyncio.sleep(0)
         assert (await waits).state == "failed"
 
@@ -382,10 +383,10 @@ async def test_a_handle_waits_for_the_run_of_a_requeued_dead_letter(world: World
     for _ in range(2):
         held = await world.take(first="t1")
         await world.settle(held.done(state="failed", status="dlq"))
-        assert (await world.status(message_id, message_id=message_id)).state == "failed"
+        assert (await world.status(message_id)).state == "failed"
         new = await requeued(world)
-        assert (await world.status(message_id, message_id=message_id)).state == "pending"
-    async with world.waiting(message_id, message_id=message_id) as waits:
+        assert (await world.status(message_id)).state == "pending"
+    async with world.waiting(message_id) as waits:
         held = await world.take(first="t1")
         assert held.message.id == new
         assert held.message.transaction_id != "t1", "the dead-lettered message keeps its transaction id"
@@ -418,7 +419,7 @@ async def test_a_pending_task_is_removed_and_its_wait_ends(world: World) -> None
     assert await world.broker.tasks.cancel(message_id) == "not_found"
     assert await world.broker.tasks.cancel("no id") == "not_found"
     later = await world.push()
-    assert (await world.status(later, message_id=later)).state == "pending", "the same key, pushed again"
+    assert (await world.status(later)).state == "pending", "the same key, pushed again"
 
 
 async def test_the_renewals_of_a_running_task_say_that_it_is_cancelled(world: World) -> None:
@@ -444,7 +445,7 @@ async def test_a_task_that_waits_for_its_retry_is_removed(world: World) -> None:
         assert await world.broker.tasks.cancel(message_id) == "cancelled"
         assert (await waits).state == "cancelled"
     world.timers.advance(61)
-    assert (await world.broker.pop(PopRequest(queue="q", group="g"))).messages == []
+    assert not (await world.broker.pop(PopRequest(queue="q", group="g"))).messages
 
 
 async def test_a_requeued_task_is_cancelled_by_its_new_id(world: World) -> None:

@@ -312,7 +312,11 @@ class Tasks:
             [facts] = await self._engine.explain([Explain(message_id)])
             if isinstance(facts, HarkError):
                 return "not_found"
-            leases = {group.lease.lease_id for group in facts.groups if group.lease is not None and not group.settled}
+            if any(
+                group.settled for group in facts.groups
+            ):  # Engines differ where one group settled, and another holds.
+                return "settled"
+            leases = {group.lease.lease_id for group in facts.groups if group.lease is not None}
             if leases:
                 marks = [
                     KeyMutation(kind="set", key=(OWN, "cancel", lease, message_id), value=b"true", ttl_ms=_CANCELLED_MS)
