@@ -184,7 +184,8 @@ async def test_the_page_of_a_task_shows_its_progress_its_result_and_its_error(
     await screen.show(path_of(task))
     panel = screen.page.get_by_role("region", name="Task")
     await expect(panel).to_contain_text("running")
-    await expect(panel).to_contain_text("40 % – resizing")
+    await expect(panel).to_contain_text("40 %")
+    await expect(panel).to_contain_text("resizing")
     await screen.look("task-running")
     end = {"transactionId": "t", "resultTtl": 60, "state": "done", "result": {"bytes": 1234}}
     api.ack(message, task=end)

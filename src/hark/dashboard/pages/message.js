@@ -112,8 +112,8 @@ function taskFacts({ state, progress, note, attempts, result, error }) {
   return [
     facts([
       ["State", badge(state, kind)],
-      ...(progress === undefined ? [] : [["Progress", [bar(), ` ${Math.round(progress * 100)} %`, note ? ` – ${note}` : ""]]]),
-      ...(progress === undefined && note ? [["Note", note]] : []),
+      ...(progress === undefined ? [] : [["Progress", [bar(), ` ${Math.round(progress * 100)} %`]]]),
+      ...(note ? [["Note", note]] : []),
       ...(attempts ? [["Failed attempts", String(attempts)]] : []),
       ...(state === "done" ? [["Result", result === undefined ? "not stored" : jsonView(result)]] : []),
     ]),
