@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -145,37 +145,37 @@ class Tasks:
             if item.task is not None and item.status != "completed" and queue is not None
         }
         before = dict(zip(failing, await self._keyvalue.fetch(list(failing.values())), strict=True)) if failing else {}
-        outcomes: list[SettleOutcome | None] = [None] * len(items)
+        writes = {index: self._end(items[index], *end) for index, end in stored.items()}
+        outcomes: dict[int, SettleOutcome] = {}
 
         async def settle_others() -> None:
             if others:
-                for index, outcome in zip(others, await plain([items[index] for index in others]), strict=True):
-                    outcomes[index] = outcome
+                outcomes.update(zip(others, await plain([items[index] for index in others]), strict=True))
 
-        async def settle_one(index: int, end: TaskEnd, queue: str) -> None:
-            outcomes[index] = await self._settle(items[index], end, queue)
+        async def settle_with(indexes: Sequence[int]) -> None:
+            mutations = [writes[index] for index in indexes]
+            transaction = Transaction([items[index] for index in indexes], keys=KeyWrite(mutations=mutations))
+            outcome = await self._broker.transact(transaction)
+            if len(indexes) == 1:
+                outcomes[indexes[0]] = _settled(items[indexes[0]], outcome)
+            elif outcome.success:
+                outcomes.update((index, _settled(items[index], outcome, at)) for at, index in enumerate(indexes))
+            else:  # Nothing was changed. One of them was refused, and must not affect the others.
+                await _together([settle_with([index]) for index in indexes])
 
-        # All at once, so that they share calls of the engine. Each must end before the answer is sent.
-        ended = await asyncio.gather(
-            settle_others(), *(settle_one(index, *end) for index, end in stored.items()), return_exceptions=True
-        )
-        for failure in ended:
-            if isinstance(failure, BaseException):
-                raise failure
-        settled = [outcome for outcome in outcomes if outcome is not None]
+        # At once, so that they share calls of the engine. Each must end before the answer is sent.
+        await _together([settle_others(), *([settle_with(list(writes))] if writes else [])])
         for index, entry in before.items():
             end, queue = items[index].task, queues[index]
-            if settled[index].dead_lettered and end is not None and queue is not None:
+            if outcomes[index].dead_lettered and end is not None and queue is not None:
                 await self._note_failure(items[index], end, queue, entry)
-        return settled
+        return [outcomes[index] for index in range(len(items))]
 
-    async def _settle(self, item: Settlement, end: TaskEnd, queue: str) -> SettleOutcome:
+    def _end(self, item: Settlement, end: TaskEnd, queue: str) -> KeyMutation:
+        """The write of the result of a task."""
         state: Literal["done", "cancelled"] = "cancelled" if end.state == "cancelled" else "done"
         record = TaskRecord(state, msgspec.Raw(end.result), message=_run_of(item))
-        key = _key(queue, _partition(item), end.transaction_id)
-        write = KeyWrite(mutations=[self._set(queue, key, record, end.ttl_ms)])
-        outcome = await self._broker.transact(Transaction([item], keys=write))
-        return _settled(item, outcome)
+        return self._set(queue, _key(queue, _partition(item), end.transaction_id), record, end.ttl_ms)
 
     async def _note_failure(self, item: Settlement, end: TaskEnd, queue: str, before: KeyEntry | None) -> None:
         """Notify those who wait for a task that has just become a dead letter."""
@@ -408,11 +408,18 @@ def _unknown() -> NotFound:
     return NotFound("Message not found; it was removed, or its result has expired", code="message_not_found")
 
 
-def _settled(item: Settlement, outcome: TransactionOutcome) -> SettleOutcome:
-    """The outcome of the settlement of a transaction."""
-    for result in outcome.results:
-        if isinstance(result, SettleOutcome):
-            return result
+async def _together(calls: Sequence[Awaitable[None]]) -> None:
+    """Wait until all have ended, then raise the error of the first that failed."""
+    for failure in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(failure, BaseException):
+            raise failure
+
+
+def _settled(item: Settlement, outcome: TransactionOutcome, index: int = 0) -> SettleOutcome:
+    """The outcome of one settlement of a transaction."""
+    result = outcome.results[index] if outcome.results else None
+    if isinstance(result, SettleOutcome):
+        return result
     return SettleOutcome(item.transaction_id, False, outcome.code, outcome.error)
 
 
