@@ -382,7 +382,8 @@ class Broker:
             return None if outcome.code == "sealing_mismatch" else outcome
 
         outcome = await self._sealed.repeat(attempt)
-        self._note_settled(transaction, outcome)
+        if self.delivery.streams:
+            self._note_settled(transaction, outcome)
         return outcome
 
     def renew(self, renewal: model.Renewal) -> asyncio.Future[model.RenewOutcome]:
