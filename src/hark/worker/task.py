@@ -207,7 +207,7 @@ def _struct_of(task: str, function: Callable[..., Any], parameters: Sequence[ins
 
 
 P = ParamSpec("P")
-R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
 
 DEFAULT_RETRY = RetryPolicy.exponential()
@@ -233,7 +233,7 @@ class PushOptions(TypedDict, total=False):
     """The retry policy or the number of retries of this push. The default is the policy of the task."""
 
 
-class Task(Generic[P, R]):
+class Task(Generic[P, R_co]):
     """A function that workers run by name. `@worker.task` creates it.
 
     Calling it runs the function directly. `push` sends it to the queue, to run in a worker.
@@ -243,7 +243,7 @@ class Task(Generic[P, R]):
         self,
         worker: Worker,
         name: str,
-        function: Callable[P, R],
+        function: Callable[P, R_co],
         *,
         retry: RetryPolicy | int | None = None,
         timeout: float | timedelta | None = None,
@@ -271,7 +271,7 @@ class Task(Generic[P, R]):
         self._worker = worker
         self.__doc__ = function.__doc__
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Run the function directly, in this process."""
         return self.function(*args, **kwargs)
 
@@ -281,7 +281,7 @@ class Task(Generic[P, R]):
     @overload
     async def push(self: Task[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]: ...
     @overload
-    async def push(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]: ...
+    async def push(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R_co]: ...
     @overload
     async def push(self, *args: Any, delay: float | timedelta, **kwargs: Any) -> TaskHandle[Any]: ...
     async def push(self, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
@@ -298,7 +298,7 @@ class Task(Generic[P, R]):
     @overload
     def push_sync(self: Task[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> SyncTaskHandle[T]: ...
     @overload
-    def push_sync(self, *args: P.args, **kwargs: P.kwargs) -> SyncTaskHandle[R]: ...
+    def push_sync(self, *args: P.args, **kwargs: P.kwargs) -> SyncTaskHandle[R_co]: ...
     def push_sync(self, *args: Any, **kwargs: Any) -> SyncTaskHandle[Any]:
         """Push the task from a function that is not async, and wait until it is stored. Its handle has blocking calls.
 
@@ -307,7 +307,7 @@ class Task(Generic[P, R]):
         """
         return self.send_from_thread({}, args, kwargs)
 
-    def options(self, **options: Unpack[PushOptions]) -> TaskPush[P, R]:
+    def options(self, **options: Unpack[PushOptions]) -> TaskPush[P, R_co]:
         """Push options for this task: `await send_email.options(delay=60, priority=5).push(to="a@b.c", subject="hi")`.
 
         The options are the fields of `PushOptions`: `delay`, `deliver_at`, `priority`, `key`, `partition`, `ttl` and
@@ -379,19 +379,19 @@ class Task(Generic[P, R]):
         return outgoing.headers
 
 
-class TaskPush(Generic[P, R]):
+class TaskPush(Generic[P, R_co]):
     """A task with push options."""
 
     __slots__ = ("_options", "_task")
 
-    def __init__(self, task: Task[P, R], options: PushOptions) -> None:
+    def __init__(self, task: Task[P, R_co], options: PushOptions) -> None:
         self._task = task
         self._options = options
 
     @overload
     async def push(self: TaskPush[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]: ...
     @overload
-    async def push(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]: ...
+    async def push(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R_co]: ...
     async def push(self, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
         """Push the task to the queue. It is stored when this returns."""
         return await self._task.send(self._options, args, kwargs)
@@ -401,7 +401,7 @@ class TaskPush(Generic[P, R]):
         self: TaskPush[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
     ) -> SyncTaskHandle[T]: ...
     @overload
-    def push_sync(self, *args: P.args, **kwargs: P.kwargs) -> SyncTaskHandle[R]: ...
+    def push_sync(self, *args: P.args, **kwargs: P.kwargs) -> SyncTaskHandle[R_co]: ...
     def push_sync(self, *args: Any, **kwargs: Any) -> SyncTaskHandle[Any]:
         """Push the task from a function that is not async, and wait until it is stored."""
         return self._task.send_from_thread(self._options, args, kwargs)
