@@ -24,7 +24,17 @@ if TYPE_CHECKING:
     from hark.connecting import connect
     from hark.errors import HarkError
     from hark.polling import PollingStrategy
-    from hark.worker import Discard, Retry, RetryPolicy, Task, Worker, WorkerRunOptions
+    from hark.worker import (
+        Discard,
+        Retry,
+        RetryPolicy,
+        Task,
+        TaskCancelled,
+        TaskFailed,
+        TaskHandle,
+        Worker,
+        WorkerRunOptions,
+    )
 
 __all__ = [
     "CallPolicy",
@@ -37,6 +47,9 @@ __all__ = [
     "Retry",
     "RetryPolicy",
     "Task",
+    "TaskCancelled",
+    "TaskFailed",
+    "TaskHandle",
     "Worker",
     "WorkerRunOptions",
     "__version__",
@@ -55,6 +68,9 @@ _HOMES = {
     "Retry": "hark.worker",
     "RetryPolicy": "hark.worker",
     "Task": "hark.worker",
+    "TaskCancelled": "hark.worker",
+    "TaskFailed": "hark.worker",
+    "TaskHandle": "hark.worker",
     "Worker": "hark.worker",
     "WorkerRunOptions": "hark.worker",
     "connect": "hark.connecting",

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from hark.client.client import Client
-from hark.client.delivery.leases import Lost
+from hark.client.delivery.leases import Cancelled, Lost
 from hark.errors import InvalidInput, LeaseLost
 from hark.polling import PollingStrategy
 from tests.client.deliveries import attempts, taken
@@ -270,9 +270,15 @@ async def test_renewing_can_be_switched_off_and_its_interval_reaches_the_keeper(
     keeper = client._holds.keeper()
     hold = keeper.hold
 
-    def spy(lease_id: str, seconds: float, lost: Lost | None = None, every: float | None = None) -> None:
+    def spy(
+        lease_id: str,
+        seconds: float,
+        lost: Lost | None = None,
+        every: float | None = None,
+        cancelled: Cancelled | None = None,
+    ) -> None:
         holds.extend((seconds, every))
-        hold(lease_id, seconds, lost, every)
+        hold(lease_id, seconds, lost, every, cancelled)
 
     keeper.hold = spy  # type: ignore[method-assign]  # To see what it is told.
     await client.queue(queue).push(1)

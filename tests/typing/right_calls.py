@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import assert_type
+from typing import Any, assert_type
 
-from hark.client.pushing import Pushed
-from hark.worker import RetryPolicy, Task, Worker, WorkerRunOptions
+import hark.sync
+from hark.worker import RetryPolicy, SyncTaskHandle, Task, TaskHandle, Worker, WorkerRunOptions, current
 
 worker = Worker("http://localhost:6632", queue="emails", concurrency=20)
 
@@ -40,18 +40,41 @@ worker.periodic(every=timedelta(days=1), name="weekly")(report, "weekly", limit=
 worker.periodic(cron="@daily", name="images")(resize, b"", width=5)
 
 
+@worker.task(result=True)
+def add(a: int, b: int) -> float:
+    """With a result."""
+    current().progress(0.5, "adding")
+    assert_type(current().sync_client.queue("sums"), hark.sync.Queue)
+    assert_type(current().client.queue("sums"), hark.Queue)
+    return a + b
+
+
+async def other_process(client: hark.Client, blocking: hark.sync.Client) -> None:
+    """Handles from ids."""
+    assert_type(client.handle("id", "key", float), TaskHandle[float])
+    assert_type(client.handle("id", "key"), TaskHandle[Any])
+    assert_type(blocking.handle("id", "key", list[int]).result(), list[int])
+
+
 async def calls() -> None:
     """All of it."""
     assert_type(await send_email("a@b.c", "hi"), int)
     assert_type(resize(b"", width=5), bytes)
-    assert_type(await send_email.push("a@b.c", "hi"), Pushed)
-    assert_type(await send_email.push(to="a@b.c", subject="hi", copies=2), Pushed)
-    assert_type(await send_email.push(to="a@b.c", subject="hi", delay=60), Pushed)
+    assert_type(await send_email.push("a@b.c", "hi"), TaskHandle[int])
+    assert_type(await send_email.push(to="a@b.c", subject="hi", copies=2), TaskHandle[int])
+    assert_type(await send_email.push(to="a@b.c", subject="hi", delay=60), TaskHandle[Any])
     await send_email.push("a@b.c", subject="hi", delay=timedelta(minutes=1))
     await send_email.options(delay=60, priority=5, key="k").push("a@b.c", "hi", 3)
     await send_email.options(deliver_at=datetime.now(UTC), ttl=60, partition="p").push(to="a@b.c", subject="hi")
     await send_email.options(retry=RetryPolicy.schedule([1, 2])).push("a@b.c", "hi")
-    await resize.push(b"", width=5)
+    assert_type(await (await resize.push(b"", width=5)).result(timeout=5), bytes)
+    assert_type(await (await send_email.push("a@b.c", "hi")).result(), int)
+    assert_type(await send_email.options(priority=1).push("a@b.c", "hi"), TaskHandle[int])
+    assert_type(resize.push_sync(b"", width=5), SyncTaskHandle[bytes])
+    assert_type(await (await add.push(1, 2)).result(), float)
+    assert_type(await (await add.options(delay=1).push(1, 2)).cancel(), bool)
+    assert_type((await (await add.push(1, 2)).state()).progress, float | None)
+    assert_type(resize.push_sync(b"", width=5).result(timeout=timedelta(seconds=1)), bytes)
     await tidy_up.push()
     await tidy_up.push(delay=1)
     assert_type(await report(), int)

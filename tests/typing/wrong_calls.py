@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hark.worker import Task, Worker, WorkerRunOptions
+from hark.client.client import Client
+from hark.worker import Task, Worker, WorkerRunOptions, current
 
 worker = Worker("http://localhost:6632", queue="emails")
 
@@ -13,7 +14,7 @@ async def send_email(to: str, subject: str, copies: int = 1) -> int:
     return copies * len(to + subject)
 
 
-async def calls() -> None:
+async def calls(client: Client) -> None:
     """Each line is wrong."""
     await send_email.push("a@b.c")  # WRONG
     await send_email.push(to="a@b.c", subject=5)  # WRONG
@@ -35,7 +36,18 @@ async def calls() -> None:
     worker.periodic(every=60)(send_email, "a@b.c", "hi", topic="x")  # WRONG
     worker.periodic(cron="@daily", overlap="never")(send_email, "a@b.c", "hi")  # WRONG
     worker.periodic(cron=5)(send_email, "a@b.c", "hi")  # WRONG
-    assert text
+    handle = await send_email.push("a@b.c", "hi")
+    words: str = await handle.result()  # WRONG
+    await handle.result(timeout="soon")  # WRONG
+    number: int = handle.result()  # WRONG
+    blocked: int = await send_email.push_sync("a@b.c", "hi").result()  # WRONG
+    shown: str = client.handle(handle.id, handle.transaction_id, int).result()  # WRONG
+    current().progress("half")  # WRONG
+    current().client.queue("mails").push("x").wait()  # WRONG
+    worker.task(result="yes")  # WRONG
+    worker.task(result_ttl="1h")  # WRONG
+    client.handle(handle.id)  # WRONG
+    assert text, (words, number, blocked, shown)
 
 
 @worker.periodic(every=60)  # WRONG

@@ -215,13 +215,15 @@ class Admin:
             return (await self._caller.ask(operations.DELETE_MESSAGE, partition_id, id)).success
         return await self._caller.find("message_not_found", operations.DELETE_MESSAGE_BY_ID, id) is not None
 
-    async def cancel(self, id: str) -> None:
-        """Cancel a message that no consumer has received yet.
+    async def cancel(self, id: str, *, running: bool = False) -> None:
+        """Cancel a message that no consumer has received yet. With `running`, also a task that runs or is retried.
 
-        Raises `NotFound` if there is no such message. Raises `Conflict` with the code `message_leased` or
-        `message_settled` if it is too late; nothing is changed then.
+        The worker of a running task is notified when it renews its lease. Raises `NotFound` if there is no such
+        message. Raises `Conflict` with the code `message_leased` or `message_settled` if it is too late; nothing is
+        changed then.
         """
-        await self._caller.send(operations.CANCEL_MESSAGE, id)
+        query = {"running": "true"} if running else None
+        await self._caller.send(operations.CANCEL_MESSAGE, id, query=query)
 
     # The server itself -------------------------------------------------------------------------------------
 

@@ -196,8 +196,7 @@ def new_message(
         queue=a_name(queue, "queue"),
         partition=None if partition is None else a_name(partition, "partition"),
         payload=json_value(data, "data"),
-        # A unique idempotency key. Later keys sort after earlier ones, which suits database indexes.
-        transaction_id=f"{time.time_ns():016x}{os.urandom(8).hex()}" if key is None else a_name(key, "key"),
+        transaction_id=unique_key() if key is None else a_name(key, "key"),
         trace_id=None if trace_id is None else _trace_id(trace_id),
         priority=None if priority is None else an_integer(priority, "priority", 0, MAX_PRIORITY),
         delay=None if delay is None else milliseconds(delay, "delay"),
@@ -206,6 +205,11 @@ def new_message(
         ttl=time_to_live(ttl, "ttl"),
         keys_if_undelivered=UNSET if keys_if_undelivered is None else raw(_keys(keys_if_undelivered)),
     )
+
+
+def unique_key() -> str:
+    """A unique idempotency key. Later ones sort after earlier ones, which suits database indexes."""
+    return f"{time.time_ns():016x}{os.urandom(8).hex()}"
 
 
 def retry_schedule(delays: Sequence[float | timedelta]) -> tuple[int, ...]:

@@ -7,8 +7,8 @@ answers by a callback. On a small request, a framework costs more time than all 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, lru_cache, partial
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -16,7 +16,7 @@ import msgspec
 from hark.access.identity import UNRESTRICTED
 from hark.api import operations
 from hark.api.operations import Reach
-from hark.api.types.delivery import AckAnswer, AckBatchBody, AckBody, PopReply, PushAnswer
+from hark.api.types.delivery import NO_RESULT, AckAnswer, AckBatchBody, AckBody, PopReply, PushAnswer
 from hark.api.types.messages import ExtendBody
 from hark.batching import Answer, when_done
 from hark.broker import Broker
@@ -27,12 +27,15 @@ from hark.http.checks import (
     AT_ONCE,
     MAX_DEPTH,
     MAX_NAME_BYTES,
+    array_of,
     check_name,
     check_nesting,
     check_nesting_in_turns,
     check_text,
     check_values,
     decode_json,
+    decode_unbounded,
+    elements,
     in_turns,
     many_values,
 )
@@ -112,6 +115,19 @@ def _plain_messages(body: bytes) -> list[NewMessage] | None:
 _decode_ack = msgspec.json.Decoder(AckBody).decode
 _decode_ack_batch = msgspec.json.Decoder(AckBatchBody).decode
 _UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+def _results(body: bytes) -> Iterator[msgspec.Raw]:
+    """Return the results of tasks in a body of `ack_batch`, which are not decoded."""
+    outline = decode_unbounded(body, _outline(), "body", ACK_TEXTS)
+    return (ack.task.result for ack in elements(outline.acknowledgments) if ack.task is not None)
+
+
+@cache
+def _outline() -> Any:
+    task = msgspec.defstruct("Task", [("result", msgspec.Raw, NO_RESULT)], gc=False)
+    ack = msgspec.defstruct("Ack", [("task", task | None, None)], gc=False)
+    return msgspec.defstruct("Outline", [("acknowledgments", array_of(ack))])
 
 
 class HotRoutes:
@@ -343,7 +359,9 @@ class HotRoutes:
         """
         body = exchange.body
         try:
-            batch = decode_json(body, AckBatchBody, "body") if many_values(body) else _decode_ack_batch(body)
+            if number := many_values(body):
+                check_values(number, _results(body))
+            batch = _decode_ack_batch(body)
         except _UNDECODABLE:
             batch = decode_json(body, AckBatchBody, "body", ACK_TEXTS)
         if len(batch.acknowledgments) > self._max_batch:
@@ -358,7 +376,13 @@ class HotRoutes:
         name = QUEUE_MODE if not group else check_name(group, "consumerGroup")
         items = []
         for index, ack in enumerate(acks):
-            if ack.transaction_id and ack.partition_id and ack.delay is None and ack.status in (None, "completed"):
+            if (
+                ack.transaction_id
+                and ack.partition_id
+                and ack.delay is None
+                and ack.status in (None, "completed")
+                and not ack.task
+            ):
                 items.append(Settlement(ack.transaction_id, ack.partition_id, "completed", ack.lease_id, group=name))
             else:
                 items.append(settlement_of(ack, name, f"{where}[{index}]." if where else ""))

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET
 
 from hark.api.types import Single, renamed
-from hark.api.types.delivery import AckAnswer, AckBody, PushItem
+from hark.api.types.delivery import AckAnswer, AckBody, PushItem, TaskEndBody
 from hark.api.types.messages import ExtendedLease, RenewalAnswer
 from hark.broker import Broker
 from hark.errors import InvalidInput
@@ -27,9 +27,9 @@ from hark.http.checks import (
 )
 from hark.ids import has_location
 from hark.keys import InvalidKey, check_keys
-from hark.model import Key, NewMessage, Renewal, RenewOutcome, Settlement, SettleOutcome
+from hark.model import Key, NewMessage, Renewal, RenewOutcome, Settlement, SettleOutcome, TaskEnd
 from hark.model.admin import labels_of
-from hark.model.messages import MAX_STATE, NULL_PAYLOAD, is_traceparent, is_tracestate, trace_context
+from hark.model.messages import MAX_STATE, NULL_PAYLOAD, TaskEndState, is_traceparent, is_tracestate, trace_context
 
 if TYPE_CHECKING:
     from hark.api.types.keys import EnqueueOptions
@@ -187,7 +187,29 @@ def settlement_of(ack: AckBody, group: str, where: str) -> Settlement:
             raise InvalidInput(f"{where}delay: allowed only with status failed or retry, got status {status}")
         check_int(ack.delay, f"{where}delay", 0, checks.MAX_NUMBER)
     error = ack.error[:MAX_ERROR_CHARACTERS] if ack.error else None
-    return Settlement(ack.transaction_id, ack.partition_id or "", status, ack.lease_id, error, ack.delay, group)
+    task = None if ack.task is None else _task_end(ack.task, status, f"{where}task.")
+    return Settlement(
+        ack.transaction_id, ack.partition_id or "", status, ack.lease_id, error, ack.delay, group, task=task
+    )
+
+
+_ENDS: dict[str, tuple[TaskEndState, ...]] = {
+    "completed": ("done", "cancelled"),
+    "failed": ("failed",),
+    "dlq": ("failed",),
+}
+
+
+def _task_end(end: TaskEndBody, status: str, where: str) -> TaskEnd:
+    """Return how a task ended, checked."""
+    states = _ENDS.get(status, ())
+    state = next((one for one in states if one == end.state), None)
+    if state is None:
+        expected = " or ".join(states) or "no task"
+        raise InvalidInput(f"{where}state: expected {expected} with the status {status}, got {short(end.state)}")
+    seconds = check_int(end.result_ttl, f"{where}resultTtl", 1, MAX_SECONDS)
+    transaction_id = check_name(end.transaction_id, f"{where}transactionId")
+    return TaskEnd(transaction_id=transaction_id, state=state, result=bytes(end.result), ttl_ms=seconds * 1000)
 
 
 def ack_answers(outcomes: Sequence[SettleOutcome]) -> list[AckAnswer]:
@@ -228,7 +250,9 @@ async def renew_all(
         check_text(lease_id, f"leaseIds[{index}]")
     outcomes = await asyncio.gather(*(broker.renew(Renewal(lease_id, wanted)) for lease_id in lease_ids))
     return tuple(
-        RenewalAnswer(lease_id, outcome.success, time_of(outcome.expires_at), outcome.error, outcome.code)
+        RenewalAnswer(
+            lease_id, outcome.success, time_of(outcome.expires_at), outcome.error, outcome.code, outcome.cancelled
+        )
         for lease_id, outcome in zip(lease_ids, outcomes, strict=True)
     )
 
@@ -246,4 +270,5 @@ def extended_lease(lease_id: str, outcome: RenewOutcome) -> ExtendedLease:
         new_expires_at=expires,
         lease_expires_at=expires,
         code=None if outcome.success else outcome.code,
+        cancelled=outcome.cancelled,
     )

@@ -332,6 +332,20 @@ class KeyStats(msgspec.Struct, frozen=True):
     bytes: int
 
 
+TaskEndState = Literal["done", "failed", "cancelled"]
+
+
+class TaskEnd(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """How the run of a task ended, which is stored with the settlement of its message."""
+
+    transaction_id: str
+    """The transaction id of the message; with its partition it names the task."""
+    state: TaskEndState = "done"
+    result: bytes = NULL_PAYLOAD
+    ttl_ms: int
+    """How long the result is kept."""
+
+
 class Settlement(msgspec.Struct, gc=False):
     """A settlement of one message. Without `lease_id` the message must be leased to a consumer of the group."""
 
@@ -347,6 +361,8 @@ class Settlement(msgspec.Struct, gc=False):
     group: str = QUEUE_MODE
     damaged: bool = False
     """With `dlq`: the payload cannot be read. It becomes a dead letter even if the queue discards others."""
+    task: TaskEnd | None = None
+    """The broker stores it with the settlement; engines ignore it."""
 
 
 class SettleOutcome(msgspec.Struct, gc=False):
@@ -404,3 +420,5 @@ class RenewOutcome(msgspec.Struct, frozen=True):
     expires_at: int | None = None
     code: str | None = None
     error: str | None = None
+    cancelled: tuple[str, ...] = ()
+    """The ids of its messages whose tasks are to be cancelled."""

@@ -1,5 +1,6 @@
 """The worker: runs functions as tasks, with typed arguments, retries, time limits and a graceful shutdown."""
 
+from hark.client.handle import ResultMissing, SyncTaskHandle, TaskCancelled, TaskFailed, TaskHandle
 from hark.worker.middleware import LoggingContext, MetricsMiddleware, Middleware, Outgoing, TaskContext, current
 from hark.worker.retrying import Discard, Retry, RetryPolicy
 from hark.worker.stats import Counts, Snapshot, Summary, TaskEvent
@@ -13,13 +14,18 @@ __all__ = [
     "MetricsMiddleware",
     "Middleware",
     "Outgoing",
+    "ResultMissing",
     "Retry",
     "RetryPolicy",
     "Snapshot",
     "Summary",
+    "SyncTaskHandle",
     "Task",
+    "TaskCancelled",
     "TaskContext",
     "TaskEvent",
+    "TaskFailed",
+    "TaskHandle",
     "Worker",
     "WorkerRunOptions",
     "WrongArguments",

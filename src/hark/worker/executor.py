@@ -20,14 +20,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from hark.api.types.delivery import Delivered
+from hark.api.types.delivery import Delivered, TaskEndBody
 from hark.client.delivery.settling import SettleDecision
 from hark.client.tracing import processing
-from hark.errors import HarkError, NotFound
-from hark.worker.middleware import AnyMiddleware, TaskContext, chained, current_task, fields_of
+from hark.errors import HarkError, InvalidInput, NotFound
+from hark.worker.middleware import AnyMiddleware, Clients, TaskContext, chained, current_task, fields_of
 from hark.worker.retrying import Ended, Ending, InFlight, TimedOut, decide, text_of, trace_of
 from hark.worker.stats import UNKNOWN
-from hark.worker.task import AnyTask, NotATask, WrongArguments, unseal
+from hark.worker.task import RESULT_SECONDS, AnyTask, NotATask, WrongArguments, unseal
 
 _Work = tuple[Callable[[], Any], contextvars.Context, "asyncio.Future[Any]"]
 
@@ -90,7 +90,15 @@ CANCELLED_DELAY_MS = 1000
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 _log = logging.getLogger("hark.worker")
 
-Interruption = Literal["lost", "handed_back"]
+Interruption = Literal["lost", "handed_back", "cancelled"]
+MAX_RESULT_BYTES = 900_000
+"""Maximum size of a result. Larger ones belong into a store of files."""
+
+
+class WrongResult(InvalidInput):
+    """A handler returned a value that cannot be stored as its result."""
+
+    code = "wrong_result"
 
 
 class UnknownTask(NotFound):
@@ -109,6 +117,10 @@ class Job(msgspec.Struct, eq=False):
     """Whether the message has its own retry delays."""
     context: TaskContext
     started: float
+    result_ttl: int | None
+    """How many seconds the result is kept; None: it is not stored."""
+    transaction_id: str
+    """That of the first run of the task."""
     begun: bool = False
     runner: asyncio.Task[None] | None = None
     thread: asyncio.Future[Any] | None = None
@@ -129,12 +141,16 @@ class Executor:
         worker_id: str,
         concurrency: int,
         finished: Callable[[Sequence[Ended], int], None],
+        report: Callable[[Delivered, float | None, str | None], None] = lambda *_: None,
+        clients: Clients | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tasks = tasks
         self._middleware = middleware
         self._worker_id = worker_id
         self._finished = finished
+        self._report = report
+        self._clients = clients
         self._monotonic = monotonic
         self._loop = asyncio.get_running_loop()
         self._threads = Threads(concurrency, "hark-task")
@@ -172,6 +188,15 @@ class Executor:
             self._interrupt(job, "lost")
             if job.thread is not None:
                 self._conclude(job, "lost")
+
+    def cancel_tasks(self, in_flight: InFlight, ids: Sequence[str]) -> None:
+        """Cancel the handlers of these messages of a lease. A function in a thread sees that it is cancelled."""
+        for job in [job for job in self._jobs if job.in_flight is in_flight and job.message.id in ids]:
+            job.context.cancelled = True
+            if job.thread is None or job.thread.done():
+                self._interrupt(job, "cancelled")
+            elif job.interruption is None:
+                job.interruption = "cancelled"
 
     def stop(self) -> None:
         """Start no more handlers. Messages that still arrive are released."""
@@ -223,8 +248,19 @@ class Executor:
             headers=_NO_HEADERS if envelope.headers is None else envelope.headers,
             queue=message.queue,
             worker_id=self._worker_id,
+            _report=functools.partial(self._report, message),
+            _clients=self._clients,
         )
-        return Job(in_flight, message, task, envelope.own_schedule, context, self._monotonic())
+        return Job(
+            in_flight,
+            message,
+            task,
+            envelope.own_schedule,
+            context,
+            self._monotonic(),
+            envelope.result_ttl,
+            envelope.transaction_id or message.transaction_id,
+        )
 
     def _refuse(self, in_flight: InFlight, message: Delivered, error: Exception) -> None:
         """Dead-letter a message that can never run. Reject one that another worker may know."""
@@ -244,8 +280,8 @@ class Executor:
         ending: Ending = "done"
         with processing((job.message,)) as note:
             try:
-                await chained(self._middleware, context, functools.partial(self._call, job))()
-                decision = SettleDecision(job.message)
+                result = await chained(self._middleware, context, functools.partial(self._call, job))()
+                decision = SettleDecision(job.message, task=_stored(job, result))
                 note(ending, None)
             except KeyboardInterrupt:
                 self._conclude(job, "handed_back")
@@ -286,11 +322,20 @@ class Executor:
     def _decide(self, job: Job, failure: BaseException) -> tuple[Ending, SettleDecision, str | None]:
         """How to settle after an exception."""
         message = job.message
+        if job.interruption == "cancelled":
+            return "discarded", _cancelled(job), "the task was cancelled"
         if job.interruption is not None:
             return "handed_back", SettleDecision(message, "retry"), None
         if isinstance(failure, asyncio.CancelledError):
             return "handed_back", SettleDecision(message, "retry", None, CANCELLED_DELAY_MS), None
-        ending, decision = decide(message, failure, job.task.retry, job.own_schedule)
+        if isinstance(failure, WrongResult):  # A repetition would return the same.
+            ending: Ending = "failed"
+            decision = SettleDecision(message, "dlq", text_of(failure))
+        else:
+            ending, decision = decide(message, failure, job.task.retry, job.own_schedule)
+        if job.result_ttl is not None:
+            state = "cancelled" if decision.status == "completed" else "failed"  # It was discarded.
+            decision = msgspec.structs.replace(decision, task=_end(job, state) if decision.status != "retry" else None)
         text = text_of(failure).partition("\n")[0]
         if ending == "failed":
             # The traceback is logged here once. The message carries it to the dead letters.
@@ -306,7 +351,10 @@ class Executor:
         if job.runner is not None:
             job.runner.cancel()
         if not job.begun:  # A task that was cancelled before its start cannot report its end.
-            self._conclude(job, why)
+            if why == "cancelled":
+                self._conclude(job, "discarded", _cancelled(job))
+            else:
+                self._conclude(job, why)
 
     def _conclude(
         self, job: Job, ending: Ending, decision: SettleDecision | None = None, error: str | None = None
@@ -348,3 +396,29 @@ async def _within(seconds: float, call: Awaitable[Any]) -> Any:
         if limit.expired():
             raise TimedOut(seconds) from error.__cause__
         raise
+
+
+def _end(job: Job, state: str, result: bytes = b"null") -> TaskEndBody:
+    ttl = RESULT_SECONDS if job.result_ttl is None else job.result_ttl
+    return TaskEndBody(job.transaction_id, state=state, result=msgspec.Raw(result), result_ttl=ttl)
+
+
+def _cancelled(job: Job) -> SettleDecision:
+    """Settle a task that was cancelled while it ran. Those who wait for it are notified."""
+    return SettleDecision(job.message, task=_end(job, "cancelled"))
+
+
+def _stored(job: Job, result: object) -> TaskEndBody | None:
+    """The result to store. Raises `WrongResult`."""
+    if job.result_ttl is None:
+        return None
+    try:
+        encoded = msgspec.json.encode(result)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise WrongResult(f"task {job.task.name!r}: the result cannot be encoded as JSON: {error}") from error
+    if len(encoded) > MAX_RESULT_BYTES:
+        raise WrongResult(
+            f"task {job.task.name!r}: the result has {len(encoded)} bytes, at most {MAX_RESULT_BYTES} are allowed; "
+            "store it elsewhere and return a reference to it"
+        )
+    return _end(job, "done", encoded)

@@ -13,7 +13,9 @@ from datetime import UTC, datetime
 from functools import partial
 from heapq import heappop, heappush
 
+from hark.api import operations
 from hark.api.types.delivery import Delivered
+from hark.api.types.messages import ProgressBody
 from hark.client.builder import PopParams
 from hark.client.calling import Caller
 from hark.client.delivery.leases import LeaseKeeper
@@ -34,6 +36,8 @@ LAST_ANSWER_SECONDS = 0.25
 _LAST_LOOK_SECONDS = 0.02
 """Seconds after that, because this loop may have been late itself: answers that arrived are read first."""
 _SETTLE_AGAIN_SECONDS = 0.5
+_REPORT_SECONDS = 0.2
+"""Minimum time in seconds between two reports of the progress of a task."""
 _CLOSE_SECONDS = 0.5
 """Minimum time in seconds for releasing messages that arrived too late."""
 _log = logging.getLogger("hark.worker")
@@ -71,12 +75,17 @@ class Fetcher:
         lease_seconds: int,
         receive: Callable[[InFlight], None],
         lose: Callable[[InFlight], None],
+        cancel: Callable[[InFlight, Sequence[str]], None],
         answered: Callable[[Sequence[Answered]], None],
         burst: bool = False,
         sockets: bool = False,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
+        self._caller = caller
+        self._reports: dict[str, tuple[Delivered, ProgressBody]] = {}
+        """The progress of tasks that is not sent yet, by message id."""
+        self._reporting: set[asyncio.Task[None]] = set()
         self._keeper = LeaseKeeper(caller, monotonic=monotonic)
         self._source, self._settler = source_of(caller, params, sockets, self._keeper.hurry)
         self._carries_acks = params.waits and isinstance(self._source, PollSource)
@@ -92,7 +101,7 @@ class Fetcher:
         self._is_resting = False
         self._slots = self.free = slots
         self._lease_seconds = lease_seconds
-        self._receive, self._lose, self._answered = receive, lose, answered
+        self._receive, self._lose, self._cancel, self._answered = receive, lose, cancel, answered
         self._burst = burst
         self._monotonic = monotonic
         self._sleep = sleep
@@ -177,9 +186,27 @@ class Fetcher:
         if not self._carries_acks or not polls_now or self._acks is not None:
             return None
         decisions = _decisions(to_settle)
-        if 0 < len(decisions) <= MOST_WITH_POP and not any(decision.error for decision in decisions):
+        if 0 < len(decisions) <= MOST_WITH_POP and not any(one.is_large for one in decisions):
             self._acks = PiggybackedAcks(decisions)
         return self._acks
+
+    def report(self, message: Delivered, progress: float | None, note: str | None) -> None:
+        """Send the progress of a task soon, unless a later one replaces it."""
+        is_first = message.id not in self._reports
+        self._reports[message.id] = message, ProgressBody(message.lease_id, progress, note)
+        if is_first:
+            task = asyncio.get_running_loop().create_task(self._send_report(message.id))
+            self._reporting.add(task)
+            task.add_done_callback(self._reporting.discard)
+
+    async def _send_report(self, message_id: str) -> None:
+        await self._sleep(_REPORT_SECONDS)
+        message, body = self._reports.pop(message_id)
+        names = (message.partition_id, message.transaction_id)
+        try:
+            await self._caller.send(operations.REPORT_PROGRESS, *names, body=body, safe=True)
+        except HarkError as error:
+            _log.info("the progress of message %s was not stored: %s", message_id, error)
 
     async def close(self, seconds: float) -> None:
         """Settle what is left, for at most this many seconds, and stop renewing leases."""
@@ -191,7 +218,7 @@ class Fetcher:
         except TimeoutError:
             text = "%d settlement requests got no answer within the grace period; their tasks may run again"
             _log.warning(text, len(self._settling))
-        for task in list(self._settling):
+        for task in (*self._settling, *self._reporting):
             task.cancel()
         self._keeper.close()
         await self._keeping
@@ -270,7 +297,9 @@ class Fetcher:
             in_flight = InFlight(lease_id, together)
             self._in_flight.add(in_flight)
             self.free -= len(together)
-            self._keeper.hold(lease_id, self._lease_seconds, partial(self.lost, in_flight))
+            self._keeper.hold(
+                lease_id, self._lease_seconds, partial(self.lost, in_flight), cancelled=partial(self._cancel, in_flight)
+            )
             if self._poller.stopped:
                 back = [_returned(in_flight, message) for message in together]
                 self.finished(back, len(back))

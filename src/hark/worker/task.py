@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack, get_type_hints, overload
 
 import msgspec
 
-from hark.client.arguments import seconds_of
-from hark.client.pushing import Pushed, new_message
+from hark.client.arguments import seconds_of, unique_key
+from hark.client.handle import SyncTaskHandle, TaskHandle
+from hark.client.pushing import new_message
 from hark.errors import InvalidInput
 from hark.worker.middleware import Middleware, Outgoing
 from hark.worker.retrying import RetryPolicy, policy_of
@@ -29,6 +31,10 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
     headers: dict[str, str] | None = None
     own_schedule: bool = False
     """Whether the message has its own retry delays, instead of those of the task's policy."""
+    result_ttl: int | None = None
+    """How many seconds the result is kept; None: no result is stored."""
+    transaction_id: str | None = None
+    """That of the push, with a result: a requeued dead letter has another one."""
 
 
 _decode = msgspec.json.Decoder(Envelope).decode
@@ -201,7 +207,8 @@ def _struct_of(task: str, function: Callable[..., Any], parameters: Sequence[ins
 
 
 P = ParamSpec("P")
-R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+T = TypeVar("T")
 
 DEFAULT_RETRY = RetryPolicy.exponential()
 _MAX_TASK_NAME = 200
@@ -226,7 +233,7 @@ class PushOptions(TypedDict, total=False):
     """The retry policy or the number of retries of this push. The default is the policy of the task."""
 
 
-class Task(Generic[P, R]):
+class Task(Generic[P, R_co]):
     """A function that workers run by name. `@worker.task` creates it.
 
     Calling it runs the function directly. `push` sends it to the queue, to run in a worker.
@@ -236,12 +243,14 @@ class Task(Generic[P, R]):
         self,
         worker: Worker,
         name: str,
-        function: Callable[P, R],
+        function: Callable[P, R_co],
         *,
         retry: RetryPolicy | int | None = None,
         timeout: float | timedelta | None = None,
         unique: bool | Sequence[str] = False,
         priority: int | None = None,
+        result: bool = False,
+        result_ttl: float | timedelta | None = None,
     ) -> None:
         if not name or len(name) > _MAX_TASK_NAME:
             raise InvalidInput(f"task name {name!r}: expected 1 to {_MAX_TASK_NAME} characters")
@@ -257,10 +266,12 @@ class Task(Generic[P, R]):
         if self.unique is not None:
             self.signature.check_unique(self.unique)
         self.priority = priority
+        self.result_ttl = _seconds_kept(name, result, result_ttl)
+        self.result_type = _result_type(name, function) if self.result_ttl is not None else Any
         self._worker = worker
         self.__doc__ = function.__doc__
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Run the function directly, in this process."""
         return self.function(*args, **kwargs)
 
@@ -268,10 +279,12 @@ class Task(Generic[P, R]):
         return f"<Task {self.name!r} of the queue {self._worker.queue!r}>"
 
     @overload
-    async def push(self, *args: P.args, **kwargs: P.kwargs) -> Pushed: ...
+    async def push(self: Task[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]: ...
     @overload
-    async def push(self, *args: Any, delay: float | timedelta, **kwargs: Any) -> Pushed: ...
-    async def push(self, *args: Any, **kwargs: Any) -> Pushed:
+    async def push(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R_co]: ...
+    @overload
+    async def push(self, *args: Any, delay: float | timedelta, **kwargs: Any) -> TaskHandle[Any]: ...
+    async def push(self, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
         """Push the task to the queue, to run in a worker. It is stored when this returns.
 
         `delay` is the time in seconds (or a `timedelta`) before it can run. For other options use `options`. A type
@@ -282,15 +295,19 @@ class Task(Generic[P, R]):
         delay: float | timedelta | None = kwargs.pop("delay", None)  # No parameter of a task can have this name.
         return await self.send({"delay": delay}, args, kwargs)
 
-    def push_sync(self, *args: P.args, **kwargs: P.kwargs) -> Pushed:
-        """Push the task from a function that is not async, and wait until it is stored.
+    @overload
+    def push_sync(self: Task[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> SyncTaskHandle[T]: ...
+    @overload
+    def push_sync(self, *args: P.args, **kwargs: P.kwargs) -> SyncTaskHandle[R_co]: ...
+    def push_sync(self, *args: Any, **kwargs: Any) -> SyncTaskHandle[Any]:
+        """Push the task from a function that is not async, and wait until it is stored. Its handle has blocking calls.
 
         In a handler's thread it uses the connection of the worker. Elsewhere each call opens and closes a connection:
         use `hark.sync` in a program that is not async and pushes often.
         """
-        return self._worker.push_from_thread(lambda: self.send({}, args, kwargs))
+        return self.send_from_thread({}, args, kwargs)
 
-    def options(self, **options: Unpack[PushOptions]) -> TaskPush[P]:
+    def options(self, **options: Unpack[PushOptions]) -> TaskPush[P, R_co]:
         """Push options for this task: `await send_email.options(delay=60, priority=5).push(to="a@b.c", subject="hi")`.
 
         The options are the fields of `PushOptions`: `delay`, `deliver_at`, `priority`, `key`, `partition`, `ttl` and
@@ -301,14 +318,23 @@ class Task(Generic[P, R]):
         retry = options.get("retry")
         return TaskPush(self, {**options, "retry": None if retry is None else policy_of(retry)})
 
-    async def send(self, options: PushOptions, args: Sequence[object], kwargs: dict[str, object]) -> Pushed:
+    async def send(self, options: PushOptions, args: Sequence[object], kwargs: dict[str, object]) -> TaskHandle[Any]:
         """Check the arguments and push with these options."""
         encoded = self.signature.encode(args, kwargs)
         headers = await self._headers(options, encoded)
         retry, key, priority = options.get("retry"), options.get("key"), options.get("priority")
         if key is None and self.unique is not None:
             key = self.signature.unique_key(encoded, self.unique)
-        envelope = Envelope(task=self.name, arguments=encoded, headers=headers or None, own_schedule=retry is not None)
+        if key is None and self.result_ttl is not None:
+            key = unique_key()
+        envelope = Envelope(
+            task=self.name,
+            arguments=encoded,
+            headers=headers or None,
+            own_schedule=retry is not None,
+            result_ttl=self.result_ttl,
+            transaction_id=None if self.result_ttl is None else key,
+        )
         message = new_message(
             self._worker.queue,
             msgspec.Raw(_encode(envelope)),
@@ -320,7 +346,22 @@ class Task(Generic[P, R]):
             ttl=options.get("ttl"),
             retry_delays=self.retry.delays if retry is None else policy_of(retry).jittered(),
         )
-        return await self._worker.send(message)
+        pushed = await self._worker.send(message)
+        return TaskHandle(
+            self.name,
+            pushed,
+            lambda: self._worker.client.caller,
+            self.result_type,
+            stores=self.result_ttl is not None,
+            group=self._worker.group,
+        )
+
+    def send_from_thread(
+        self, options: PushOptions, args: Sequence[object], kwargs: dict[str, object]
+    ) -> SyncTaskHandle[Any]:
+        """The same as `send`, for a function that is not async."""
+        run = self._worker.run_from_thread
+        return SyncTaskHandle(run(lambda: self.send(options, args, kwargs)), run)
 
     async def _headers(self, options: PushOptions, encoded: msgspec.Raw) -> dict[str, str]:
         hooks = [layer.on_push for layer in self._worker.middleware if hasattr(layer, "on_push")]
@@ -338,22 +379,32 @@ class Task(Generic[P, R]):
         return outgoing.headers
 
 
-class TaskPush(Generic[P]):
+class TaskPush(Generic[P, R_co]):
     """A task with push options."""
 
     __slots__ = ("_options", "_task")
 
-    def __init__(self, task: Task[P, Any], options: PushOptions) -> None:
+    def __init__(self, task: Task[P, R_co], options: PushOptions) -> None:
         self._task = task
         self._options = options
 
-    async def push(self, *args: P.args, **kwargs: P.kwargs) -> Pushed:
+    @overload
+    async def push(self: TaskPush[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]: ...
+    @overload
+    async def push(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R_co]: ...
+    async def push(self, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
         """Push the task to the queue. It is stored when this returns."""
         return await self._task.send(self._options, args, kwargs)
 
-    def push_sync(self, *args: P.args, **kwargs: P.kwargs) -> Pushed:
+    @overload
+    def push_sync(
+        self: TaskPush[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+    ) -> SyncTaskHandle[T]: ...
+    @overload
+    def push_sync(self, *args: P.args, **kwargs: P.kwargs) -> SyncTaskHandle[R_co]: ...
+    def push_sync(self, *args: Any, **kwargs: Any) -> SyncTaskHandle[Any]:
         """Push the task from a function that is not async, and wait until it is stored."""
-        return self._task._worker.push_from_thread(lambda: self._task.send(self._options, args, kwargs))
+        return self._task.send_from_thread(self._options, args, kwargs)
 
 
 AnyTask = Task[..., Any]
@@ -371,3 +422,26 @@ def _unique_names(name: str, unique: bool | Sequence[str], known: tuple[str, ...
             expected = f"one of {', '.join(known)}" if known else "no names: the function has no arguments"
             raise InvalidInput(f"task {name!r}: unique contains {one!r}, expected {expected}")
     return names
+
+
+RESULT_SECONDS = 3600
+
+
+def _seconds_kept(name: str, result: bool, result_ttl: float | timedelta | None) -> int | None:
+    """How long the results of a task are kept. None: they are not stored."""
+    if result_ttl is None:
+        return RESULT_SECONDS if result else None
+    seconds = math.ceil(seconds_of(result_ttl, f"result_ttl of task {name!r}"))
+    if seconds < 1:
+        raise InvalidInput(f"result_ttl of task {name!r}: expected at least 1 second, got {result_ttl!r}")
+    return seconds
+
+
+def _result_type(name: str, function: Callable[..., Any]) -> Any:
+    """The type of a function's results; Any without an annotation."""
+    kind = get_type_hints(function, include_extras=True).get("return", Any)
+    try:
+        msgspec.json.Decoder(kind)
+    except TypeError as error:
+        raise InvalidInput(f"task {name!r}: its result has a type that JSON cannot represent: {error}") from error
+    return kind

@@ -129,6 +129,7 @@ def polled_by_store(transport: Transport, plan: Plan) -> tuple[Plan, PollMetrics
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 _log = logging.getLogger("hark.worker")
 
 
@@ -220,6 +221,8 @@ class Worker:
         timeout: float | timedelta | None = None,
         unique: bool | Sequence[str] = False,
         priority: int | None = None,
+        result: bool = False,
+        result_ttl: float | timedelta | None = None,
     ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
     def task(
         self,
@@ -230,6 +233,8 @@ class Worker:
         timeout: float | timedelta | None = None,
         unique: bool | Sequence[str] = False,
         priority: int | None = None,
+        result: bool = False,
+        result_ttl: float | timedelta | None = None,
     ) -> Task[P, R] | Callable[[Callable[P, R]], Task[P, R]]:
         """Register a function as a task of this worker. The function can be async or not.
 
@@ -245,6 +250,8 @@ class Worker:
           for as long as the first message is stored. That includes some time after it is completed (queue option
           `completedRetentionSeconds`); with the queue option `dropSettled` it ends on completion.
         - `priority`: priority of its messages, 0 to 9. The default is 0.
+        - `result`: store the result, in one transaction with the settlement: `await handle.result()` returns it.
+          `result_ttl`: how long it is kept, in seconds or as a `timedelta`. The default is one hour.
 
         Raises `InvalidInput` if the name is in use, or if the function cannot be a task (for example with `*args`).
         """
@@ -253,7 +260,17 @@ class Worker:
             own = name if isinstance(name, str) else getattr(function, "__name__", "")
             if own in self.tasks:
                 raise InvalidInput(f"the worker already has a task {own!r}; choose another: @worker.task('...')")
-            task = Task(self, own, function, retry=retry, timeout=timeout, unique=unique, priority=priority)
+            task = Task(
+                self,
+                own,
+                function,
+                retry=retry,
+                timeout=timeout,
+                unique=unique,
+                priority=priority,
+                result=result,
+                result_ttl=result_ttl,
+            )
             self.tasks[own] = task
             return task
 
@@ -338,17 +355,20 @@ class Worker:
             self._worker_run.expect(message)
         return pushed
 
-    def push_from_thread(self, push: Callable[[], Coroutine[Any, Any, Pushed]]) -> Pushed:
-        """Push for a function that is not async: on the loop of `run` if the worker runs, otherwise on a new loop."""
+    def run_from_thread(self, push: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Push, or wait for a task, for a function that is not async.
+
+        It happens on the loop of `run` if the worker runs, otherwise on a new loop.
+        """
         with suppress(RuntimeError):
             asyncio.get_running_loop()
-            raise HarkError("push_sync cannot be called in an event loop; use: await task.push(...)")
+            raise HarkError("push_sync and its handles cannot be used in an event loop; use: await task.push(...)")
         if self._worker_run is not None:
             return asyncio.run_coroutine_threadsafe(push(), self._worker_run.loop).result()
         if self._given_client is not None:
             raise HarkError("push_sync: the client given to this worker belongs to another event loop; give it a URL")
 
-        async def push_and_close() -> Pushed:
+        async def push_and_close() -> T:
             async with self:
                 return await push()
 

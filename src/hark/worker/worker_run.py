@@ -12,11 +12,13 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from types import FrameType
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from hark.api.types.delivery import Delivered
 from hark.client.arguments import MAX_NAME_BYTES
 from hark.client.builder import PopParams
 from hark.client.io_thread import IoThread
@@ -29,6 +31,7 @@ from hark.worker.stats import Health, HealthEndpoint, Snapshot, Stats, Summary, 
 
 if TYPE_CHECKING:
     from hark.client.client import Client
+    from hark.sync.client import Client as SyncClient
     from hark.worker.worker import Plan, Worker
 
 EXIT_CODE = 1
@@ -155,7 +158,8 @@ class WorkerRun:
         self.plan = plan
         self.health_port: int | None = None
         self._worker = worker
-        self._client = client
+        self.client = client
+        """The client of the handlers' event loop."""
         self._stats = Stats(monotonic)
         self._monotonic = monotonic
         self.loop = asyncio.get_running_loop()
@@ -186,6 +190,8 @@ class WorkerRun:
             worker_id=self.worker_id,
             concurrency=plan.concurrency,
             finished=self._hand_over,
+            report=self._report,
+            clients=self,
             monotonic=monotonic,
         )
         self._stop = asyncio.Event()
@@ -225,6 +231,13 @@ class WorkerRun:
         if fetcher is not None and fetcher.rests:
             seconds = seconds_until_due(message)
             self._on_io_thread(lambda: fetcher.expect(seconds))
+
+    @cached_property
+    def sync_client(self) -> SyncClient:
+        """The client for handlers in threads. It runs on the event loop of the handlers."""
+        from hark.sync.client import BorrowedClient  # Imported here: few handlers need it.
+
+        return BorrowedClient(self.client, self.loop)
 
     @property
     def seconds_left(self) -> float:
@@ -291,9 +304,10 @@ class WorkerRun:
             lease_seconds=plan.lease_seconds,
             receive=lambda in_flight: self._here(lambda: self._executor.receive(in_flight)),
             lose=lambda in_flight: self._here(lambda: self._executor.lose(in_flight)),
+            cancel=lambda in_flight, ids: self._here(lambda: self._executor.cancel_tasks(in_flight, ids)),
             answered=self._count,
             burst=plan.burst,
-            sockets=self._client.sockets,
+            sockets=self.client.sockets,
             monotonic=self._monotonic,
         )
         if self._stopped_at is not None:  # A signal came first.
@@ -389,6 +403,10 @@ class WorkerRun:
     def _hand_over(self, ended: Sequence[Ended], slots: int) -> None:
         fetcher = self._opened
         self._on_io_thread(lambda: fetcher.finished(ended, slots))
+
+    def _report(self, message: Delivered, progress: float | None, note: str | None) -> None:
+        fetcher = self._opened
+        self._on_io_thread(lambda: fetcher.report(message, progress, note))
 
     def _count(self, answered: Sequence[Answered]) -> None:
         self._stats.add(answered)
