@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from hark.broker.flows import Flows, tree_of
 from hark.broker.keyvalue import KeyValue, Shown
 from hark.broker.sealing import SealedQueues
 from hark.clock import MILLISECOND, SECOND
@@ -104,6 +105,7 @@ class Tasks:
         self._engine = engine
         self._keyvalue = keyvalue
         self._sealed = sealed
+        self.flows = Flows(broker, engine, keyvalue, sealed)
         self._learned: dict[str, int] = {}
         """When the encryption of a queue was last read."""
 
@@ -132,7 +134,10 @@ class Tasks:
                     outcomes[index] = outcome
 
         async def settle_one(index: int, end: TaskEnd, queue: str) -> None:
-            outcomes[index] = await self._settle(items[index], end, queue)
+            if end.flow is None:
+                outcomes[index] = await self._settle(items[index], end, queue)
+            else:
+                outcomes[index] = await self.flows.settle(items[index], end.flow, queue, plain)
 
         # All at once, so that they share calls of the engine. Each must end before the answer is sent.
         ended = await asyncio.gather(
@@ -170,8 +175,13 @@ class Tasks:
             for item, outcome, queue in zip(items, outcomes, queues, strict=True)
             if outcome.dead_lettered and item.task is not None and queue is not None
         ]
+        places = [
+            item.task.flow
+            for item, outcome in zip(items, outcomes, strict=True)
+            if outcome.dead_lettered and item.task is not None and item.task.flow is not None
+        ]
         try:
-            await asyncio.gather(*map(self._keyvalue.write_keys, dead))
+            await asyncio.gather(*map(self._keyvalue.write_keys, dead), *map(self.flows.note_failure, places))
         except HarkError as error:  # The messages are dead-lettered. A wait finds them a little later.
             log.warning("cannot notify consumers that wait for a failed task: %s", error)
 
@@ -296,7 +306,8 @@ class Tasks:
 
     async def forget(self, queues: Sequence[str]) -> None:
         """Delete the records of tasks of deleted queues."""
-        trees = [KeyMutation(kind="delete_tree", key=(OWN, "task", queue)) for queue in queues]
+        keys = [key for queue in queues for key in ((OWN, "task", queue), tree_of(queue))]
+        trees = [KeyMutation(kind="delete_tree", key=key) for key in keys]
         await self._keyvalue.write_keys(KeyWrite(mutations=trees))
 
 

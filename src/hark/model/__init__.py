@@ -58,6 +58,7 @@ from hark.model.messages import BrowseFrom as BrowseFrom
 from hark.model.messages import CancelOutcome as CancelOutcome
 from hark.model.messages import Delivery as Delivery
 from hark.model.messages import EmptyReason as EmptyReason
+from hark.model.messages import FlowPlace as FlowPlace
 from hark.model.messages import GroupMode as GroupMode
 from hark.model.messages import Hint as Hint
 from hark.model.messages import HintKind as HintKind

@@ -1,5 +1,6 @@
 """The worker: runs functions as tasks, with typed arguments, retries, time limits and a graceful shutdown."""
 
+from hark.worker.flow import Flow, FlowHandle, chain, group
 from hark.worker.handle import ResultMissing, TaskCancelled, TaskFailed, TaskHandle
 from hark.worker.middleware import LoggingContext, MetricsMiddleware, Middleware, Outgoing, TaskContext, current
 from hark.worker.retrying import Discard, Retry, RetryPolicy
@@ -10,6 +11,8 @@ from hark.worker.worker import Worker, WorkerRunOptions
 __all__ = [
     "Counts",
     "Discard",
+    "Flow",
+    "FlowHandle",
     "LoggingContext",
     "MetricsMiddleware",
     "Middleware",
@@ -28,5 +31,7 @@ __all__ = [
     "Worker",
     "WorkerRunOptions",
     "WrongArguments",
+    "chain",
     "current",
+    "group",
 ]

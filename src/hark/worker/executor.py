@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from hark.api.types.delivery import Delivered, TaskEndBody
+from hark.api.types.delivery import Delivered, FlowPlaceBody, TaskEndBody
 from hark.client.delivery.settling import SettleDecision
 from hark.client.tracing import processing
 from hark.errors import HarkError, InvalidInput, NotFound
@@ -119,6 +119,7 @@ class Job(msgspec.Struct, eq=False):
     started: float
     result_ttl: int | None
     """How many seconds the result is kept; None: it is not stored."""
+    flow: FlowPlaceBody | None = None
     begun: bool = False
     runner: asyncio.Task[None] | None = None
     thread: asyncio.Future[Any] | None = None
@@ -236,17 +237,21 @@ class Executor:
         if task is None:
             known = ", ".join(sorted(self._tasks)) or "no tasks"
             raise UnknownTask(f"this worker has no task {envelope.task!r} (it has: {known}); run a worker that has it")
+        encoded: msgspec.Raw | bytes = envelope.arguments
+        if envelope.input is not msgspec.UNSET:
+            encoded = task.signature.with_result(envelope.arguments, envelope.input)
         context = TaskContext(
             task=task.name,
             message_id=message.id,
             attempt=message.delivery_attempt,
-            arguments=task.signature.decode(envelope.arguments),
+            arguments=task.signature.decode(encoded),
             headers=_NO_HEADERS if envelope.headers is None else envelope.headers,
             queue=message.queue,
             worker_id=self._worker_id,
             _report=functools.partial(self._report, message),
         )
-        return Job(in_flight, message, task, envelope.own_schedule, context, self._monotonic(), envelope.result_ttl)
+        started, ttl = self._monotonic(), envelope.result_ttl
+        return Job(in_flight, message, task, envelope.own_schedule, context, started, ttl, envelope.flow)
 
     def _refuse(self, in_flight: InFlight, message: Delivered, error: Exception) -> None:
         """Dead-letter a message that can never run. Reject one that another worker may know."""
@@ -319,7 +324,7 @@ class Executor:
             decision = SettleDecision(message, "dlq", text_of(failure))
         else:
             ending, decision = decide(message, failure, job.task.retry, job.own_schedule)
-        if job.result_ttl is not None:
+        if job.result_ttl is not None or job.flow is not None:
             state = "cancelled" if decision.status == "completed" else "failed"  # It was discarded.
             decision = msgspec.structs.replace(decision, task=_end(job, state) if decision.status != "retry" else None)
         text = text_of(failure).partition("\n")[0]
@@ -386,7 +391,7 @@ async def _within(seconds: float, call: Awaitable[Any]) -> Any:
 
 def _end(job: Job, state: str, result: bytes = b"null") -> TaskEndBody:
     ttl = RESULT_SECONDS if job.result_ttl is None else job.result_ttl
-    return TaskEndBody(job.message.transaction_id, state=state, result=msgspec.Raw(result), result_ttl=ttl)
+    return TaskEndBody(job.message.transaction_id, state, msgspec.Raw(result), ttl, job.flow)
 
 
 def _cancelled(job: Job) -> SettleDecision:
@@ -396,7 +401,7 @@ def _cancelled(job: Job) -> SettleDecision:
 
 def _stored(job: Job, result: object) -> TaskEndBody | None:
     """The result to store. Raises `WrongResult`."""
-    if job.result_ttl is None:
+    if job.result_ttl is None and job.flow is None:
         return None
     try:
         encoded = msgspec.json.encode(result)
