@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 
-from hark.worker import RetryPolicy, Task, TaskHandle, Worker, WorkerRunOptions
+import hark
+from hark.worker import Flow, FlowHandle, RetryPolicy, Task, TaskHandle, Worker, WorkerRunOptions
 
 worker = Worker("http://localhost:6632", queue="emails", concurrency=20)
 
@@ -27,6 +28,12 @@ async def tidy_up() -> None:
     """Without arguments."""
 
 
+@worker.task
+async def total(sizes: list[bytes]) -> int:
+    """After a group."""
+    return len(sizes)
+
+
 async def calls() -> None:
     """All of it."""
     assert_type(await send_email("a@b.c", "hi"), int)
@@ -43,6 +50,12 @@ async def calls() -> None:
     assert_type(await send_email.options(priority=1).push("a@b.c", "hi"), TaskHandle[int])
     assert_type(resize.push_sync(b"", width=5), TaskHandle[bytes])
     await tidy_up.push()
+    assert_type(send_email.s("a@b.c", "hi"), Flow[int])
+    assert_type(hark.chain(resize.s(b"", width=5), send_email.s("hi", 2), tidy_up.si()), Flow[None])
+    assert_type(hark.group(resize.s(b"", width=5), resize.s(b"", width=6)), Flow[list[bytes]])
+    assert_type(hark.group(resize.s(b"", width=5)) | total.s(), Flow[int])
+    assert_type(await hark.chain(tidy_up.s(), resize.options(delay=5).s(width=5)).push(), FlowHandle[bytes])
+    assert_type(await (await send_email.s("a@b.c", "hi").push(id="order-17")).result(timeout=5), int)
     await tidy_up.push(delay=1)
     await worker.run(WorkerRunOptions(grace_seconds=5))
 

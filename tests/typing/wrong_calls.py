@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hark.worker import Task, Worker, WorkerRunOptions
+import hark
+from hark.worker import FlowHandle, Task, Worker, WorkerRunOptions
 
 worker = Worker("http://localhost:6632", queue="emails")
 
@@ -26,11 +27,19 @@ async def calls() -> None:
     await send_email.options(delay=60).push("a@b.c", "hi", topic="x")  # WRONG
     await send_email.options(delay="soon").push("a@b.c", "hi")  # WRONG
     await send_email.options(later=60).push("a@b.c", "hi")  # WRONG
+    send_email.s(5, "hi")  # WRONG
+    send_email.s("hi", ["three"])  # WRONG
+    send_email.s(topic="x")  # WRONG
+    send_email.si("a@b.c")  # WRONG
+    send_email.options(delay=60).s("a@b.c", "hi", 3, 4)  # WRONG
+    hark.chain(send_email)  # WRONG
+    hark.group(send_email.s("a@b.c", "hi"), 5)  # WRONG
+    count: FlowHandle[str] = await send_email.s("a@b.c", "hi").push()  # WRONG
     await send_email("a@b.c")  # WRONG
     text: str = await send_email("a@b.c", "hi")  # WRONG
     takes_a_task(send_email)  # WRONG
     await worker.run(WorkerRunOptions(polling="adaptive"))  # WRONG
-    assert text
+    assert text and count
 
 
 def takes_a_task(task: Task[[int], None]) -> None:

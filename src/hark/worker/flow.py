@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 import msgspec
 
@@ -164,11 +164,7 @@ def _a_flow(given: object) -> Flow[Any]:
     return given
 
 
-@overload
-def chain(*flows: Unpack[tuple[Unpack[tuple[Flow[Any], ...]], Flow[T]]]) -> Flow[T]: ...
-@overload
-def chain(*flows: Flow[Any]) -> Flow[Any]: ...
-def chain(*flows: Flow[Any]) -> Flow[Any]:
+def chain(*flows: *tuple[*tuple[Flow[Any], ...], Flow[T]]) -> Flow[T]:
     """Run steps one after the other: the result of a step is the first argument of the next one.
 
     ```python

@@ -262,7 +262,7 @@ def _struct_of(
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
-R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
 
 DEFAULT_RETRY = RetryPolicy.exponential()
@@ -288,7 +288,7 @@ class PushOptions(TypedDict, total=False):
     """The retry policy or the number of retries of this push. The default is the policy of the task."""
 
 
-class Task(Generic[P, R]):
+class Task(Generic[P, R_co]):
     """A function that workers run by name. `@worker.task` creates it.
 
     Calling it runs the function directly. `push` sends it to the queue, to run in a worker.
@@ -298,7 +298,7 @@ class Task(Generic[P, R]):
         self,
         worker: Worker,
         name: str,
-        function: Callable[P, R],
+        function: Callable[P, R_co],
         *,
         retry: RetryPolicy | int | None = None,
         timeout: float | timedelta | None = None,
@@ -327,7 +327,7 @@ class Task(Generic[P, R]):
         """The worker that has the task."""
         self.__doc__ = function.__doc__
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Run the function directly, in this process."""
         return self.function(*args, **kwargs)
 
@@ -337,7 +337,7 @@ class Task(Generic[P, R]):
     @overload
     async def push(self: Task[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]: ...
     @overload
-    async def push(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]: ...
+    async def push(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R_co]: ...
     @overload
     async def push(self, *args: Any, delay: float | timedelta, **kwargs: Any) -> TaskHandle[Any]: ...
     async def push(self, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
@@ -354,7 +354,7 @@ class Task(Generic[P, R]):
     @overload
     def push_sync(self: Task[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]: ...
     @overload
-    def push_sync(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]: ...
+    def push_sync(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R_co]: ...
     def push_sync(self, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
         """Push the task from a function that is not async, and wait until it is stored.
 
@@ -366,11 +366,11 @@ class Task(Generic[P, R]):
     @overload
     def s(self: Task[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> Flow[T]: ...
     @overload
-    def s(self, *args: P.args, **kwargs: P.kwargs) -> Flow[R]: ...
+    def s(self, *args: P.args, **kwargs: P.kwargs) -> Flow[R_co]: ...
     @overload
     def s(self: Task[Concatenate[Any, Q], Coroutine[Any, Any, T]], *args: Q.args, **kwargs: Q.kwargs) -> Flow[T]: ...
     @overload
-    def s(self: Task[Concatenate[Any, Q], R], *args: Q.args, **kwargs: Q.kwargs) -> Flow[R]: ...
+    def s(self: Task[Concatenate[Any, Q], R_co], *args: Q.args, **kwargs: Q.kwargs) -> Flow[R_co]: ...
     def s(self, *args: Any, **kwargs: Any) -> Flow[Any]:
         """A step of a flow: `hark.chain(a.s(1), b.s())`.
 
@@ -382,7 +382,7 @@ class Task(Generic[P, R]):
     @overload
     def si(self: Task[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> Flow[T]: ...
     @overload
-    def si(self, *args: P.args, **kwargs: P.kwargs) -> Flow[R]: ...
+    def si(self, *args: P.args, **kwargs: P.kwargs) -> Flow[R_co]: ...
     def si(self, *args: Any, **kwargs: Any) -> Flow[Any]:
         """A step of a flow that does not get the result of the step before."""
         return Step(self, {}, args, kwargs, takes_result=False)
@@ -411,7 +411,7 @@ class Task(Generic[P, R]):
             message.ttl,
         )
 
-    def options(self, **options: Unpack[PushOptions]) -> TaskPush[P, R]:
+    def options(self, **options: Unpack[PushOptions]) -> TaskPush[P, R_co]:
         """Push options for this task: `await send_email.options(delay=60, priority=5).push(to="a@b.c", subject="hi")`.
 
         The options are the fields of `PushOptions`: `delay`, `deliver_at`, `priority`, `key`, `partition`, `ttl` and
@@ -475,19 +475,19 @@ class Task(Generic[P, R]):
         return outgoing.headers
 
 
-class TaskPush(Generic[P, R]):
+class TaskPush(Generic[P, R_co]):
     """A task with push options."""
 
     __slots__ = ("_options", "_task")
 
-    def __init__(self, task: Task[P, R], options: PushOptions) -> None:
+    def __init__(self, task: Task[P, R_co], options: PushOptions) -> None:
         self._task = task
         self._options = options
 
     @overload
     async def push(self: TaskPush[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]: ...
     @overload
-    async def push(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]: ...
+    async def push(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R_co]: ...
     async def push(self, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
         """Push the task to the queue. It is stored when this returns."""
         return await self._task.send(self._options, args, kwargs)
@@ -495,13 +495,13 @@ class TaskPush(Generic[P, R]):
     @overload
     def s(self: TaskPush[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> Flow[T]: ...
     @overload
-    def s(self, *args: P.args, **kwargs: P.kwargs) -> Flow[R]: ...
+    def s(self, *args: P.args, **kwargs: P.kwargs) -> Flow[R_co]: ...
     @overload
     def s(
         self: TaskPush[Concatenate[Any, Q], Coroutine[Any, Any, T]], *args: Q.args, **kwargs: Q.kwargs
     ) -> Flow[T]: ...
     @overload
-    def s(self: TaskPush[Concatenate[Any, Q], R], *args: Q.args, **kwargs: Q.kwargs) -> Flow[R]: ...
+    def s(self: TaskPush[Concatenate[Any, Q], R_co], *args: Q.args, **kwargs: Q.kwargs) -> Flow[R_co]: ...
     def s(self, *args: Any, **kwargs: Any) -> Flow[Any]:
         """A step of a flow with these options."""
         return Step(self._task, self._options, args, kwargs, takes_result=True)
@@ -509,7 +509,7 @@ class TaskPush(Generic[P, R]):
     @overload
     def si(self: TaskPush[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> Flow[T]: ...
     @overload
-    def si(self, *args: P.args, **kwargs: P.kwargs) -> Flow[R]: ...
+    def si(self, *args: P.args, **kwargs: P.kwargs) -> Flow[R_co]: ...
     def si(self, *args: Any, **kwargs: Any) -> Flow[Any]:
         """A step of a flow with these options, that does not get the result of the step before."""
         return Step(self._task, self._options, args, kwargs, takes_result=False)
@@ -517,7 +517,7 @@ class TaskPush(Generic[P, R]):
     @overload
     def push_sync(self: TaskPush[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]: ...
     @overload
-    def push_sync(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]: ...
+    def push_sync(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R_co]: ...
     def push_sync(self, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
         """Push the task from a function that is not async, and wait until it is stored."""
         return self._task.worker.push_from_thread(lambda: self._task.send(self._options, args, kwargs))
