@@ -100,6 +100,7 @@ async def survive(servers: list[Server]) -> None:
             await client.queue(queue).admin.configure(drop_settled=True)
         workers = [Process(servers[number % len(servers)].url) for number in range(2)]
         await asyncio.gather(*(worker.start() for worker in workers))
+        everyone: list[Server | Process] = [*servers, *workers]
         load = Load(servers[0].url)
         try:
             async with asyncio.timeout(KILLS * START_SECONDS), asyncio.TaskGroup() as tasks:
@@ -110,13 +111,13 @@ async def survive(servers: list[Server]) -> None:
                         await load.wait_for_end()
                     # The instant within a commit has to be random, so this waits for time and for nothing else.
                     await asyncio.sleep(chance.uniform(0, 0.3))
-                    victim: Server | Process = chance.choice([*servers, *workers])
+                    victim = chance.choice(everyone)
                     kills[type(victim).__name__] += 1
                     await victim.end(signal.SIGKILL)
                     await victim.start()
                 load.stopped = True
             for queue in QUEUES:
-                last = await client.queue(queue).push({"task": "last"})
+                last = await client.queue(queue).push({"task": "last"}, delay=3600)
                 expected = sum(MESSAGES[kind][queue] * number for kind, number in load.pushed.items())
                 # Offsets have no gaps, and a duplicate takes none.
                 assert (await client.admin.explain(last.id)).offset == expected + 1, (queue, load.pushed)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from hark.model import FlowPlace, NewMessage
+from hark.model import NewMessage, StepRef
 
 _TOO_LARGE = 16 * 2**20
 """Maximum size of the results of a group together, in bytes."""
@@ -90,11 +90,11 @@ class FlowMap:
                 self.group_of[names[-1]] = path
         return paths
 
-    def place(self, path: str) -> FlowPlace:
-        """The place of a step, as its payload says it."""
-        return FlowPlace(self.queue, self.id, path)
+    def ref(self, path: str) -> StepRef:
+        """The step as its payload names it."""
+        return StepRef(self.queue, self.id, path)
 
-    def is_counted(self, path: str) -> bool:
+    def ends_member(self, path: str) -> bool:
         """Whether the end of this step may end a group."""
         return self.after[path] is None and path in self.group_of
 
@@ -110,7 +110,7 @@ class FlowMap:
         payload = step.message.payload[:-1]  # It is an object that is not empty.
         if result is not None and step.node.takes_result:
             payload += b',"input":' + result
-        payload += b',"flow":' + _encode(self.place(path)) + b"}"
+        payload += b',"flow":' + _encode(self.ref(path)) + b"}"
         return msgspec.structs.replace(step.message, payload=payload, transaction_id=transaction_id(self.id, path))
 
 

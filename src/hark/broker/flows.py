@@ -1,7 +1,7 @@
 """Flows: the next step is pushed in one transaction with the settlement of the step before it.
 
 The server keeps what it knows of a flow below one key of its own: the plan (`flow_plans.py`), the end of each step, how
-many members of a group are left, and the end of the flow. So a message carries only its place in the flow, and a worker
+many members of a group are left, and the end of the flow. So a message carries only its ref in the flow, and a worker
 needs no right to push. A step is counted once, because its transaction requires that it has no end yet; the list of the
 results of a group is complete, because the transaction requires that its counter has not changed.
 """
@@ -26,7 +26,6 @@ from hark.errors import Conflict, HarkError, NotFound, Overloaded, Unavailable
 from hark.keys import encode_key
 from hark.model import (
     OWN,
-    FlowPlace,
     Key,
     KeyCheck,
     KeyEntry,
@@ -37,6 +36,7 @@ from hark.model import (
     NewMessage,
     Settlement,
     SettleOutcome,
+    StepRef,
     Transaction,
 )
 from hark.model.messages import NULL_PAYLOAD
@@ -128,7 +128,7 @@ class _Waiting(NamedTuple):
     """A settlement that waits for its transaction."""
 
     item: Settlement
-    place: FlowPlace
+    ref: StepRef
     queue: str
     answer: asyncio.Future[SettleOutcome]
 
@@ -232,12 +232,12 @@ class Flows:
 
     # Settlements -------------------------------------------------------------------------------------------
 
-    async def settle(self, item: Settlement, place: FlowPlace, queue: str, plain: Settle) -> SettleOutcome:
+    async def settle(self, item: Settlement, ref: StepRef, queue: str, plain: Settle) -> SettleOutcome:
         """Settle a step that is done or was cancelled, and push what comes after it.
 
         Steps of one flow that are settled at the same time share a transaction.
         """
-        flow = place.queue, place.id
+        flow = ref.queue, ref.id
         answer: asyncio.Future[SettleOutcome] = asyncio.get_running_loop().create_future()
         waiting = self._waiting.get(flow)
         if waiting is None:
@@ -245,7 +245,7 @@ class Flows:
             task = asyncio.get_running_loop().create_task(self._lead(flow, plain))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        waiting.append(_Waiting(item, place, queue, answer))
+        waiting.append(_Waiting(item, ref, queue, answer))
         return await answer
 
     async def _lead(self, flow: FlowId, plain: Settle) -> None:
@@ -272,9 +272,9 @@ class Flows:
             """What is settled together: each step once."""
             others: list[_Waiting] = []
             for one in some:
-                is_step = map is not None and one.place.path in map.steps and one.place.path not in steps
-                if is_step and map is not None and map.steps[one.place.path].message.queue == one.queue:
-                    steps[one.place.path] = one
+                is_step = map is not None and one.ref.path in map.steps and one.ref.path not in steps
+                if is_step and map is not None and map.steps[one.ref.path].message.queue == one.queue:
+                    steps[one.ref.path] = one
                 else:
                     others.append(one)
             if map is not None and steps:
@@ -294,7 +294,7 @@ class Flows:
 
     async def _read(self, map: FlowMap, paths: Sequence[str], *, optimistic: bool) -> _Known:
         known = _Known(self, map)
-        if optimistic and not map.is_counted(paths[0]):
+        if optimistic and not map.ends_member(paths[0]):
             known.expect_nothing(paths[0])
         else:
             groups = dict.fromkeys(group for path in paths for group in map.counters(path))
@@ -340,7 +340,7 @@ class Flows:
         mutations: list[KeyMutation] = []
         cancelled = False
         for one in some:
-            end, path = one.item.task, one.place.path
+            end, path = one.item.task, one.ref.path
             assert end is not None
             if end.state == "cancelled":
                 cancelled = True
@@ -366,16 +366,16 @@ class Flows:
             return [*mutations, self._set(map, "end", _encode(status), map.plan.ttl_ms)], []
         return mutations, advance.messages
 
-    async def note_failure(self, place: FlowPlace) -> None:
+    async def note_failure(self, ref: StepRef) -> None:
         """Note that a step has become a dead letter, and notify those who wait for its flow."""
-        map = await self._map((place.queue, place.id))
-        if map is not None and place.path in map.steps:
+        map = await self._map((ref.queue, ref.id))
+        if map is not None and ref.path in map.steps:
             flow = map.queue, map.id
             alive = [KeyCheck(_key(flow, "plan"), map.version), KeyCheck(_key(flow, "end"), None)]
-            first = KeyCheck(_key(flow, "step", place.path), None)
-            end = self._set(map, ("step", place.path), _encode(StepEnd("failed")))
+            first = KeyCheck(_key(flow, "step", ref.path), None)
+            end = self._set(map, ("step", ref.path), _encode(StepEnd("failed")))
             await self._keyvalue.write_keys(KeyWrite([*alive, first], [end]))
-            await self._keyvalue.write_keys(KeyWrite(alive, [self._set(map, "failed", _encode(place.path))]))
+            await self._keyvalue.write_keys(KeyWrite(alive, [self._set(map, "failed", _encode(ref.path))]))
 
     # State -------------------------------------------------------------------------------------------------
 
@@ -464,7 +464,7 @@ class Flows:
         except NotFound:  # It has just been settled and removed.
             return _shown(step, "pending")
         if task.state == "failed" and end is None:
-            await self.note_failure(map.place(step.path))
+            await self.note_failure(map.ref(step.path))
         return _shown(step, task.state, task, view.id, partition_id)
 
     async def _partition(self, message: NewMessage) -> str | None:

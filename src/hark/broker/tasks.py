@@ -175,13 +175,13 @@ class Tasks:
             for item, outcome, queue in zip(items, outcomes, queues, strict=True)
             if outcome.dead_lettered and item.task is not None and queue is not None
         ]
-        places = [
+        refs = [
             item.task.flow
             for item, outcome in zip(items, outcomes, strict=True)
             if outcome.dead_lettered and item.task is not None and item.task.flow is not None
         ]
         try:
-            await asyncio.gather(*map(self._keyvalue.write_keys, dead), *map(self.flows.note_failure, places))
+            await asyncio.gather(*map(self._keyvalue.write_keys, dead), *map(self.flows.note_failure, refs))
         except HarkError as error:  # The messages are dead-lettered. A wait finds them a little later.
             log.warning("cannot notify consumers that wait for a failed task: %s", error)
 

@@ -27,7 +27,7 @@ from hark.http.checks import (
 )
 from hark.ids import has_location
 from hark.keys import InvalidKey, check_keys
-from hark.model import QUEUE_MODE, FlowPlace, Key, NewMessage, Renewal, RenewOutcome, Settlement, SettleOutcome, TaskEnd
+from hark.model import QUEUE_MODE, Key, NewMessage, Renewal, RenewOutcome, Settlement, SettleOutcome, StepRef, TaskEnd
 from hark.model.admin import labels_of
 from hark.model.messages import (
     DEFAULT_PARTITION,
@@ -296,7 +296,7 @@ def _task_end(end: TaskEndBody, status: str, where: str) -> TaskEnd:
     flow = None
     if end.flow is not None:
         names = {name: check_text(getattr(end.flow, name), f"{where}flow.{name}") for name in ("queue", "id", "path")}
-        flow = FlowPlace(**names)
+        flow = StepRef(**names)
     ttl_ms = seconds * 1000
     return TaskEnd(transaction_id=transaction_id, state=state, result=bytes(end.result), ttl_ms=ttl_ms, flow=flow)
 

@@ -58,7 +58,6 @@ from hark.model.messages import BrowseFrom as BrowseFrom
 from hark.model.messages import CancelOutcome as CancelOutcome
 from hark.model.messages import Delivery as Delivery
 from hark.model.messages import EmptyReason as EmptyReason
-from hark.model.messages import FlowPlace as FlowPlace
 from hark.model.messages import GroupMode as GroupMode
 from hark.model.messages import Hint as Hint
 from hark.model.messages import HintKind as HintKind
@@ -86,6 +85,7 @@ from hark.model.messages import ScheduledReason as ScheduledReason
 from hark.model.messages import Settlement as Settlement
 from hark.model.messages import SettleOutcome as SettleOutcome
 from hark.model.messages import Status as Status
+from hark.model.messages import StepRef as StepRef
 from hark.model.messages import StoredMessage as StoredMessage
 from hark.model.messages import Subscription as Subscription
 from hark.model.messages import SubscriptionMode as SubscriptionMode

@@ -335,7 +335,7 @@ class KeyStats(msgspec.Struct, frozen=True):
 TaskEndState = Literal["done", "failed", "cancelled"]
 
 
-class FlowPlace(msgspec.Struct, frozen=True, gc=False):
+class StepRef(msgspec.Struct, frozen=True, gc=False):
     """The step of a flow that a message is. It is part of the payload of the message."""
 
     queue: str
@@ -354,7 +354,7 @@ class TaskEnd(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     result: bytes = NULL_PAYLOAD
     ttl_ms: int
     """How long the result is kept."""
-    flow: FlowPlace | None = None
+    flow: StepRef | None = None
     """The step of a flow that the task is. The result is given to the next step, and not stored for the task."""
 
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from hark.api.types.delivery import Delivered, FlowPlaceBody, TaskEndBody
+from hark.api.types.delivery import Delivered, StepRefBody, TaskEndBody
 from hark.client.delivery.settling import SettleDecision
 from hark.client.tracing import processing
 from hark.errors import HarkError, InvalidInput, NotFound
@@ -119,7 +119,7 @@ class Job(msgspec.Struct, eq=False):
     started: float
     result_ttl: int | None
     """How many seconds the result is kept; None: it is not stored."""
-    flow: FlowPlaceBody | None = None
+    flow: StepRefBody | None = None
     begun: bool = False
     runner: asyncio.Task[None] | None = None
     thread: asyncio.Future[Any] | None = None

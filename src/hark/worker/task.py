@@ -24,7 +24,7 @@ from typing import (
 
 import msgspec
 
-from hark.api.types.delivery import FlowPlaceBody
+from hark.api.types.delivery import StepRefBody
 from hark.api.types.flows import FlowNode
 from hark.client.arguments import seconds_of
 from hark.client.pushing import NewMessage, new_message
@@ -49,7 +49,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
     """Whether the message has its own retry delays, instead of those of the task's policy."""
     result_ttl: int | None = None
     """How many seconds the result is kept; None: no result is stored."""
-    flow: FlowPlaceBody | None = None
+    flow: StepRefBody | None = None
     """The step of a flow that it is."""
     input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     """The result of the step before, which is the first argument."""

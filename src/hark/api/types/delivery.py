@@ -61,7 +61,7 @@ class PopReply(msgspec.Struct, gc=False, rename="camel"):
     messages: Sequence[Delivered]
 
 
-class FlowPlaceBody(msgspec.Struct, frozen=True, gc=False):
+class StepRefBody(msgspec.Struct, frozen=True, gc=False):
     """The step of a flow that a message is, as the payload of the message says."""
 
     queue: str
@@ -80,7 +80,7 @@ class TaskEndBody(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     """Any JSON value."""
     result_ttl: int = 3600
     """How many seconds the result is kept."""
-    flow: FlowPlaceBody | None = None
+    flow: StepRefBody | None = None
 
 
 class AckBody(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
