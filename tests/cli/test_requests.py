@@ -87,7 +87,7 @@ REQUESTS = [
         {"transactionId": "m1", "status": "retry", "delay": 500},
         "settled as retry\n",
     ),
-    Row("cancel m/1", "POST /messages/m%2F1/cancel", None, "cancelled message m/1\n"),
+    Row("cancel m/1", "POST /messages/m%2F1/cancel?running=true", None, "cancelled message m/1\n"),
     Row("tail orders --limit 1", "GET /listen/queue/orders?browse=true&from=tail"),
     Row(
         "tail orders --from head --partition p --limit 1", "GET /listen/queue/orders?browse=true&from=head&partition=p"

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 
 import hark
-from hark.worker import Flow, FlowHandle, RetryPolicy, Task, TaskHandle, Worker, WorkerRunOptions
+from hark.worker import Flow, FlowHandle, RetryPolicy, SyncTaskHandle, Task, TaskHandle, Worker, WorkerRunOptions
 
 worker = Worker("http://localhost:6632", queue="emails", concurrency=20)
 
@@ -48,7 +48,7 @@ async def calls() -> None:
     assert_type(await (await resize.push(b"", width=5)).result(timeout=5), bytes)
     assert_type(await (await send_email.push("a@b.c", "hi")).result(), int)
     assert_type(await send_email.options(priority=1).push("a@b.c", "hi"), TaskHandle[int])
-    assert_type(resize.push_sync(b"", width=5), TaskHandle[bytes])
+    assert_type(resize.push_sync(b"", width=5), SyncTaskHandle[bytes])
     await tidy_up.push()
     assert_type(send_email.s("a@b.c", "hi"), Flow[int])
     assert_type(hark.chain(resize.s(b"", width=5), send_email.s("hi", 2), tidy_up.si()), Flow[None])

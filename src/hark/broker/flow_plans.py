@@ -110,8 +110,9 @@ class FlowMap:
         payload = step.message.payload[:-1]  # It is an object that is not empty.
         if result is not None and step.node.takes_result:
             payload += b',"input":' + result
-        payload += b',"flow":' + _encode(self.ref(path)) + b"}"
-        return msgspec.structs.replace(step.message, payload=payload, transaction_id=transaction_id(self.id, path))
+        name = transaction_id(self.id, path)
+        payload += b',"transactionId":' + _encode(name) + b',"flow":' + _encode(self.ref(path)) + b"}"
+        return msgspec.structs.replace(step.message, payload=payload, transaction_id=name)
 
 
 def transaction_id(id: str, path: str) -> str:

@@ -13,6 +13,7 @@ import logging
 import uuid
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
@@ -451,21 +452,20 @@ class Flows:
         """The state of a step that was pushed and is not done, from its message."""
         partition_id = await self._partition(step.message)
         name = transaction_id(map.id, step.path)
-        view = None if partition_id is None else await self._broker.message(partition_id, name)
-        if view is None or partition_id is None or view.state == "completed":
+        task = run = None
+        if partition_id is not None:
+            with suppress(NotFound):  # It was removed; or settled, with an option that removes it then.
+                task, run = await self._broker.tasks.run(partition_id, name)
+        if task is None or task.state in ("done", "cancelled"):
             [entry] = await self.fetch([_key((map.queue, map.id), "step", step.path)])
             now = None if entry is None else _decode_step(self.opened(entry))
             if now is not None and now.state != "failed":
                 return _shown(step, now.state)
-            # A dead letter that was requeued is another message. Without a failure, the message was removed.
-            return _shown(step, "pending" if view is not None or end is not None else "cancelled")
-        try:
-            task = await self._broker.tasks.status(partition_id, name)
-        except NotFound:  # It has just been settled and removed.
-            return _shown(step, "pending")
+            # It was settled without its flow, which has no result then and does not go on; or it was removed.
+            return _shown(step, "cancelled")
         if task.state == "failed" and end is None:
             await self.note_failure(map.ref(step.path))
-        return _shown(step, task.state, task, view.id, partition_id)
+        return _shown(step, task.state, task, run, partition_id)
 
     async def _partition(self, message: NewMessage) -> str | None:
         """The id of the partition of a message."""

@@ -11,7 +11,9 @@ from typing import Protocol, TypedDict, TypeVar, cast
 from uuid import UUID
 
 import msgspec
+from msgspec import UNSET
 
+from hark.api.types import OptionalRaw, raw
 from hark.errors import InvalidInput
 from hark.keys import InvalidKey, check_key, check_keys
 from hark.model import Key
@@ -165,7 +167,7 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False, rename="ca
     deliver_at: str | None = None
     backoff_schedule: tuple[int, ...] | None = None
     ttl: int | None = None
-    keys_if_undelivered: tuple[Key, ...] | None = None
+    keys_if_undelivered: OptionalRaw = UNSET
     traceparent: str | None = None
     tracestate: str | None = None
 
@@ -194,16 +196,20 @@ def new_message(
         queue=a_name(queue, "queue"),
         partition=None if partition is None else a_name(partition, "partition"),
         payload=json_value(data, "data"),
-        # A unique idempotency key. Later keys sort after earlier ones, which suits database indexes.
-        transaction_id=f"{time.time_ns():016x}{os.urandom(8).hex()}" if key is None else a_name(key, "key"),
+        transaction_id=unique_key() if key is None else a_name(key, "key"),
         trace_id=None if trace_id is None else _trace_id(trace_id),
         priority=None if priority is None else an_integer(priority, "priority", 0, MAX_PRIORITY),
         delay=None if delay is None else milliseconds(delay, "delay"),
         deliver_at=optional_moment(deliver_at, "deliver_at"),
         backoff_schedule=None if retry_delays is None else _schedule(retry_delays),
         ttl=time_to_live(ttl, "ttl"),
-        keys_if_undelivered=None if keys_if_undelivered is None else _keys(keys_if_undelivered),
+        keys_if_undelivered=UNSET if keys_if_undelivered is None else raw(_keys(keys_if_undelivered)),
     )
+
+
+def unique_key() -> str:
+    """A unique idempotency key. Later ones sort after earlier ones, which suits database indexes."""
+    return f"{time.time_ns():016x}{os.urandom(8).hex()}"
 
 
 def _schedule(delays: Sequence[float | timedelta]) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """The worker: runs functions as tasks, with typed arguments, retries, time limits and a graceful shutdown."""
 
-from hark.worker.flow import Flow, FlowHandle, chain, group
-from hark.worker.handle import ResultMissing, TaskCancelled, TaskFailed, TaskHandle
+from hark.client.handle import ResultMissing, SyncTaskHandle, TaskCancelled, TaskFailed, TaskHandle
+from hark.worker.flow import Flow, FlowHandle, SyncFlowHandle, chain, group
 from hark.worker.middleware import LoggingContext, MetricsMiddleware, Middleware, Outgoing, TaskContext, current
 from hark.worker.retrying import Discard, Retry, RetryPolicy
 from hark.worker.stats import Counts, Snapshot, Summary, TaskEvent
@@ -22,6 +22,8 @@ __all__ = [
     "RetryPolicy",
     "Snapshot",
     "Summary",
+    "SyncFlowHandle",
+    "SyncTaskHandle",
     "Task",
     "TaskCancelled",
     "TaskContext",

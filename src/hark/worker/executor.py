@@ -24,7 +24,7 @@ from hark.api.types.delivery import Delivered, StepRefBody, TaskEndBody
 from hark.client.delivery.settling import SettleDecision
 from hark.client.tracing import processing
 from hark.errors import HarkError, InvalidInput, NotFound
-from hark.worker.middleware import AnyMiddleware, TaskContext, chained, current_task, fields_of
+from hark.worker.middleware import AnyMiddleware, Clients, TaskContext, chained, current_task, fields_of
 from hark.worker.retrying import Ended, Ending, InFlight, TimedOut, decide, text_of, trace_of
 from hark.worker.stats import UNKNOWN
 from hark.worker.task import RESULT_SECONDS, AnyTask, NotATask, WrongArguments, unseal
@@ -119,6 +119,8 @@ class Job(msgspec.Struct, eq=False):
     started: float
     result_ttl: int | None
     """How many seconds the result is kept; None: it is not stored."""
+    transaction_id: str
+    """That of the first run of the task."""
     flow: StepRefBody | None = None
     begun: bool = False
     runner: asyncio.Task[None] | None = None
@@ -141,6 +143,7 @@ class Executor:
         concurrency: int,
         finished: Callable[[Sequence[Ended], int], None],
         report: Callable[[Delivered, float | None, str | None], None] = lambda *_: None,
+        clients: Clients | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tasks = tasks
@@ -148,6 +151,7 @@ class Executor:
         self._worker_id = worker_id
         self._finished = finished
         self._report = report
+        self._clients = clients
         self._monotonic = monotonic
         self._loop = asyncio.get_running_loop()
         self._threads = Threads(concurrency, "hark-task")
@@ -249,9 +253,19 @@ class Executor:
             queue=message.queue,
             worker_id=self._worker_id,
             _report=functools.partial(self._report, message),
+            _clients=self._clients,
         )
-        started, ttl = self._monotonic(), envelope.result_ttl
-        return Job(in_flight, message, task, envelope.own_schedule, context, started, ttl, envelope.flow)
+        return Job(
+            in_flight,
+            message,
+            task,
+            envelope.own_schedule,
+            context,
+            self._monotonic(),
+            envelope.result_ttl,
+            envelope.transaction_id or message.transaction_id,
+            envelope.flow,
+        )
 
     def _refuse(self, in_flight: InFlight, message: Delivered, error: Exception) -> None:
         """Dead-letter a message that can never run. Reject one that another worker may know."""
@@ -391,7 +405,7 @@ async def _within(seconds: float, call: Awaitable[Any]) -> Any:
 
 def _end(job: Job, state: str, result: bytes = b"null") -> TaskEndBody:
     ttl = RESULT_SECONDS if job.result_ttl is None else job.result_ttl
-    return TaskEndBody(job.message.transaction_id, state, msgspec.Raw(result), ttl, job.flow)
+    return TaskEndBody(job.transaction_id, state, msgspec.Raw(result), ttl, job.flow)
 
 
 def _cancelled(job: Job) -> SettleDecision:

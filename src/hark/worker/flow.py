@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
@@ -14,8 +16,8 @@ import msgspec
 from hark.api import operations
 from hark.api.types.flows import FlowBody, FlowNode, FlowStatus, FlowStep
 from hark.client.arguments import seconds_of
+from hark.client.handle import WAIT_SECONDS, ResultMissing, TaskCancelled, TaskFailed
 from hark.errors import InvalidInput
-from hark.worker.handle import WAIT_SECONDS, ResultMissing, TaskCancelled, TaskFailed
 
 if TYPE_CHECKING:
     from hark.client.calling import Caller
@@ -53,9 +55,10 @@ class Flow(Generic[R_co]):
         pushed = await worker.client.caller.ask(operations.PUSH_FLOW, body=body, safe=True)
         return FlowHandle(pushed.queue, pushed.id, lambda: worker.client.caller, self.result_type, pushed.status)
 
-    def push_sync(self, *, id: str | None = None, result_ttl: float | timedelta | None = None) -> FlowHandle[R_co]:
-        """Push the flow from a function that is not async, and wait until it is stored."""
-        return self.worker.push_from_thread(lambda: self.push(id=id, result_ttl=result_ttl))
+    def push_sync(self, *, id: str | None = None, result_ttl: float | timedelta | None = None) -> SyncFlowHandle[R_co]:
+        """Push the flow from a function that is not async. Its handle has blocking calls."""
+        run = self.worker.run_from_thread
+        return SyncFlowHandle(run(lambda: self.push(id=id, result_ttl=result_ttl)), run)
 
     async def nodes(self, *, first: bool) -> list[FlowNode]:
         """The steps as they are sent. The `first` ones get no result of a step before."""
@@ -225,11 +228,17 @@ class FlowHandle(Generic[T]):
         """
         end = math.inf if timeout is None else time.monotonic() + seconds_of(timeout, "timeout")
         while True:
-            left = max(0.0, end - time.monotonic())
-            status = await self._show(min(left, WAIT_SECONDS))
-            if status.state in ("done", "failed", "cancelled"):
+            left = end - time.monotonic()
+            status: FlowStatus | None = None
+            if left <= 0:
+                status = await self._show(None)
+            else:
+                with suppress(TimeoutError):  # The time of a server in tests can stand still.
+                    async with asyncio.timeout(None if left == math.inf else left):
+                        status = await self._show(min(left, WAIT_SECONDS))
+            if status is not None and status.state in ("done", "failed", "cancelled"):
                 return self._outcome(status)
-            if time.monotonic() >= end:
+            if status is not None and left <= 0:
                 raise TimeoutError(f"flow {self.id} of queue {self.queue!r} has not ended: it is {status.state}")
 
     async def cancel(self) -> bool:
@@ -258,6 +267,44 @@ class FlowHandle(Generic[T]):
         except msgspec.ValidationError as error:
             raise InvalidInput(f"the result of {what} is not of its declared type: {error}") from error
         return cast(T, list(found) if isinstance(found, tuple) and _is_of_a_group(self._type) else found)
+
+
+class SyncFlowHandle(Generic[T]):
+    """The handle of a pushed flow with blocking calls, for functions that are not async."""
+
+    def __init__(self, inner: FlowHandle[T], run: Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any]) -> None:
+        self.inner = inner
+        """The async handle that does the work."""
+        self._run = run
+
+    def __repr__(self) -> str:
+        return repr(self.inner)
+
+    @property
+    def queue(self) -> str:
+        """The queue that the flow belongs to: that of its first step."""
+        return self.inner.queue
+
+    @property
+    def id(self) -> str:
+        """Id of the flow."""
+        return self.inner.id
+
+    def state(self) -> FlowStatus:
+        """The state of the flow and of its steps now."""
+        return cast(FlowStatus, self._run(self.inner.state))
+
+    def steps(self) -> Mapping[str, FlowStep]:
+        """The state of each step now, by its path."""
+        return cast(Mapping[str, FlowStep], self._run(self.inner.steps))
+
+    def result(self, timeout: float | timedelta | None = None) -> T:
+        """Wait until the flow is done, and return its result. Raises what `FlowHandle.result` raises."""
+        return cast(T, self._run(lambda: self.inner.result(timeout)))
+
+    def cancel(self) -> bool:
+        """Cancel the flow. Returns False if it has ended before. See `FlowHandle.cancel`."""
+        return cast(bool, self._run(self.inner.cancel))
 
 
 def _is_of_a_group(kind: object) -> bool:

@@ -26,12 +26,12 @@ import msgspec
 
 from hark.api.types.delivery import StepRefBody
 from hark.api.types.flows import FlowNode
-from hark.client.arguments import seconds_of
+from hark.client.arguments import seconds_of, unique_key
+from hark.client.handle import SyncTaskHandle, TaskHandle
 from hark.client.pushing import NewMessage, new_message
 from hark.errors import InvalidInput
 from hark.model import DEFAULT_PARTITION
 from hark.worker.flow import Flow, Step
-from hark.worker.handle import TaskHandle
 from hark.worker.middleware import Middleware, Outgoing
 from hark.worker.retrying import RetryPolicy, policy_of
 
@@ -49,6 +49,8 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
     """Whether the message has its own retry delays, instead of those of the task's policy."""
     result_ttl: int | None = None
     """How many seconds the result is kept; None: no result is stored."""
+    transaction_id: str | None = None
+    """That of the push, with a result: a requeued dead letter has another one."""
     flow: StepRefBody | None = None
     """The step of a flow that it is."""
     input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -352,16 +354,16 @@ class Task(Generic[P, R_co]):
         return await self.send({"delay": delay}, args, kwargs)
 
     @overload
-    def push_sync(self: Task[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]: ...
+    def push_sync(self: Task[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> SyncTaskHandle[T]: ...
     @overload
-    def push_sync(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R_co]: ...
-    def push_sync(self, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
-        """Push the task from a function that is not async, and wait until it is stored.
+    def push_sync(self, *args: P.args, **kwargs: P.kwargs) -> SyncTaskHandle[R_co]: ...
+    def push_sync(self, *args: Any, **kwargs: Any) -> SyncTaskHandle[Any]:
+        """Push the task from a function that is not async, and wait until it is stored. Its handle has blocking calls.
 
         In a handler's thread it uses the connection of the worker. Elsewhere each call opens and closes a connection:
         use `hark.sync` in a program that is not async and pushes often.
         """
-        return self.worker.push_from_thread(lambda: self.send({}, args, kwargs))
+        return self.send_from_thread({}, args, kwargs)
 
     @overload
     def s(self: Task[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> Flow[T]: ...
@@ -399,7 +401,8 @@ class Task(Generic[P, R_co]):
         if options.get("key") is not None or options.get("deliver_at") is not None:
             raise InvalidInput(f"task {self.name!r}: a step of a flow has no key and no deliver_at; use delay")
         encoded = self.signature.encode_rest(args, kwargs) if takes_result else self.signature.encode(args, kwargs)
-        message = await self._message(options, encoded, None, None if takes_result else encoded)
+        headers = await self._headers(options, None if takes_result else encoded)
+        message = self._message(options, encoded, None, headers)
         return FlowNode(
             message.queue,
             message.partition or DEFAULT_PARTITION,
@@ -428,16 +431,22 @@ class Task(Generic[P, R_co]):
         key = options.get("key")
         if key is None and self.unique is not None:
             key = self.signature.unique_key(encoded, self.unique)
-        pushed = await self.worker.send(await self._message(options, encoded, key, encoded))
+        if key is None and self.result_ttl is not None:
+            key = unique_key()
+        message = self._message(options, encoded, key, await self._headers(options, encoded))
+        pushed = await self.worker.send(message)
         return TaskHandle(
-            self.name, pushed, lambda: self.worker.client.caller, self.result_type, stores=self.result_ttl is not None
+            self.name,
+            pushed,
+            lambda: self.worker.client.caller,
+            self.result_type,
+            stores=self.result_ttl is not None,
+            group=self.worker.group,
         )
 
-    async def _message(
-        self, options: PushOptions, encoded: msgspec.Raw, key: str | None, known: msgspec.Raw | None
+    def _message(
+        self, options: PushOptions, encoded: msgspec.Raw, key: str | None, headers: dict[str, str]
     ) -> NewMessage:
-        """The message of a push. `known`: all arguments, if they are known already."""
-        headers = await self._headers(options, known)
         retry, priority = options.get("retry"), options.get("priority")
         envelope = Envelope(
             task=self.name,
@@ -445,6 +454,7 @@ class Task(Generic[P, R_co]):
             headers=headers or None,
             own_schedule=retry is not None,
             result_ttl=self.result_ttl,
+            transaction_id=None if self.result_ttl is None else key,
         )
         return new_message(
             self.worker.queue,
@@ -457,6 +467,13 @@ class Task(Generic[P, R_co]):
             ttl=options.get("ttl"),
             retry_delays=self.retry.delays if retry is None else policy_of(retry).jittered(),
         )
+
+    def send_from_thread(
+        self, options: PushOptions, args: Sequence[object], kwargs: dict[str, object]
+    ) -> SyncTaskHandle[Any]:
+        """The same as `send`, for a function that is not async."""
+        run = self.worker.run_from_thread
+        return SyncTaskHandle(run(lambda: self.send(options, args, kwargs)), run)
 
     async def _headers(self, options: PushOptions, encoded: msgspec.Raw | None) -> dict[str, str]:
         hooks = [layer.on_push for layer in self.worker.middleware if hasattr(layer, "on_push")]
@@ -515,12 +532,14 @@ class TaskPush(Generic[P, R_co]):
         return Step(self._task, self._options, args, kwargs, takes_result=False)
 
     @overload
-    def push_sync(self: TaskPush[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]: ...
+    def push_sync(
+        self: TaskPush[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+    ) -> SyncTaskHandle[T]: ...
     @overload
-    def push_sync(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R_co]: ...
-    def push_sync(self, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
+    def push_sync(self, *args: P.args, **kwargs: P.kwargs) -> SyncTaskHandle[R_co]: ...
+    def push_sync(self, *args: Any, **kwargs: Any) -> SyncTaskHandle[Any]:
         """Push the task from a function that is not async, and wait until it is stored."""
-        return self._task.worker.push_from_thread(lambda: self._task.send(self._options, args, kwargs))
+        return self._task.send_from_thread(self._options, args, kwargs)
 
 
 AnyTask = Task[..., Any]

@@ -292,11 +292,14 @@ class Worker:
             self._worker_run.expect(message)
         return pushed
 
-    def push_from_thread(self, push: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Push for a function that is not async: on the loop of `run` if the worker runs, otherwise on a new loop."""
+    def run_from_thread(self, push: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Push, or wait for a task, for a function that is not async.
+
+        It happens on the loop of `run` if the worker runs, otherwise on a new loop.
+        """
         with suppress(RuntimeError):
             asyncio.get_running_loop()
-            raise HarkError("push_sync cannot be called in an event loop; use: await task.push(...)")
+            raise HarkError("push_sync and its handles cannot be used in an event loop; use: await task.push(...)")
         if self._worker_run is not None:
             return asyncio.run_coroutine_threadsafe(push(), self._worker_run.loop).result()
         if self._given_client is not None:

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ from hark.worker.stats import Health, HealthEndpoint, Snapshot, Stats, Summary, 
 
 if TYPE_CHECKING:
     from hark.client.client import Client
+    from hark.sync.client import Client as SyncClient
     from hark.worker.worker import Plan, Worker
 
 EXIT_CODE = 1
@@ -156,7 +158,8 @@ class WorkerRun:
         self.plan = plan
         self.health_port: int | None = None
         self._worker = worker
-        self._client = client
+        self.client = client
+        """The client of the handlers' event loop."""
         self._stats = Stats(monotonic)
         self._monotonic = monotonic
         self.loop = asyncio.get_running_loop()
@@ -188,6 +191,7 @@ class WorkerRun:
             concurrency=plan.concurrency,
             finished=self._hand_over,
             report=self._report,
+            clients=self,
             monotonic=monotonic,
         )
         self._stop = asyncio.Event()
@@ -227,6 +231,13 @@ class WorkerRun:
         if fetcher is not None and fetcher.rests:
             seconds = seconds_until_due(message)
             self._on_io_thread(lambda: fetcher.expect(seconds))
+
+    @cached_property
+    def sync_client(self) -> SyncClient:
+        """The client for handlers in threads. It runs on the event loop of the handlers."""
+        from hark.sync.client import BorrowedClient  # Imported here: few handlers need it.
+
+        return BorrowedClient(self.client, self.loop)
 
     @property
     def seconds_left(self) -> float:
@@ -296,7 +307,7 @@ class WorkerRun:
             cancel=lambda in_flight, ids: self._here(lambda: self._executor.cancel_tasks(in_flight, ids)),
             answered=self._count,
             burst=plan.burst,
-            sockets=self._client.sockets,
+            sockets=self.client.sockets,
             monotonic=self._monotonic,
         )
         if self._stopped_at is not None:  # A signal came first.

@@ -64,7 +64,8 @@ class KeyBook:
     def __init__(self, connection: apsw.Connection, now: int) -> None:
         self._connection = connection
         self._now = now
-        self._changed: dict[bytes, None] = {}
+        self._changed: dict[bytes, model.Key | None] = {}
+        """The changed keys by their bytes. None: the key is decoded from them."""
         self._any = False
         self._appended = 0
         """Bytes that the appends of the current request have rewritten."""
@@ -73,7 +74,10 @@ class KeyBook:
         """The notification of the changed keys."""
         if self._any:
             return model.KeyNotification(None)
-        return model.KeyNotification(tuple(decode_key(key) for key in self._changed)) if self._changed else None
+        if not self._changed:
+            return None
+        named = self._changed.items()
+        return model.KeyNotification(tuple(decode_key(encoded) if key is None else key for encoded, key in named))
 
     def write(self, request: model.KeyWrite) -> model.KeyWritten | model.TransactionOutcome:
         """Apply a request completely, or return the `TransactionOutcome` with the reason why not."""
@@ -82,7 +86,7 @@ class KeyBook:
                 return failed_check(index)
         version = int(scalar(self._connection, _NEXT_VERSION))
         run(self._connection, "savepoint keys")
-        changed: dict[bytes, None] = {}
+        changed: dict[bytes, model.Key | None] = {}
         deleted = self._appended = 0
         for index, mutation in enumerate(request.mutations):
             try:
@@ -92,7 +96,7 @@ class KeyBook:
                 run(self._connection, "release keys")
                 return misfit(index, mutation, str(error))
         run(self._connection, "release keys")
-        self._notify(changed)
+        self._changed |= changed
         return model.KeyWritten(True, version, None, deleted)
 
     def set_undelivered(self, partition: int, offset: int, queue: str) -> None:
@@ -122,10 +126,10 @@ class KeyBook:
         version: int | None = scalar(self._connection, sql, key, self._now)
         return version
 
-    def _mutate(self, mutation: model.KeyMutation, version: int, changed: dict[bytes, None]) -> int:
+    def _mutate(self, mutation: model.KeyMutation, version: int, changed: dict[bytes, model.Key | None]) -> int:
         """Apply one mutation. Returns the number of deleted entries."""
         key = encode_key(mutation.key)
-        changed[key] = None
+        changed[key] = mutation.key
         if mutation.kind == "delete":
             return self._delete(key)
         if mutation.kind == "delete_tree":
@@ -148,7 +152,7 @@ class KeyBook:
         gone = rows_of(self._connection, "delete from kv where key = ?1 returning expires_at", key)
         return sum(expires_at is None or expires_at > self._now for (expires_at,) in gone)
 
-    def _delete_tree(self, low: bytes, high: bytes, changed: dict[bytes, None]) -> int:
+    def _delete_tree(self, low: bytes, high: bytes, changed: dict[bytes, model.Key | None]) -> int:
         few = "select key from kv where key >= ?1 and key < ?2 limit ?3"
         keys = rows_of(self._connection, few, low, high, MOST_NAMED + 1)
         if len(keys) > MOST_NAMED:

@@ -9,6 +9,7 @@ import msgspec
 
 from hark.access.identity import Identity
 from hark.api import operations, types
+from hark.api.types.delivery import PushItem
 from hark.broker import Broker
 from hark.broker.flow_plans import Plan, PlanNode, steps_of
 from hark.broker.flows import FlowStatus
@@ -16,7 +17,7 @@ from hark.errors import InvalidInput
 from hark.http.admission import stamp
 from hark.http.checks import check_int, check_name, check_text, decode_json, query_params
 from hark.http.exchange import exchange_of
-from hark.http.items import MAX_SECONDS, PushItem, to_new_message, too_many
+from hark.http.items import MAX_SECONDS, to_new_message, too_many
 from hark.http.params import BoolParam
 from hark.http.pops import timeout_param
 from hark.http.responses import (
@@ -141,8 +142,9 @@ def _node(given: types.flows.FlowNode, index: int, where: str) -> PlanNode:
     task = fields.get("task")
     if task is None or not bytes(task).startswith(b'"'):
         raise InvalidInput(f'{own}.payload: expected a task, {{"task": "name", "arguments": {{...}}}}')
-    for name in ("input", "flow"):  # The server sets them.
+    for name in ("input", "flow", "transactionId"):  # The server sets them.
         fields.pop(name, None)
+    fields.setdefault("resultTtl", msgspec.Raw(b"%d" % DEFAULT_SECONDS))  # So that a requeue is noted.
     item = PushItem(
         queue=given.queue,
         partition=given.partition,

@@ -13,7 +13,7 @@ from hark.errors import InvalidInput
 from hark.http.admission import reached
 from hark.http.checks import check_text, query_params
 from hark.http.exchange import exchange_of
-from hark.http.params import BoolParam
+from hark.http.params import BoolParam, NameParam
 from hark.http.pops import timeout_param
 from hark.http.responses import (
     UNCACHED_JSON,
@@ -31,6 +31,8 @@ from hark.settings import Settings
 
 MAX_NOTE_CHARACTERS = 1000
 _WAIT = BoolParam("wait", "Wait until the task has ended, for at most `timeout` milliseconds.")
+_GROUP = NameParam("consumerGroup", "The group of the workers. The default is all groups: the most urgent state.")
+_MESSAGE = NameParam("id", "Id of the message. Excludes an earlier task with the same transaction id.")
 
 
 class TaskRoutes:
@@ -43,7 +45,13 @@ class TaskRoutes:
     def table(self) -> Table:
         """Return the table of these routes."""
         return table(
-            bind(operations.SHOW_TASK, self.show_task, query=(_WAIT, self._timeout), errors=(NO_MESSAGE,), raw=True),
+            bind(
+                operations.SHOW_TASK,
+                self.show_task,
+                query=(_WAIT, self._timeout, _GROUP, _MESSAGE),
+                errors=(NO_MESSAGE,),
+                raw=True,
+            ),
             bind(
                 operations.REPORT_PROGRESS,
                 report_progress,
@@ -66,7 +74,10 @@ class TaskRoutes:
             partition_id = check_text(str(exchange.params["partition_id"]), "partition_id")
             transaction_id = check_text(str(exchange.params["transaction_id"]), "transaction_id")
             partition_id = await reached(exchange.identity, self._broker, partition_id)
-            waiting = asyncio.ensure_future(self._broker.tasks.status(partition_id, transaction_id, seconds))
+            group, message_id = _GROUP.of(query), _MESSAGE.of(query) or ""
+            waiting = asyncio.ensure_future(
+                self._broker.tasks.status(partition_id, transaction_id, seconds, group=group, message_id=message_id)
+            )
             left = asyncio.ensure_future(wait_until_left(receive))
             try:
                 await asyncio.wait((waiting, left), return_when=asyncio.FIRST_COMPLETED)
