@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from hark.polling import PollingStrategy
     from hark.worker import (
         Discard,
+        Flow,
+        FlowHandle,
         Retry,
         RetryPolicy,
         Task,
@@ -34,12 +36,16 @@ if TYPE_CHECKING:
         TaskHandle,
         Worker,
         WorkerRunOptions,
+        chain,
+        group,
     )
 
 __all__ = [
     "CallPolicy",
     "Client",
     "Discard",
+    "Flow",
+    "FlowHandle",
     "HarkError",
     "Message",
     "PollingStrategy",
@@ -53,7 +59,9 @@ __all__ = [
     "Worker",
     "WorkerRunOptions",
     "__version__",
+    "chain",
     "connect",
+    "group",
     "sync",
 ]
 
@@ -61,6 +69,8 @@ _HOMES = {
     "CallPolicy": "hark.client.calling",
     "Client": "hark.client.client",
     "Discard": "hark.worker",
+    "Flow": "hark.worker",
+    "FlowHandle": "hark.worker",
     "HarkError": "hark.errors",
     "Message": "hark.client.delivery.message",
     "PollingStrategy": "hark.polling",
@@ -73,7 +83,9 @@ _HOMES = {
     "TaskHandle": "hark.worker",
     "Worker": "hark.worker",
     "WorkerRunOptions": "hark.worker",
+    "chain": "hark.worker",
     "connect": "hark.connecting",
+    "group": "hark.worker",
 }
 
 

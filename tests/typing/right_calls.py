@@ -5,8 +5,19 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 
+import hark
 import hark.sync
-from hark.worker import RetryPolicy, SyncTaskHandle, Task, TaskHandle, Worker, WorkerRunOptions, current
+from hark.worker import (
+    Flow,
+    FlowHandle,
+    RetryPolicy,
+    SyncTaskHandle,
+    Task,
+    TaskHandle,
+    Worker,
+    WorkerRunOptions,
+    current,
+)
 
 worker = Worker("http://localhost:6632", queue="emails", concurrency=20)
 
@@ -56,6 +67,12 @@ async def other_process(client: hark.Client, blocking: hark.sync.Client) -> None
     assert_type(blocking.handle("id", "key", list[int]).result(), list[int])
 
 
+@worker.task
+async def total(sizes: list[bytes]) -> int:
+    """After a group."""
+    return len(sizes)
+
+
 async def calls() -> None:
     """All of it."""
     assert_type(await send_email("a@b.c", "hi"), int)
@@ -76,6 +93,12 @@ async def calls() -> None:
     assert_type((await (await add.push(1, 2)).state()).progress, float | None)
     assert_type(resize.push_sync(b"", width=5).result(timeout=timedelta(seconds=1)), bytes)
     await tidy_up.push()
+    assert_type(send_email.s("a@b.c", "hi"), Flow[int])
+    assert_type(hark.chain(resize.s(b"", width=5), send_email.s("hi", 2), tidy_up.si()), Flow[None])
+    assert_type(hark.group(resize.s(b"", width=5), resize.s(b"", width=6)), Flow[list[bytes]])
+    assert_type(hark.group(resize.s(b"", width=5)) | total.s(), Flow[int])
+    assert_type(await hark.chain(tidy_up.s(), resize.options(delay=5).s(width=5)).push(), FlowHandle[bytes])
+    assert_type(await (await send_email.s("a@b.c", "hi").push(id="order-17")).result(timeout=5), int)
     await tidy_up.push(delay=1)
     assert_type(await report(), int)
     await report.push("weekly", limit=3)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hark
 from hark.client.client import Client
-from hark.worker import Task, Worker, WorkerRunOptions, current
+from hark.worker import FlowHandle, Task, Worker, WorkerRunOptions, current
 
 worker = Worker("http://localhost:6632", queue="emails")
 
@@ -27,6 +28,14 @@ async def calls(client: Client) -> None:
     await send_email.options(delay=60).push("a@b.c", "hi", topic="x")  # WRONG
     await send_email.options(delay="soon").push("a@b.c", "hi")  # WRONG
     await send_email.options(later=60).push("a@b.c", "hi")  # WRONG
+    send_email.s(5, "hi")  # WRONG
+    send_email.s("hi", ["three"])  # WRONG
+    send_email.s(topic="x")  # WRONG
+    send_email.si("a@b.c")  # WRONG
+    send_email.options(delay=60).s("a@b.c", "hi", 3, 4)  # WRONG
+    hark.chain(send_email)  # WRONG
+    hark.group(send_email.s("a@b.c", "hi"), 5)  # WRONG
+    count: FlowHandle[str] = await send_email.s("a@b.c", "hi").push()  # WRONG
     await send_email("a@b.c")  # WRONG
     text: str = await send_email("a@b.c", "hi")  # WRONG
     takes_a_task(send_email)  # WRONG
@@ -47,7 +56,7 @@ async def calls(client: Client) -> None:
     worker.task(result="yes")  # WRONG
     worker.task(result_ttl="1h")  # WRONG
     client.handle(handle.id)  # WRONG
-    assert text, (words, number, blocked, shown)
+    assert text and count, (words, number, blocked, shown)
 
 
 @worker.periodic(every=60)  # WRONG

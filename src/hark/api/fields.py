@@ -20,6 +20,7 @@ PATH_TEXTS: Mapping[str, str] = {
     "partition_id": "Id of the partition.",
     "transaction_id": "Transaction id of the message. The message id is accepted too.",
     "schedule": "Name of the schedule. From 1 to 200 bytes of UTF-8.",
+    "flow_id": "Id of the flow.",
     "name": "Trace name. From 1 to 255 bytes of UTF-8.",
     "key": "Key as path parts, one or more, or as one part with a JSON array.",
     "path": "Path of the file, one or more parts.",
@@ -685,6 +686,47 @@ _SCHEMAS: Mapping[str, Mapping[str, str]] = {
         "state": "State of the task.",
         "result": "Result of a task that is done. Absent: none was stored, or it has expired.",
         "error": "Error and traceback of the last attempt that failed.",
+    },
+    "TaskEndBody StepRefBody": {
+        "flow": "The step of a flow that the message is, as its payload says. The next step is pushed in one "
+        "transaction with the acknowledgement.",
+        "queue": "Queue that the flow belongs to.",
+        "id": "Id of the flow.",
+        "path": "Path of the step.",
+    },
+    "FlowBody": {
+        "steps": "Steps and groups, in order. At most `limits.max_batch` steps in total.",
+        "id": "Id of the flow, an idempotency key. At most 200 characters. The default is a new one.",
+        "resultTtl": "How long the result is kept after the end, in seconds. The default is one hour.",
+    },
+    "FlowNode": {
+        "queue": "Name of the queue of the step.",
+        "partition": "Name of the partition of the step. The default is `Default`.",
+        "payload": 'The task: `{"task": "name", "arguments": {...}}`.',
+        "takesResult": "Whether the task gets the result of the step before, as `input` in its payload. The default "
+        "is true.",
+        "group": "The members of a group, which run side by side; each is a list of steps and groups. The step after "
+        "the group gets the list of their results. Instead of the other fields.",
+    },
+    "PushedFlow": {
+        "status": "`queued`, or `duplicate` if a flow with this id is stored.",
+        "id": "Id of the flow.",
+        "queue": "Queue that the flow belongs to: that of its first step.",
+    },
+    "FlowStatus": {
+        "id": "Id of the flow.",
+        "queue": "Queue that the flow belongs to.",
+        "state": "State of the flow. `failed`: a step is a dead letter; when it is requeued, the flow goes on.",
+        "result": "Result of a flow that is done: that of its last step.",
+        "error": "The step that failed, with its error and traceback.",
+        "steps": "The steps, in order.",
+    },
+    "FlowStep": {
+        "path": "Place of the step in the flow: `1` is the second one, `1.0` the first member of a group there.",
+        "task": "Name of the task.",
+        "state": "State of the step. `waiting`: the steps before it are not done.",
+        "error": "Error and traceback of the last attempt that failed.",
+        "partitionId": "Id of the partition.",
     },
     "ExtendedLease RenewalAnswer": {"cancelled": "Ids of messages under the lease whose tasks are to be cancelled."},
     "QueueOptions": {name: option.text for name, option in OPTIONS.items()},

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from hark.broker.flows import Flows, tree_of
 from hark.broker.keyvalue import KeyValue, Shown
 from hark.broker.sealing import SealedQueues
 from hark.clock import MILLISECOND, SECOND
@@ -35,6 +36,7 @@ from hark.model import (
     RenewOutcome,
     Settlement,
     SettleOutcome,
+    StepRef,
     TaskEnd,
     Transaction,
     TransactionOutcome,
@@ -119,6 +121,7 @@ class Tasks:
         self._engine = engine
         self._keyvalue = keyvalue
         self._sealed = sealed
+        self.flows = Flows(broker, engine, keyvalue, sealed)
         self._learned: dict[str, int] = {}
         """When the encryption of a queue was last read."""
 
@@ -145,7 +148,7 @@ class Tasks:
             if item.task is not None and item.status != "completed" and queue is not None
         }
         before = dict(zip(failing, await self._keyvalue.fetch(list(failing.values())), strict=True)) if failing else {}
-        writes = {index: self._end(items[index], *end) for index, end in stored.items()}
+        writes = {index: self._end(items[index], *end) for index, end in stored.items() if end[0].flow is None}
         outcomes: dict[int, SettleOutcome] = {}
 
         async def settle_others() -> None:
@@ -163,8 +166,12 @@ class Tasks:
             else:  # Nothing was changed. One of them was refused, and must not affect the others.
                 await _together([settle_with([index]) for index in indexes])
 
+        async def settle_step(index: int, ref: StepRef, queue: str) -> None:
+            outcomes[index] = await self.flows.settle(items[index], ref, queue, plain)
+
+        steps = [settle_step(index, end.flow, queue) for index, (end, queue) in stored.items() if end.flow is not None]
         # At once, so that they share calls of the engine. Each must end before the answer is sent.
-        await _together([settle_others(), *([settle_with(list(writes))] if writes else [])])
+        await _together([settle_others(), *([settle_with(list(writes))] if writes else []), *steps])
         for index, entry in before.items():
             end, queue = items[index].task, queues[index]
             if outcomes[index].dead_lettered and end is not None and queue is not None:
@@ -185,6 +192,8 @@ class Tasks:
         mark = self._set(queue, key, TaskRecord("failed", message=_run_of(item)), end.ttl_ms)
         try:
             await self._keyvalue.write_keys(KeyWrite(checks=[check], mutations=[mark]))
+            if end.flow is not None:
+                await self.flows.note_failure(end.flow)
         except HarkError as error:  # The message is dead-lettered. A wait finds it a little later.
             log.warning("cannot notify consumers that wait for a failed task: %s", error)
 
@@ -232,6 +241,20 @@ class Tasks:
             shown = {} if entry is None else {encode_key(key): Shown(key, entry.version)}
             watcher = await self._keyvalue.watchers.watch_keys([key], shown)
             await self._keyvalue.watchers.first_changes(watcher, min(left, _LOOK_AGAIN) / SECOND)
+
+    async def run(self, partition_id: str, transaction_id: str) -> tuple[TaskStatus, str | None]:
+        """The state of a task, and the id of the message that it is now. Raises `NotFound`."""
+        [queue] = await self._broker.queue_lookup.queues_of([partition_id])
+        if queue is None:
+            raise _unknown()
+        key = _key(queue, partition_id, transaction_id)
+        [entry] = await self._keyvalue.fetch([key])
+        status, entry = await self._status(queue, key, entry, None, "")
+        record = self._record(queue, entry)
+        if record is not None and record.message:
+            return status, record.message
+        view = await self._broker.message(partition_id, transaction_id)
+        return status, None if view is None else view.id
 
     async def _status(
         self, queue: str, key: Key, entry: KeyEntry | None, group: str | None, message_id: str
@@ -383,7 +406,8 @@ class Tasks:
 
     async def forget(self, queues: Sequence[str]) -> None:
         """Delete the records of tasks of deleted queues."""
-        trees = [KeyMutation(kind="delete_tree", key=(OWN, "task", queue)) for queue in queues]
+        keys = [key for queue in queues for key in ((OWN, "task", queue), tree_of(queue))]
+        trees = [KeyMutation(kind="delete_tree", key=key) for key in keys]
         await self._keyvalue.write_keys(KeyWrite(mutations=trees))
 
 

@@ -9,6 +9,7 @@ from typing import Literal, TypedDict, Unpack
 from hark.api import operations
 from hark.api.types import Page
 from hark.api.types.dead_letters import ListedDeadLetter, RequeuedDeadLetter
+from hark.api.types.flows import FlowStatus
 from hark.api.types.groups import (
     DeletedGroup,
     LaggingPosition,
@@ -224,6 +225,17 @@ class Admin:
         """
         query = {"running": "true"} if running else None
         await self._caller.send(operations.CANCEL_MESSAGE, id, query=query)
+
+    async def flow(self, queue: str, id: str) -> FlowStatus:
+        """The state of a flow and of its steps. Raises `NotFound` if it is not stored any more.
+
+        `queue` is the queue of its first step.
+        """
+        return await self._caller.ask(operations.SHOW_FLOW, queue, id)
+
+    async def cancel_flow(self, queue: str, id: str) -> bool:
+        """Cancel a flow: no further step is pushed, and pending and running steps are cancelled. False if it ended."""
+        return (await self._caller.ask(operations.CANCEL_FLOW, queue, id, safe=True)).success
 
     # The server itself -------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from hark.http.checks import (
 )
 from hark.ids import has_location
 from hark.keys import InvalidKey, check_keys
-from hark.model import Key, NewMessage, Renewal, RenewOutcome, Settlement, SettleOutcome, TaskEnd
+from hark.model import Key, NewMessage, Renewal, RenewOutcome, Settlement, SettleOutcome, StepRef, TaskEnd
 from hark.model.admin import labels_of
 from hark.model.messages import MAX_STATE, NULL_PAYLOAD, TaskEndState, is_traceparent, is_tracestate, trace_context
 
@@ -209,7 +209,12 @@ def _task_end(end: TaskEndBody, status: str, where: str) -> TaskEnd:
         raise InvalidInput(f"{where}state: expected {expected} with the status {status}, got {short(end.state)}")
     seconds = check_int(end.result_ttl, f"{where}resultTtl", 1, MAX_SECONDS)
     transaction_id = check_name(end.transaction_id, f"{where}transactionId")
-    return TaskEnd(transaction_id=transaction_id, state=state, result=bytes(end.result), ttl_ms=seconds * 1000)
+    flow = None
+    if end.flow is not None:
+        names = {name: check_text(getattr(end.flow, name), f"{where}flow.{name}") for name in ("queue", "id", "path")}
+        flow = StepRef(**names)
+    ttl_ms = seconds * 1000
+    return TaskEnd(transaction_id=transaction_id, state=state, result=bytes(end.result), ttl_ms=ttl_ms, flow=flow)
 
 
 def ack_answers(outcomes: Sequence[SettleOutcome]) -> list[AckAnswer]:

@@ -85,6 +85,7 @@ from hark.model.messages import ScheduledReason as ScheduledReason
 from hark.model.messages import Settlement as Settlement
 from hark.model.messages import SettleOutcome as SettleOutcome
 from hark.model.messages import Status as Status
+from hark.model.messages import StepRef as StepRef
 from hark.model.messages import StoredMessage as StoredMessage
 from hark.model.messages import Subscription as Subscription
 from hark.model.messages import SubscriptionMode as SubscriptionMode

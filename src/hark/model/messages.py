@@ -335,6 +335,16 @@ class KeyStats(msgspec.Struct, frozen=True):
 TaskEndState = Literal["done", "failed", "cancelled"]
 
 
+class StepRef(msgspec.Struct, frozen=True, gc=False):
+    """The step of a flow that a message is. It is part of the payload of the message."""
+
+    queue: str
+    """The queue that the flow belongs to."""
+    id: str
+    path: str
+    """The place of the step in the flow, such as `1` or `0.17`."""
+
+
 class TaskEnd(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How the run of a task ended, which is stored with the settlement of its message."""
 
@@ -344,6 +354,8 @@ class TaskEnd(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     result: bytes = NULL_PAYLOAD
     ttl_ms: int
     """How long the result is kept."""
+    flow: StepRef | None = None
+    """The step of a flow that the task is. The result is given to the next step, and not stored for the task."""
 
 
 class Settlement(msgspec.Struct, gc=False):

@@ -1,6 +1,7 @@
 """The worker: runs functions as tasks, with typed arguments, retries, time limits and a graceful shutdown."""
 
 from hark.client.handle import ResultMissing, SyncTaskHandle, TaskCancelled, TaskFailed, TaskHandle
+from hark.worker.flow import Flow, FlowHandle, SyncFlowHandle, chain, group
 from hark.worker.middleware import LoggingContext, MetricsMiddleware, Middleware, Outgoing, TaskContext, current
 from hark.worker.retrying import Discard, Retry, RetryPolicy
 from hark.worker.stats import Counts, Snapshot, Summary, TaskEvent
@@ -10,6 +11,8 @@ from hark.worker.worker import Worker, WorkerRunOptions
 __all__ = [
     "Counts",
     "Discard",
+    "Flow",
+    "FlowHandle",
     "LoggingContext",
     "MetricsMiddleware",
     "Middleware",
@@ -19,6 +22,7 @@ __all__ = [
     "RetryPolicy",
     "Snapshot",
     "Summary",
+    "SyncFlowHandle",
     "SyncTaskHandle",
     "Task",
     "TaskCancelled",
@@ -29,5 +33,7 @@ __all__ = [
     "Worker",
     "WorkerRunOptions",
     "WrongArguments",
+    "chain",
     "current",
+    "group",
 ]

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from hark.api.types.delivery import Delivered, TaskEndBody
+from hark.api.types.delivery import Delivered, StepRefBody, TaskEndBody
 from hark.client.delivery.settling import SettleDecision
 from hark.client.tracing import processing
 from hark.errors import HarkError, InvalidInput, NotFound
@@ -121,6 +121,7 @@ class Job(msgspec.Struct, eq=False):
     """How many seconds the result is kept; None: it is not stored."""
     transaction_id: str
     """That of the first run of the task."""
+    flow: StepRefBody | None = None
     begun: bool = False
     runner: asyncio.Task[None] | None = None
     thread: asyncio.Future[Any] | None = None
@@ -240,11 +241,14 @@ class Executor:
         if task is None:
             known = ", ".join(sorted(self._tasks)) or "no tasks"
             raise UnknownTask(f"this worker has no task {envelope.task!r} (it has: {known}); run a worker that has it")
+        encoded: msgspec.Raw | bytes = envelope.arguments
+        if envelope.input is not msgspec.UNSET:
+            encoded = task.signature.with_result(envelope.arguments, envelope.input)
         context = TaskContext(
             task=task.name,
             message_id=message.id,
             attempt=message.delivery_attempt,
-            arguments=task.signature.decode(envelope.arguments),
+            arguments=task.signature.decode(encoded),
             headers=_NO_HEADERS if envelope.headers is None else envelope.headers,
             queue=message.queue,
             worker_id=self._worker_id,
@@ -260,6 +264,7 @@ class Executor:
             self._monotonic(),
             envelope.result_ttl,
             envelope.transaction_id or message.transaction_id,
+            envelope.flow,
         )
 
     def _refuse(self, in_flight: InFlight, message: Delivered, error: Exception) -> None:
@@ -333,7 +338,7 @@ class Executor:
             decision = SettleDecision(message, "dlq", text_of(failure))
         else:
             ending, decision = decide(message, failure, job.task.retry, job.own_schedule)
-        if job.result_ttl is not None:
+        if job.result_ttl is not None or job.flow is not None:
             state = "cancelled" if decision.status == "completed" else "failed"  # It was discarded.
             decision = msgspec.structs.replace(decision, task=_end(job, state) if decision.status != "retry" else None)
         text = text_of(failure).partition("\n")[0]
@@ -400,7 +405,7 @@ async def _within(seconds: float, call: Awaitable[Any]) -> Any:
 
 def _end(job: Job, state: str, result: bytes = b"null") -> TaskEndBody:
     ttl = RESULT_SECONDS if job.result_ttl is None else job.result_ttl
-    return TaskEndBody(job.transaction_id, state=state, result=msgspec.Raw(result), result_ttl=ttl)
+    return TaskEndBody(job.transaction_id, state, msgspec.Raw(result), ttl, job.flow)
 
 
 def _cancelled(job: Job) -> SettleDecision:
@@ -410,7 +415,7 @@ def _cancelled(job: Job) -> SettleDecision:
 
 def _stored(job: Job, result: object) -> TaskEndBody | None:
     """The result to store. Raises `WrongResult`."""
-    if job.result_ttl is None:
+    if job.result_ttl is None and job.flow is None:
         return None
     try:
         encoded = msgspec.json.encode(result)

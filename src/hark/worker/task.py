@@ -8,14 +8,30 @@ import math
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack, get_type_hints, overload
+from functools import partial
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    get_type_hints,
+    overload,
+)
 
 import msgspec
 
+from hark.api.types.delivery import StepRefBody
+from hark.api.types.flows import FlowNode
 from hark.client.arguments import seconds_of, unique_key
 from hark.client.handle import SyncTaskHandle, TaskHandle
-from hark.client.pushing import new_message
+from hark.client.pushing import NewMessage, new_message
 from hark.errors import InvalidInput
+from hark.model import DEFAULT_PARTITION
+from hark.worker.flow import Flow, Step
 from hark.worker.middleware import Middleware, Outgoing
 from hark.worker.retrying import RetryPolicy, policy_of
 
@@ -35,6 +51,10 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
     """How many seconds the result is kept; None: no result is stored."""
     transaction_id: str | None = None
     """That of the push, with a result: a requeued dead letter has another one."""
+    flow: StepRefBody | None = None
+    """The step of a flow that it is."""
+    input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    """The result of the step before, which is the first argument."""
 
 
 _decode = msgspec.json.Decoder(Envelope).decode
@@ -84,7 +104,8 @@ class Signature:
         self._by_position_only = {p.name for p in parameters if p.kind is p.POSITIONAL_ONLY}
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
         self.names = tuple(p.name for p in parameters)
-        self._decode = msgspec.json.Decoder(_struct_of(name, function, parameters)).decode
+        self._struct = partial(_struct_of, name, function, parameters)
+        self._decode = msgspec.json.Decoder(self._struct()).decode
 
     def encode(self, args: Sequence[object], kwargs: dict[str, object]) -> msgspec.Raw:
         """Check and encode the arguments of a push. Raises `WrongArguments`, which names the argument."""
@@ -95,6 +116,39 @@ class Signature:
             raise self._not_json(given, error) from error
         self._read(encoded)
         return msgspec.Raw(encoded)
+
+    def encode_rest(self, args: Sequence[object], kwargs: dict[str, object]) -> msgspec.Raw:
+        """Check and encode the arguments of a step, whose first argument is the result of the step before."""
+        if not self._positional:
+            raise WrongArguments(
+                f"task {self.task!r} has no positional parameter for the result of the step before; use "
+                f"{self.task}.si() if it does not need the result"
+            )
+        first = self._positional[0]
+        given = self._bind((None, *args), kwargs)
+        del given[first]
+        try:
+            encoded = _encode(given)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise self._not_json(given, error) from error
+        try:
+            msgspec.json.decode(encoded, type=self._struct(partly=True))
+        except msgspec.ValidationError as error:
+            raise WrongArguments(f"task {self.task!r}: {self._explain(str(error))}") from error
+        missing = [name for name in self.names if name not in given and name not in self._defaults and name != first]
+        if missing:
+            raise WrongArguments(
+                f"task {self.task!r}: argument {missing[0]!r} is missing; {first!r} is the result of the step before"
+            )
+        return msgspec.Raw(encoded)
+
+    def with_result(self, encoded: msgspec.Raw, result: msgspec.Raw) -> bytes:
+        """The arguments of a step, with the result of the step before as the first one."""
+        if not self._positional:
+            raise WrongArguments(f"task {self.task!r} has no positional parameter for the result of the step before")
+        given = msgspec.json.decode(encoded, type=dict[str, msgspec.Raw])
+        given[self._positional[0]] = result
+        return _encode(given)
 
     def decode(self, encoded: msgspec.Raw | bytes) -> dict[str, Any]:
         """Check and decode the arguments of a message, by name. Omitted arguments are not included."""
@@ -183,8 +237,10 @@ def _check_parameter(task: str, parameter: inspect.Parameter) -> None:
         raise InvalidInput(f"task {task!r}: {text}; rename it, for example to {parameter.name}_seconds")
 
 
-def _struct_of(task: str, function: Callable[..., Any], parameters: Sequence[inspect.Parameter]) -> Any:
-    """A struct with a field per parameter. Omitted fields use the function's defaults."""
+def _struct_of(
+    task: str, function: Callable[..., Any], parameters: Sequence[inspect.Parameter], *, partly: bool = False
+) -> Any:
+    """A struct with a field per parameter. Omitted fields use the function's defaults; `partly`: any."""
     try:
         hints = get_type_hints(function, include_extras=True)
     except Exception as error:
@@ -194,7 +250,7 @@ def _struct_of(task: str, function: Callable[..., Any], parameters: Sequence[ins
     fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
     for parameter in parameters:
         kind = hints.get(parameter.name, Any)
-        if parameter.default is parameter.empty:
+        if parameter.default is parameter.empty and not partly:
             fields.append((parameter.name, kind))
         else:
             fields.append((parameter.name, kind | msgspec.UnsetType, msgspec.UNSET))
@@ -207,6 +263,7 @@ def _struct_of(task: str, function: Callable[..., Any], parameters: Sequence[ins
 
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
 
@@ -268,7 +325,8 @@ class Task(Generic[P, R_co]):
         self.priority = priority
         self.result_ttl = _seconds_kept(name, result, result_ttl)
         self.result_type = _result_type(name, function) if self.result_ttl is not None else Any
-        self._worker = worker
+        self.worker = worker
+        """The worker that has the task."""
         self.__doc__ = function.__doc__
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
@@ -276,7 +334,7 @@ class Task(Generic[P, R_co]):
         return self.function(*args, **kwargs)
 
     def __repr__(self) -> str:
-        return f"<Task {self.name!r} of the queue {self._worker.queue!r}>"
+        return f"<Task {self.name!r} of the queue {self.worker.queue!r}>"
 
     @overload
     async def push(self: Task[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]: ...
@@ -307,6 +365,55 @@ class Task(Generic[P, R_co]):
         """
         return self.send_from_thread({}, args, kwargs)
 
+    @overload
+    def s(self: Task[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> Flow[T]: ...
+    @overload
+    def s(self, *args: P.args, **kwargs: P.kwargs) -> Flow[R_co]: ...
+    @overload
+    def s(self: Task[Concatenate[Any, Q], Coroutine[Any, Any, T]], *args: Q.args, **kwargs: Q.kwargs) -> Flow[T]: ...
+    @overload
+    def s(self: Task[Concatenate[Any, Q], R_co], *args: Q.args, **kwargs: Q.kwargs) -> Flow[R_co]: ...
+    def s(self, *args: Any, **kwargs: Any) -> Flow[Any]:
+        """A step of a flow: `hark.chain(a.s(1), b.s())`.
+
+        The first step of a flow has all its arguments here. A later one gets the result of the step before as its first
+        argument, and has the others here.
+        """
+        return Step(self, {}, args, kwargs, takes_result=True)
+
+    @overload
+    def si(self: Task[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> Flow[T]: ...
+    @overload
+    def si(self, *args: P.args, **kwargs: P.kwargs) -> Flow[R_co]: ...
+    def si(self, *args: Any, **kwargs: Any) -> Flow[Any]:
+        """A step of a flow that does not get the result of the step before."""
+        return Step(self, {}, args, kwargs, takes_result=False)
+
+    @property
+    def returns(self) -> Any:
+        """The type of the function's results; Any without an annotation."""
+        return _result_type(self.name, self.function)
+
+    async def node(
+        self, options: PushOptions, args: Sequence[object], kwargs: dict[str, object], *, takes_result: bool
+    ) -> FlowNode:
+        """Check the arguments of a step, and return it as it is sent."""
+        if options.get("key") is not None or options.get("deliver_at") is not None:
+            raise InvalidInput(f"task {self.name!r}: a step of a flow has no key and no deliver_at; use delay")
+        encoded = self.signature.encode_rest(args, kwargs) if takes_result else self.signature.encode(args, kwargs)
+        headers = await self._headers(options, None if takes_result else encoded)
+        message = self._message(options, encoded, None, headers)
+        return FlowNode(
+            message.queue,
+            message.partition or DEFAULT_PARTITION,
+            message.payload,
+            takes_result,
+            message.priority,
+            message.delay,
+            None if message.backoff_schedule is None else list(message.backoff_schedule),
+            message.ttl,
+        )
+
     def options(self, **options: Unpack[PushOptions]) -> TaskPush[P, R_co]:
         """Push options for this task: `await send_email.options(delay=60, priority=5).push(to="a@b.c", subject="hi")`.
 
@@ -321,12 +428,26 @@ class Task(Generic[P, R_co]):
     async def send(self, options: PushOptions, args: Sequence[object], kwargs: dict[str, object]) -> TaskHandle[Any]:
         """Check the arguments and push with these options."""
         encoded = self.signature.encode(args, kwargs)
-        headers = await self._headers(options, encoded)
-        retry, key, priority = options.get("retry"), options.get("key"), options.get("priority")
+        key = options.get("key")
         if key is None and self.unique is not None:
             key = self.signature.unique_key(encoded, self.unique)
         if key is None and self.result_ttl is not None:
             key = unique_key()
+        message = self._message(options, encoded, key, await self._headers(options, encoded))
+        pushed = await self.worker.send(message)
+        return TaskHandle(
+            self.name,
+            pushed,
+            lambda: self.worker.client.caller,
+            self.result_type,
+            stores=self.result_ttl is not None,
+            group=self.worker.group,
+        )
+
+    def _message(
+        self, options: PushOptions, encoded: msgspec.Raw, key: str | None, headers: dict[str, str]
+    ) -> NewMessage:
+        retry, priority = options.get("retry"), options.get("priority")
         envelope = Envelope(
             task=self.name,
             arguments=encoded,
@@ -335,8 +456,8 @@ class Task(Generic[P, R_co]):
             result_ttl=self.result_ttl,
             transaction_id=None if self.result_ttl is None else key,
         )
-        message = new_message(
-            self._worker.queue,
+        return new_message(
+            self.worker.queue,
             msgspec.Raw(_encode(envelope)),
             partition=options.get("partition"),
             key=key,
@@ -346,31 +467,23 @@ class Task(Generic[P, R_co]):
             ttl=options.get("ttl"),
             retry_delays=self.retry.delays if retry is None else policy_of(retry).jittered(),
         )
-        pushed = await self._worker.send(message)
-        return TaskHandle(
-            self.name,
-            pushed,
-            lambda: self._worker.client.caller,
-            self.result_type,
-            stores=self.result_ttl is not None,
-            group=self._worker.group,
-        )
 
     def send_from_thread(
         self, options: PushOptions, args: Sequence[object], kwargs: dict[str, object]
     ) -> SyncTaskHandle[Any]:
         """The same as `send`, for a function that is not async."""
-        run = self._worker.run_from_thread
+        run = self.worker.run_from_thread
         return SyncTaskHandle(run(lambda: self.send(options, args, kwargs)), run)
 
-    async def _headers(self, options: PushOptions, encoded: msgspec.Raw) -> dict[str, str]:
-        hooks = [layer.on_push for layer in self._worker.middleware if hasattr(layer, "on_push")]
+    async def _headers(self, options: PushOptions, encoded: msgspec.Raw | None) -> dict[str, str]:
+        hooks = [layer.on_push for layer in self.worker.middleware if hasattr(layer, "on_push")]
         hooks = [hook for hook in hooks if getattr(hook, "__func__", None) is not Middleware.on_push]
         if not hooks:
             return {}
         delay = options.get("delay")
         seconds = None if delay is None else seconds_of(delay, "delay")
-        outgoing = Outgoing(self.name, self.signature.decode(encoded), seconds, options.get("deliver_at"))
+        arguments = {} if encoded is None else self.signature.decode(encoded)
+        outgoing = Outgoing(self.name, arguments, seconds, options.get("deliver_at"))
         for hook in hooks:
             await hook(outgoing)
         for name, value in outgoing.headers.items():
@@ -395,6 +508,28 @@ class TaskPush(Generic[P, R_co]):
     async def push(self, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
         """Push the task to the queue. It is stored when this returns."""
         return await self._task.send(self._options, args, kwargs)
+
+    @overload
+    def s(self: TaskPush[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> Flow[T]: ...
+    @overload
+    def s(self, *args: P.args, **kwargs: P.kwargs) -> Flow[R_co]: ...
+    @overload
+    def s(
+        self: TaskPush[Concatenate[Any, Q], Coroutine[Any, Any, T]], *args: Q.args, **kwargs: Q.kwargs
+    ) -> Flow[T]: ...
+    @overload
+    def s(self: TaskPush[Concatenate[Any, Q], R_co], *args: Q.args, **kwargs: Q.kwargs) -> Flow[R_co]: ...
+    def s(self, *args: Any, **kwargs: Any) -> Flow[Any]:
+        """A step of a flow with these options."""
+        return Step(self._task, self._options, args, kwargs, takes_result=True)
+
+    @overload
+    def si(self: TaskPush[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> Flow[T]: ...
+    @overload
+    def si(self, *args: P.args, **kwargs: P.kwargs) -> Flow[R_co]: ...
+    def si(self, *args: Any, **kwargs: Any) -> Flow[Any]:
+        """A step of a flow with these options, that does not get the result of the step before."""
+        return Step(self._task, self._options, args, kwargs, takes_result=False)
 
     @overload
     def push_sync(

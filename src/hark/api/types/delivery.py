@@ -87,6 +87,14 @@ class PopReply(msgspec.Struct, gc=False, rename="camel"):
     messages: Sequence[Delivered]
 
 
+class StepRefBody(msgspec.Struct, frozen=True, gc=False):
+    """The step of a flow that a message is, as the payload of the message says."""
+
+    queue: str
+    id: str
+    path: str
+
+
 class TaskEndBody(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     """How the run of a task ended. Its result is stored in one transaction with the acknowledgement."""
 
@@ -98,6 +106,7 @@ class TaskEndBody(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     """Any JSON value."""
     result_ttl: int = 3600
     """How many seconds the result is kept."""
+    flow: StepRefBody | None = None
 
 
 class AckBody(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):

@@ -9,6 +9,7 @@ import { live } from "../lib/stream.js";
 import { toast } from "../lib/toasts.js";
 import { badge, button, copyButton, empty, facts, heading, link, loading, panel } from "../lib/ui.js";
 import { groupName } from "./parts/group-name.js";
+import { flowPanel, readFlow } from "./parts/flow.js";
 import { eventRow, stateBadge } from "./parts/messages.js";
 
 const REFRESH_MS = 5000;
@@ -32,12 +33,12 @@ export async function show(page) {
   page.setTitle("Message");
   page.root.append(heading("Message", { crumbs: [["Messages", "#/messages"]] }), loading());
   const address = await find(page);
-  const boxes = { task: h("div"), why: h("div", null, loading(2)), payload: h("div"), groups: h("div"), about: h("div"), events: h("div") };
-  const draw = async () => drawAll(boxes, await read(address, page.signal));
+  const boxes = { task: h("div"), why: h("div", null, loading(2)), payload: h("div"), groups: h("div"), flow: h("div"), about: h("div"), events: h("div") };
+  const draw = async () => drawAll(boxes, await read(address, page.signal), draw);
   const first = await read(address, page.signal);
   page.setTitle(first.message?.transactionId ?? address.id);
-  fill(page.root, top(address, first), boxes.task, panel("Delivery status", { note: "for each group of the queue" }, boxes.why), h("div", { class: "split" }, boxes.payload, boxes.about), boxes.groups, boxes.events);
-  drawAll(boxes, first);
+  fill(page.root, top(address, first), boxes.task, panel("Delivery status", { note: "for each group of the queue" }, boxes.why), h("div", { class: "split" }, boxes.payload, boxes.about), boxes.flow, boxes.groups, boxes.events);
+  drawAll(boxes, first, draw);
   let last = Date.now();
   const refresh = () => {
     last = Date.now();
@@ -68,7 +69,7 @@ async function read(address, signal) {
   ]);
   const isTask = typeof message?.payload?.task === "string";
   const task = isTask ? await unlessMissing(get(url`/api/v1/messages/${address.partitionId}/${address.id}/task`, null, { signal })) : null;
-  return { message, why, task, events: traced?.traces ?? [] };
+  return { message, why, task, events: traced?.traces ?? [], flow: await readFlow(message, signal) };
 }
 
 async function unlessMissing(answer) {
@@ -89,14 +90,15 @@ function top(address, { message }) {
   return heading(message?.transactionId ?? address.id, { crumbs, actions });
 }
 
-function drawAll(boxes, { message, why, task, events }) {
-  const state = JSON.stringify([message, why, task, events]);
+function drawAll(boxes, { message, why, task, events, flow }, draw) {
+  const state = JSON.stringify([message, why, task, events, flow]);
   if (boxes.state === state) return;
   boxes.state = state;
   fill(boxes.task, task && panel("Task", { note: message.payload.task }, taskFacts(task)));
   fill(boxes.why, why ? why.explanations.map(explanation) : empty("Unknown message", "The message was removed and the server has no record of it."));
   fill(boxes.payload, message ? panel("Payload", { note: message.isEncrypted ? "encrypted at rest" : null, actions: copyButton(() => pretty(message.payload)) }, message.payloadError ? empty("Cannot be read", message.payloadError) : jsonView(message.payload)) : panel("Payload", {}, empty("Removed", "The message is no longer stored.")));
   fill(boxes.about, panel("Details", {}, facts(about(message, why))));
+  fill(boxes.flow, flow && flowPanel(flow, draw));
   fill(boxes.groups, message && message.consumerGroups.length > 0 && panel("Groups", {}, groups(message)));
   fill(boxes.events, panel("Recorded events", { note: "oldest first" }, events.length ? h("ol", { class: "events" }, events.map(eventRow)) : empty("No events", "Record events about a message in your consumer:", TRACE_EXAMPLE)));
 }
