@@ -16,6 +16,7 @@ from hark.batching import Answer, Batcher, BatchSizes
 from hark.broker.delivery.delivery import Delivery, Gone
 from hark.broker.explain import Circumstances, explain, explain_without_groups
 from hark.broker.export import export_queue
+from hark.broker.inbox import keep_moving
 from hark.broker.keyvalue import KeyValue, read_together
 from hark.broker.observer import Observer, Standing
 from hark.broker.peers import Peers
@@ -165,6 +166,9 @@ class Broker:
             secret = self._settings.peer.secret.encode() or await self.engine.peer_secret()
             await self._peers.start(secret, self._on_peer_hints, self.keyvalue.watchers.notify)
         self._duties.begin(self.engine, self._settings, self._clock, self.operations, self.refresh_flags)
+        if (inbox := self.engine.inbox) is not None:
+            stopped = partial(self.maintenance, PUSH_MAINTENANCE)
+            self._duties.add("inbox", keep_moving(inbox, self._sealed.seal, self._sealed.learn, stopped))
         self.observed.start()
 
     def _standing(self) -> Standing:

@@ -10,6 +10,7 @@ from hark.clock import Clock, SystemClock
 from hark.engine.api import Answers, KeyListener, Listener, ignore_keys
 from hark.engine.keyvalue import StatsMemory, written_of
 from hark.engine.postgres import admin, browse, explain, push, settle, transact, views
+from hark.engine.postgres.inbox import PostgresInbox, inbox_metrics
 from hark.engine.postgres.migrate import migrate, own_tag
 from hark.engine.postgres.partitions import Store
 from hark.engine.postgres.pool import Call, Pool
@@ -147,6 +148,7 @@ class PostgresEngine:
         self._retention = admin.Retention(self.pool, completed_retention_seconds, idle_group_seconds)
         self._key_stats = StatsMemory(self._count_all)
         self._open = False
+        self.inbox: PostgresInbox | None = None
 
     async def start(self, listener: Listener, key_listener: KeyListener = ignore_keys) -> None:
         """Connect, and install or migrate the schema."""
@@ -161,6 +163,7 @@ class PostgresEngine:
         self._store = Store(self.pool, IdCodec(tag), self._local_clock, listener, key_listener)
         self._popper = Popper(self._store, IdSource(self._local_clock))
         self._expirer = settle.Expirer(self._store)
+        self.inbox = PostgresInbox(self._store, lambda: self._now)
         self._open = True
 
     async def close(self) -> None:
@@ -174,7 +177,7 @@ class PostgresEngine:
         await self.pool.fetch("select 1")
 
     async def store_metrics(self) -> dict[str, float]:
-        numbers = await admin.store_metrics(self.pool)
+        numbers = await admin.store_metrics(self.pool) | await inbox_metrics(self.pool, self.inbox)
         return numbers | {"leases_expired": self._expirer.ended, "expiries_dead_lettered": self._expirer.dead_lettered}
 
     @property
