@@ -167,7 +167,7 @@ def database(hark: Run, stub: Stub, postgres_url: str, monkeypatch: pytest.Monke
 def test_a_healthy_database_passes_every_check(database: Run, postgres_url: str) -> None:
     _, checks, output = examine(database)
     assert {name: check["result"] for name, check in checks.items()} == dict.fromkeys(
-        [*OF_ANY_SERVER, "database", "schema", "connections", "transactions", "dead rows"], "ok"
+        [*OF_ANY_SERVER, "database", "schema", "connections", "transactions", "dead rows", "inbox"], "ok"
     )
     assert str(urlsplit(postgres_url).password) not in output
 

@@ -35,7 +35,7 @@ UNSAID = {
     | {"close_span", "settle_at_end"},
     Atomic: {"body", "empty", "repeatable"},
     Worker: {"client", "connect_to", "group", "middleware", "name", "push_from_thread", "queue", "send", "tasks"},
-    Task: {"function", "is_async", "name", "send", "signature", "unique"},
+    Task: {"function", "is_async", "message", "name", "send", "signature", "unique"},
     TaskContext: {"lose", "lost"},
     RetryPolicy: {"delay", "delays", "jittered"},
     Poller: {"strategy", "stopped", "metrics", "interval"},

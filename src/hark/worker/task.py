@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, get_type_hints, overload
 
 import msgspec
 
-from hark.client.pushing import Pushed, new_message
-from hark.errors import InvalidInput
+from hark import postgres
+from hark.client.pushing import NewMessage, Pushed, new_message
+from hark.errors import HarkError, InvalidInput
 from hark.worker.middleware import Middleware, Outgoing, SeesPushes
 from hark.worker.retrying import RetryPolicy, policy_of, seconds_of
 
@@ -325,15 +326,32 @@ class Task(Generic[P, R]):
             ),
         )
 
+    async def push_in(self, connection: postgres.AsyncConnection, /, *args: P.args, **kwargs: P.kwargs) -> str:
+        """Push the task in your own PostgreSQL transaction. It is stored when that commits. Returns its key.
+
+        See `hark.postgres`. `connection` is one of asyncpg, psycopg or SQLAlchemy.
+        """
+        return await postgres.send_message(connection, await self.message(_PLAIN, args, kwargs))
+
+    def push_in_sync(
+        self, connection: postgres.Connection | postgres.Cursors, /, *args: P.args, **kwargs: P.kwargs
+    ) -> str:
+        """Push the task in your own PostgreSQL transaction, on a connection that is not async."""
+        return postgres.send_message_sync(connection, _completed(self.message(_PLAIN, args, kwargs)))
+
     async def send(self, options: PushOptions, args: Sequence[object], kwargs: dict[str, object]) -> Pushed:
         """Check the arguments and push with these options."""
+        return await self._worker.send(await self.message(options, args, kwargs))
+
+    async def message(self, options: PushOptions, args: Sequence[object], kwargs: dict[str, object]) -> NewMessage:
+        """Check the arguments, and return the message to push with these options."""
         encoded = self.signature.encode(args, kwargs)
         headers = await self._headers(options, encoded)
         policy, key = options.retry, options.key
         if key is None and self.unique is not None:
             key = self.signature.unique_key(encoded, self.unique)
         envelope = Envelope(task=self.name, arguments=encoded, headers=headers or None, own_schedule=policy is not None)
-        message = new_message(
+        return new_message(
             self._worker.queue,
             msgspec.Raw(_encode(envelope)),
             partition=options.partition,
@@ -344,7 +362,6 @@ class Task(Generic[P, R]):
             ttl=options.ttl,
             retry_delays=self.retry.delays if policy is None else policy.jittered(),
         )
-        return await self._worker.send(message)
 
     async def _headers(self, options: PushOptions, encoded: msgspec.Raw) -> dict[str, str]:
         layers: Sequence[object] = self._worker.middleware
@@ -381,6 +398,27 @@ class TaskPush(Generic[P]):
     def push_sync(self, *args: P.args, **kwargs: P.kwargs) -> Pushed:
         """Push the task from a function that is not async, and wait until it is stored."""
         return self._task._worker.push_from_thread(lambda: self._task.send(self._options, args, kwargs))
+
+    async def push_in(self, connection: postgres.AsyncConnection, /, *args: P.args, **kwargs: P.kwargs) -> str:
+        """Push the task in your own PostgreSQL transaction. It is stored when that commits. Returns its key."""
+        return await postgres.send_message(connection, await self._task.message(self._options, args, kwargs))
+
+    def push_in_sync(
+        self, connection: postgres.Connection | postgres.Cursors, /, *args: P.args, **kwargs: P.kwargs
+    ) -> str:
+        """Push the task in your own PostgreSQL transaction, on a connection that is not async."""
+        return postgres.send_message_sync(connection, _completed(self._task.message(self._options, args, kwargs)))
+
+
+def _completed(message: Coroutine[Any, Any, NewMessage]) -> NewMessage:
+    """The message, from outside of an event loop or from inside of one that does not mind to wait."""
+    try:
+        message.send(None)
+    except StopIteration as done:
+        built: NewMessage = done.value
+        return built
+    message.close()
+    raise HarkError("push_in_sync: a middleware waits in on_push; use: await task.push_in(...)")
 
 
 AnyTask = Task[..., Any]

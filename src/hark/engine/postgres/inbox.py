@@ -324,7 +324,7 @@ def _message_of(row: asyncpg.Record) -> NewMessage:
         deliver_at=row["deliver_at"],
         ttl_ms=None if row["ttl"] is None else row["ttl"] // MILLISECOND,
         backoff_ms=None if row["backoff"] is None else tuple(row["backoff"]),
-        trace_context=row["trace_context"],
+        trace_context=row["trace_context"] or None,
     )
 
 

@@ -19,6 +19,7 @@ create or replace function hark.send(
     backoff_schedule bigint[] default null,
     trace_id uuid default null,
     traceparent text default null,
+    tracestate text default null,
     notify boolean default true
 ) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
@@ -50,12 +51,15 @@ begin
     perform hark.check_sent_v1(ttl is null or ttl between interval '1 millisecond' and interval '36500 days',
         'ttl: expected an interval from 1 millisecond to 36500 days');
     perform hark.check_sent_v1(backoff_schedule is null or (
-        cardinality(backoff_schedule) between 1 and 100 and array_position(backoff_schedule, null) is null
+        cardinality(backoff_schedule) <= 100 and array_position(backoff_schedule, null) is null
         and 0 <= all (backoff_schedule) and 315360000000 >= all (backoff_schedule)),
-        'backoff_schedule: expected 1 to 100 delays in milliseconds, each from 0 to 315360000000');
+        'backoff_schedule: expected at most 100 delays in milliseconds, each from 0 to 315360000000');
     perform hark.check_sent_v1(traceparent is null
         or traceparent ~ '^(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$',
         'traceparent: expected a W3C trace context, such as 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01');
+    perform hark.check_sent_v1(tracestate is null
+        or (traceparent is not null and length(tracestate) <= 512 and tracestate ~ '^[!-~][ -~]*$'),
+        'tracestate: expected up to 512 printable ASCII characters, and a traceparent');
     if delay is not null then
         v_due := v_now + (extract(epoch from delay) * 1000000)::bigint;
     elsif deliver_at is not null then
@@ -65,7 +69,7 @@ begin
     insert into hark.inbox (xid, queue, partition, payload, transaction_id, sent_at, deliver_at, ttl, backoff, priority,
         trace_id, trace_context)
     values (pg_current_xact_id(), queue, partition, convert_to(v_payload, 'UTF8'), v_id, v_now, v_due, v_ttl,
-        backoff_schedule, priority, trace_id::text, traceparent);
+        backoff_schedule, priority, trace_id::text, concat_ws(' ', traceparent, tracestate));
     if notify then
         -- However often a transaction does it, servers hear of it once: when it has committed.
         perform pg_notify('hark_inbox', '');
