@@ -73,6 +73,7 @@ async def test_killing_servers_that_move_messages_loses_doubles_and_reorders_non
     chance = random.Random(SEED)
     servers = [Server(settings={"HARK_ENGINE": postgres_url}) for _ in range(SERVERS)]
     senders = [Sender(postgres_url, f"sender{number}", f"{SEED}.{number}") for number in range(SENDERS)]
+    end_servers = _END_SERVERS.format(postgres_url.rpartition("/")[2])
     stopping = asyncio.Event()
     long = await asyncpg.connect(postgres_url)
     try:
@@ -87,9 +88,7 @@ async def test_killing_servers_that_move_messages_loses_doubles_and_reorders_non
                 # The instant within a move has to be random, so this waits for time and for nothing else.
                 await asyncio.sleep(chance.uniform(0, 0.05))
                 if number % 4 == 3:
-                    await asyncio.to_thread(
-                        postgres_server.execute, _END_SERVERS.format(postgres_url.rpartition("/")[2])
-                    )
+                    await asyncio.to_thread(postgres_server.execute, end_servers)
                 server = chance.choice(servers)
                 await server.end(signal.SIGKILL)
                 await server.start()

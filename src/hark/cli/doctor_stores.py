@@ -128,9 +128,7 @@ async def _inbox(pool: Pool) -> Check:
     waiting, seconds, refused = row
     if refused:
         error = await pool.fetchval("select error from hark.inbox where error is not null order by id limit 1")
-        advice = (
-            "see hark.inbox where error is not null; delete these rows, or set error to null to retry"
-        )
+        advice = "see hark.inbox where error is not null; delete these rows, or set error to null to retry"
         return Check("inbox", "warn", f"{refused:,} messages of hark.send cannot be stored: {error}", advice)
     detail = f"{waiting:,} messages of hark.send wait, the first for {seconds:.0f} s"
     advice = "check that a server runs, that pushes are not stopped for maintenance, and that the queue is not full"
