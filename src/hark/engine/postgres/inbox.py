@@ -36,7 +36,7 @@ _BUSY_SECONDS = 0.05
 """Before the next look while another server moves messages: it may end at any time."""
 _BEHIND_SECONDS = 0.02
 """How long a notification waits on a server that was not the first one the last time."""
-_HELD_SECONDS = 1.0
+_DEFER_SECONDS = 1.0
 """Before messages that a queue refused are tried again."""
 _WHOLE_SECONDS = 60.0
 """Between two looks at the whole table: an operator may have changed rows by hand."""
@@ -80,15 +80,15 @@ class PostgresInbox:
     def __init__(self, store: Store, now: Callable[[], int | None]) -> None:
         self._store = store
         self._now = now
-        self._news = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._listens = False
         self._doubted_until = 0.0
         self._announced = True
         self._behind = False
         self._seen: str | None = None
-        """Of what this snapshot showed everything was moved, except in held queues; None: nothing is known."""
+        """Of what this snapshot showed everything was moved, except in deferred queues; None: nothing is known."""
         self._whole_at = 0.0
-        self._held: dict[str, float] = {}
+        self._deferred: dict[str, float] = {}
         """Queues that refused messages, and when to try again."""
         self._busy = False
         self.moved = 0
@@ -107,22 +107,22 @@ class PostgresInbox:
 
     async def wait(self) -> None:
         self._announced = True
-        if not self._news.is_set():
+        if not self._wakeup.is_set():
             self._announced = False
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), self._patience())
+                await asyncio.wait_for(self._wakeup.wait(), self._seconds_to_wait())
                 self._announced = True
         if self._announced and self._behind:
             await asyncio.sleep(_BEHIND_SECONDS)
-        self._news.clear()
+        self._wakeup.clear()
 
-    def _patience(self) -> float:
+    def _seconds_to_wait(self) -> float:
         """Seconds until the next look."""
         now = _loop_time()
         seconds = POLL_SECONDS if self._listens and now >= self._doubted_until else FAST_POLL_SECONDS
         if self._busy:
             seconds = _BUSY_SECONDS
-        for due in self._held.values():
+        for due in self._deferred.values():
             seconds = min(seconds, due - now)
         return max(0.0, seconds)
 
@@ -138,7 +138,7 @@ class PostgresInbox:
                 connection.add_termination_listener(lambda _, lost=lost: lost.set())
                 await connection.add_listener(CHANNEL, self._notified)
                 self._listens = True
-                self._news.set()  # What was committed before it listened.
+                self._wakeup.set()  # What was committed before it listened.
                 await lost.wait()
             except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
                 log.debug("cannot listen for messages of the inbox; polling: %s", error)
@@ -150,7 +150,7 @@ class PostgresInbox:
             await asyncio.sleep(POLL_SECONDS)
 
     def _notified(self, *_notification: object) -> None:
-        self._news.set()
+        self._wakeup.set()
 
     # Moving ------------------------------------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ class PostgresInbox:
         self._busy = False
         mover = _Mover(self._store, self._now, seal)
         try:
-            await self._move_held(mover)
+            await self._move_deferred(mover)
             found = await self._move_new(mover)
         except _Busy:
             self._busy = self._behind = True
@@ -170,19 +170,19 @@ class PostgresInbox:
             self._doubted_until = _loop_time() + _DOUBT_SECONDS
         return mover.mismatched
 
-    async def _move_held(self, mover: _Mover) -> None:
-        """Try the queues again that refused messages; those of them that are free are not held any more."""
+    async def _move_deferred(self, mover: _Mover) -> None:
+        """Try the queues again that refused messages; those of them that are free are not deferred any more."""
         now = _loop_time()
-        for queue in [queue for queue, due in self._held.items() if due <= now]:
+        for queue in [queue for queue, due in self._deferred.items() if due <= now]:
             while True:
                 plan = await self._plan(queue)
                 await self._follow(plan, mover)
                 if queue in mover.refused:
-                    self._hold(mover)
+                    self._defer(mover)
                     break
                 if not plan.full:
                     # What comes now is not in the plan, and a new look with its snapshot would miss it.
-                    del self._held[queue]
+                    del self._deferred[queue]
                     self._seen = None
                     break
 
@@ -196,13 +196,13 @@ class PostgresInbox:
             plan = await self._plan(None)
             found += len(plan.ids)
             await self._follow(plan, mover)
-            self._hold(mover)
+            self._defer(mover)
             if not plan.full:
                 self._seen = plan.snapshot
                 return found
 
     async def _plan(self, queue: str | None) -> _Plan:
-        row = await self._store.pool.fetchrow(_PLAN, self._seen, queue, list(self._held), _PLANNED)
+        row = await self._store.pool.fetchrow(_PLAN, self._seen, queue, list(self._deferred), _PLANNED)
         assert row is not None
         return _Plan(row["o_snapshot"], row["o_ids"] or (), row["o_bytes"] or ())
 
@@ -210,11 +210,11 @@ class PostgresInbox:
         for ids in plan.chunks():
             await mover.move(ids)
 
-    def _hold(self, mover: _Mover) -> None:
+    def _defer(self, mover: _Mover) -> None:
         for queue, why in mover.refused.items():
-            if why and queue not in self._held:
+            if why and queue not in self._deferred:
                 log.warning("messages for queue %r wait in hark.inbox: %s", queue, why)
-            self._held[queue] = _loop_time() + (_HELD_SECONDS if why else 0)
+            self._deferred[queue] = _loop_time() + (_DEFER_SECONDS if why else 0)
 
 
 class _Mover:
