@@ -15,8 +15,6 @@ import msgspec
 from hark.errors import InvalidInput
 from hark.settings import Settings
 
-Kind = Literal["adaptive", "fixed"]
-
 JITTER = 0.1
 """Share by which a pause is lengthened or shortened at random, so that consumers do not poll in step."""
 
@@ -28,7 +26,7 @@ class PollingStrategy(msgspec.Struct, frozen=True, kw_only=True):
     seconds.
     """
 
-    strategy: Kind = "adaptive"
+    strategy: Literal["adaptive", "fixed"] = "adaptive"
     """`adaptive` or `fixed`."""
     min_interval_ms: float = 100
     """Adaptive: shortest interval in milliseconds."""
@@ -199,13 +197,8 @@ class Poller:
         self._retry_after = 0.0
         self._woken = asyncio.Event()
         self._stopping = asyncio.Event()
-        self._interval = strategy.initial_interval()
-        self.metrics.interval_seconds = self._interval
-
-    @property
-    def interval(self) -> float:
+        self.interval = self.metrics.interval_seconds = strategy.initial_interval()
         """The current interval in seconds, without jitter."""
-        return self._interval
 
     @property
     def stopped(self) -> bool:
@@ -222,10 +215,10 @@ class Poller:
         """Report the result of a poll: whether it found work, even if other consumers were faster."""
         self._last = "found" if found else "empty"
         self._error_seconds = self._retry_after = 0.0
-        before, self._interval = self._interval, self.strategy.next_interval(self._interval, found)
-        self.metrics.interval_seconds = self._interval
+        before, self.interval = self.interval, self.strategy.next_interval(self.interval, found)
+        self.metrics.interval_seconds = self.interval
         self.metrics.empty += not found
-        self.metrics.backoffs += not found and self._interval > before
+        self.metrics.backoffs += not found and self.interval > before
 
     def failed(self, retry_after: float | None = None) -> None:
         """Report a failed poll. `retry_after` are the seconds that the server asked to wait, or None."""
@@ -246,7 +239,7 @@ class Poller:
             return
         seconds = 0.0
         if self._last == "empty":
-            seconds = self._jittered(max(0.0, self._interval - waited))
+            seconds = self._jittered(max(0.0, self.interval - waited))
             if next_due is not None:
                 seconds = min(seconds, self._until(next_due))
         await self._sleep(self._woken, seconds)
@@ -258,7 +251,7 @@ class Poller:
     def follow(self, strategy: PollingStrategy) -> None:
         """Use another strategy from now on, starting with its first interval."""
         self.strategy = strategy
-        self._interval = self.metrics.interval_seconds = strategy.initial_interval()
+        self.interval = self.metrics.interval_seconds = strategy.initial_interval()
         self.wake()
 
     def skip(self) -> None:

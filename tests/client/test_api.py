@@ -210,7 +210,7 @@ FACADES: dict[type, tuple[type, set[str]]] = {
     QueueAdmin: (parts.QueueAdmin, set()),
     Traces: (parts.Traces, set()),
     Transaction: (parts.Transaction, set()),
-    hark.Client: (hark.sync.Client, {"consume", "iterate", "open", "pop"}),
+    hark.Client: (hark.sync.Client, {"open", "open_prefetcher", "pop", "retire"}),
 }
 """The async classes, their sync faces, and what is only for the parts of the client among themselves."""
 

@@ -183,8 +183,8 @@ async def test_the_thread_that_renews_ends_with_the_client_and_is_not_started_af
         assert set(threading.enumerate()) == before
         async with message:
             assert len(set(threading.enumerate()) - before) == 1
-            assert (await client._holds.keeper()).kept == 1
-        assert (await client._holds.keeper()).kept == 0
+            assert client._holds.keeper().kept == 1
+        assert client._holds.keeper().kept == 0
     assert set(threading.enumerate()) == before
     with pytest.raises(HarkError, match="client is closed"):
         await late.begin()
@@ -248,7 +248,7 @@ async def test_an_io_thread_whose_closing_is_cancelled_leaves_no_thread_and_no_c
     url: str, sessions: list[aiohttp.ClientSession]
 ) -> None:
     io_thread = IoThread(HttpTransport(url))
-    await io_thread.start()
+    io_thread.start()
     await io_thread.run(lambda: io_thread.caller.call("GET", "/health"))
     here, began, ending = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
 

@@ -105,7 +105,7 @@ async def test_on_success_settles_instead(client: Client, queue: str) -> None:
 
     await client.queue(queue).group("g", "shared").limit(2).consume(handle).on_success(succeeded)
     assert outcomes == [(1, "did 1"), (2, "did 2")]
-    assert (await client._holds.keeper()).kept == 0
+    assert client._holds.keeper().kept == 0
     assert (await client.queue(queue).group("g").depth()).pending == 1
 
 

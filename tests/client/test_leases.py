@@ -273,7 +273,7 @@ async def test_a_shorter_lease_wakes_a_keeper_that_waits_for_a_longer_one(url: s
 async def io_thread(url: str) -> AsyncIterator[IoThread]:
     """A line to the shared server."""
     io_thread = IoThread(HttpTransport(url))
-    await io_thread.start()
+    io_thread.start()
     yield io_thread
     await io_thread.close()
 
@@ -358,9 +358,9 @@ async def test_an_io_thread_that_is_not_open_says_so(url: str) -> None:
     io_thread = IoThread(HttpTransport(url))
     with pytest.raises(HarkError, match="start"):
         await io_thread.run(lambda: io_thread.caller.call("GET", "/health"))
-    await io_thread.start()
+    io_thread.start()
     with pytest.raises(HarkError, match="already"):
-        await io_thread.start()
+        io_thread.start()
     await io_thread.close()
     await io_thread.close()
     with pytest.raises(HarkError, match="close"):
@@ -370,7 +370,7 @@ async def test_an_io_thread_that_is_not_open_says_so(url: str) -> None:
 async def test_a_server_in_this_loop_is_requested_in_this_loop() -> None:
     transport = _Inline()
     io_thread = IoThread(transport)
-    await io_thread.start()
+    io_thread.start()
     assert io_thread.is_inline
     answer = await io_thread.run(lambda: io_thread.caller.call("GET", "/"))
     assert answer.body.decode() == threading.current_thread().name

@@ -253,7 +253,7 @@ async def test_a_message_that_was_dropped_is_not_leased_any_longer(client: Clien
     await client.queue(queue).push(1)
     messages = client.queue(queue).group("g").messages()
     message = await anext(messages)
-    keeper = await client._holds.keeper()
+    keeper = client._holds.keeper()
     assert keeper.kept == 1
     del message
     gc.collect()
@@ -267,7 +267,7 @@ async def test_renewing_can_be_switched_off_and_its_interval_reaches_the_keeper(
     client: Client, queue: str, renew: bool, expected: list[float]
 ) -> None:
     holds: list[float | None] = []
-    keeper = await client._holds.keeper()
+    keeper = client._holds.keeper()
     hold = keeper.hold
 
     def spy(lease_id: str, seconds: float, lost: Lost | None = None, every: float | None = None) -> None:

@@ -39,7 +39,6 @@ class Bench:
             burst=burst,
             sleep=self._sleep,
         )
-        self.fetcher.open()
         self.pulling = asyncio.create_task(self.fetcher.pull())
 
     async def _sleep(self, seconds: float) -> None:

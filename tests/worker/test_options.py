@@ -121,7 +121,7 @@ def test_a_number_of_retries_is_a_policy() -> None:
     worker = Worker("http://127.0.0.1:1", queue="q")
     task = worker.task("t", retry=3)(lambda: None)
     assert task.retry == RetryPolicy.exponential(max_retries=3)
-    assert task.options(retry=0)._options.retry == RetryPolicy.exponential(max_retries=0)
+    assert task.options(retry=0)._options["retry"] == RetryPolicy.exponential(max_retries=0)
     for wrong, text in (("3", "RetryPolicy or a number of retries, got '3'"), (True, "got True"), (101, "0 to 100")):
         with pytest.raises(InvalidInput, match=text):
             worker.task("u", retry=wrong)(lambda: None)  # type: ignore[arg-type]  # Wrong on purpose.

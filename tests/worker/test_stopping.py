@@ -13,7 +13,6 @@ from hark.client.calling import CallPolicy, ConnectionFailed
 from hark.client.client import Client
 from hark.client.http import HttpTransport
 from hark.errors import HarkError
-from hark.model import QUEUE_MODE
 from hark.worker import Worker, WorkerRunOptions, current
 from hark.worker.worker import plan_for
 from hark.worker.worker_run import WorkerRun, stop_signals
@@ -182,23 +181,17 @@ async def push_one_that_waits(worker: Worker) -> asyncio.Event:
     return started
 
 
-async def test_the_grace_period_counts_from_the_call_although_the_loop_is_late(
-    server_url: str, queue: str, worker: Worker
-) -> None:
+async def test_the_grace_period_counts_from_the_call_although_the_loop_is_late(worker: Worker) -> None:
     started = await push_one_that_waits(worker)
     late = 0.0
     plan = plan_for(WorkerRunOptions(grace_seconds=AN_HOUR, handle_signals=False), lease=10 * AN_HOUR)
-    transport = HttpTransport(server_url)
-    worker_run = WorkerRun(
-        transport, queue, QUEUE_MODE, worker.tasks, (), plan, name="late", monotonic=lambda: time.monotonic() + late
-    )
+    worker_run = WorkerRun(worker, worker.client, plan, monotonic=lambda: time.monotonic() + late)
     run = asyncio.create_task(worker_run.run())
     async with asyncio.timeout(SECONDS):
         await started.wait()
         worker_run.stop()
         late = AN_HOUR  # A handler blocks the loop for as long: nobody could do anything until now.
         summary = await run
-    await transport.close()
     assert summary.totals.handed_back == 1
 
 

@@ -11,7 +11,9 @@ from typing import Protocol, TypedDict, TypeVar, cast
 from uuid import UUID
 
 import msgspec
+from msgspec import UNSET
 
+from hark.api.types import OptionalRaw, raw
 from hark.errors import InvalidInput
 from hark.keys import InvalidKey, check_key, check_keys
 from hark.model import Key
@@ -85,21 +87,26 @@ def _is_finite(value: object) -> bool:
     return True
 
 
-def milliseconds(value: float | timedelta, field: str, low: float, high: float) -> int:
-    """Convert seconds within bounds, or a timedelta, to milliseconds."""
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not math.isfinite(seconds):
-        raise InvalidInput(f"{field}: expected a number of seconds or a timedelta, got {value!r}")
-    if not low <= seconds <= high:
-        raise InvalidInput(f"{field}: expected {low:g} to {high:.0f} seconds, got {seconds:g}")
-    return round(seconds * 1000)
-
-
 MAX_PRIORITY = 9
 MAX_RETRY_DELAYS = 100
 _YEAR = 365 * 86_400.0
 MAX_DELAY = 10 * _YEAR
 MAX_TTL = 100 * _YEAR
+
+
+def seconds_of(value: float | timedelta, field: str, low: float = 0.0, high: float = MAX_DELAY) -> float:
+    """Check a number of seconds within bounds, or a timedelta."""
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not math.isfinite(seconds):
+        raise InvalidInput(f"{field}: expected a number of seconds or a timedelta, got {value!r}")
+    if not low <= seconds <= high:
+        raise InvalidInput(f"{field}: expected {low:g} to {high:.0f} seconds, got {seconds:g}")
+    return float(seconds)
+
+
+def milliseconds(value: float | timedelta, field: str, low: float = 0.0, high: float = MAX_DELAY) -> int:
+    """Convert seconds within bounds, or a timedelta, to milliseconds."""
+    return round(seconds_of(value, field, low, high) * 1000)
 
 
 def a_moment(value: datetime, field: str) -> str:
@@ -160,7 +167,7 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False, rename="ca
     deliver_at: str | None = None
     backoff_schedule: tuple[int, ...] | None = None
     ttl: int | None = None
-    keys_if_undelivered: tuple[Key, ...] | None = None
+    keys_if_undelivered: OptionalRaw = UNSET
     traceparent: str | None = None
     tracestate: str | None = None
 
@@ -193,18 +200,18 @@ def new_message(
         transaction_id=f"{time.time_ns():016x}{os.urandom(8).hex()}" if key is None else a_name(key, "key"),
         trace_id=None if trace_id is None else _trace_id(trace_id),
         priority=None if priority is None else an_integer(priority, "priority", 0, MAX_PRIORITY),
-        delay=None if delay is None else milliseconds(delay, "delay", 0, MAX_DELAY),
+        delay=None if delay is None else milliseconds(delay, "delay"),
         deliver_at=optional_moment(deliver_at, "deliver_at"),
         backoff_schedule=None if retry_delays is None else _schedule(retry_delays),
         ttl=time_to_live(ttl, "ttl"),
-        keys_if_undelivered=None if keys_if_undelivered is None else _keys(keys_if_undelivered),
+        keys_if_undelivered=UNSET if keys_if_undelivered is None else raw(_keys(keys_if_undelivered)),
     )
 
 
 def _schedule(delays: Sequence[float | timedelta]) -> tuple[int, ...]:
     if len(delays) > MAX_RETRY_DELAYS:
         raise InvalidInput(f"retry_delays: expected at most {MAX_RETRY_DELAYS} delays, got {len(delays)}")
-    return tuple(milliseconds(delay, f"retry_delays[{step}]", 0, MAX_DELAY) for step, delay in enumerate(delays))
+    return tuple(milliseconds(delay, f"retry_delays[{step}]") for step, delay in enumerate(delays))
 
 
 def _keys(keys: Sequence[KeyParts]) -> tuple[Key, ...]:
@@ -253,16 +260,12 @@ class Wrapped(Protocol):
         """The wrapped delivery."""
 
 
-def delivered_message(message: DeliveredMessage | Wrapped) -> DeliveredMessage:
-    """The delivery of a message."""
-    return cast(DeliveredMessage, _delivery(message))
-
-
-def _delivery(message: object) -> Identified:
+def delivered_message(message: Identified | Wrapped) -> DeliveredMessage:
+    """The delivery of a message. Of what only identifies a message, only the ids may be used."""
     found = getattr(message, "delivered", message)
     if not (hasattr(found, "partition_id") and hasattr(found, "transaction_id")):
         raise InvalidInput(f"message: expected a delivered message, got {message!r}")
-    return cast(Identified, found)
+    return cast(DeliveredMessage, found)
 
 
 def ids_of(
@@ -272,7 +275,7 @@ def ids_of(
     if message is not None:
         if partition_id is not None or transaction_id is not None:
             raise InvalidInput("message: give either the message, or its partition_id and transaction_id, not both")
-        found = _delivery(message)
+        found = delivered_message(message)
         return found.partition_id, found.transaction_id
     if not partition_id or not transaction_id:
         raise InvalidInput("message: give the message, or both partition_id and transaction_id")

@@ -116,18 +116,15 @@ class Choices(PopParams, frozen=True, kw_only=True):
     def of_a_pop(self) -> Choices:
         """The choices of one pop. With `renew_lease(True)` the lease has the time of renewed leases."""
         seconds = (self.renewed_seconds if self.renew else None) or self.lease_seconds
-        return self._checked(wait=self.wait or False, lease_seconds=seconds)
+        return replace(self, wait=self.wait or False, lease_seconds=seconds)
 
     def of_a_consumer(self) -> Choices:
         """The choices of a consumer that receives until it ends: it waits at the server, and renews its leases."""
         timeout_ms = self.timeout_ms if self.idle_ms is None else min(self.timeout_ms, self.idle_ms)
         wait = not self.polling and self.waits
         seconds = self.renewed_seconds or self.lease_seconds
-        return self._checked(wait=wait, lease_seconds=seconds, timeout_ms=timeout_ms)
-
-    def _checked(self, **changes: object) -> Choices:
         self.scope()  # Raises an error before anything is sent.
-        return replace(self, **changes)
+        return replace(self, wait=wait, lease_seconds=seconds, timeout_ms=timeout_ms)
 
 
 def a_switch(value: object, field: str) -> bool:

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, Protocol, TypedDict, TypeVar, Unpack
+from urllib.parse import urlencode
 
 import msgspec
 
@@ -45,6 +46,12 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     """Headers in addition to those of every request."""
     first_line: Callable[[bytes], None] | None = None
     """Called with the first line of the response body as soon as it arrives, if the status is 200."""
+
+    @property
+    def query_string(self) -> str:
+        """The query, percent-encoded."""
+        query = self.query or {}
+        return urlencode({name: query_text(value) for name, value in query.items() if value is not None})
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import cached_property
 from typing import Self
 
@@ -11,13 +11,11 @@ from hark.client.admin import Admin, DeadLetters, Groups, Traces
 from hark.client.arguments import a_name
 from hark.client.builder import Choices
 from hark.client.calling import Caller, CallPolicy, Transport, client_closed
-from hark.client.delivery.consuming import Consumption, Handler, Messages
 from hark.client.delivery.leases import Holds
 from hark.client.delivery.message import Message
 from hark.client.delivery.prefetcher import ConsumerSession, PollSource, Prefetcher, Source
 from hark.client.delivery.settling import Settler
-from hark.client.delivery.socket import SocketSource
-from hark.client.io_thread import IoThread
+from hark.client.delivery.socket import SocketSource, source_of
 from hark.client.keys import KeyValue
 from hark.client.pushing import Buffers, Pusher
 from hark.client.queue import Queue
@@ -49,7 +47,6 @@ class Client:
         retry: CallPolicy | None = None,
         polling: PollingStrategy | None = None,
         sockets: bool = False,
-        headers: Mapping[str, str] | None = None,
         on_open: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.caller = Caller(transport, retry)
@@ -61,8 +58,6 @@ class Client:
         self._polling = polling or PollingStrategy.adaptive()
         self.sockets = sockets
         """Whether messages are delivered over WebSockets."""
-        self.headers = headers
-        """Headers for WebSocket connections. The transport adds the headers of other requests."""
         self._on_open = on_open
         self._opened = self._closed = False
         self._holds = Holds(transport, retry)
@@ -116,49 +111,28 @@ class Client:
         try:
             delivered = await source.take(choices.batch)
         except asyncio.CancelledError:
-            self._retire(source)
+            self.retire(source)
             raise
         # With renew_lease(True) leases are renewed from delivery on, otherwise from `async with message` on.
         return await self._session.receive(delivered, choices, begin=choices.renew is True)
 
-    def iterate(self, choices: Choices) -> Messages:
-        """Iterate over messages with these choices."""
-        choices = choices.of_a_consumer()
-        return Messages(lambda: self._open_prefetcher(choices), self._retire, choices)
-
-    def consume(self, choices: Choices, handler: Handler) -> Consumption:
-        """Consume messages into a handler with these choices."""
-        choices = choices.of_a_consumer()
-        # A handler that blocks the event loop must not keep the messages of the others from being read and renewed.
-        apart = choices.concurrency > 1 and choices.renewed_seconds is not None
-        return Consumption(lambda: self._open_prefetcher(choices, apart), choices, handler)
-
-    async def _open_prefetcher(self, choices: Choices, apart: bool = False) -> Prefetcher:
+    def open_prefetcher(self, choices: Choices, apart: bool = False) -> Prefetcher:
         """A prefetcher of messages, which receives in the thread of the lease keeper if `apart`."""
-        io_thread = await self._holds.io_thread() if apart else None
+        io_thread = self._holds.io_thread() if apart else None
         self._check_open()
         strategy = self._polling
         if choices.polling:
             strategy = PollingStrategy.fixed(interval_ms=choices.poll_ms or _PLAIN_POLL_MS)
-        source, session = self._source(choices, io_thread)
-        # A poll that does not wait would find nothing before the ack and then rest. A socket needs no poll at all.
-        overlaps = choices.waits and session is self._session
-        prefetcher = Prefetcher(
-            session, source, choices, strategy, self._prefetchers.discard, overlaps=overlaps, io_thread=io_thread
-        )
+        caller, settler = (self.caller, self.settler) if io_thread is None else (io_thread.caller, None)
+        source, settler = source_of(caller, choices, self.sockets, self._holds.hurry, settler)
+        session = self._session
+        if isinstance(source, SocketSource):  # What came over a socket is settled over it.
+            session = ConsumerSession(self.caller, settler, self._holds, io_thread)
+        prefetcher = Prefetcher(session, source, choices, strategy, self._prefetchers.discard, io_thread)
         self._prefetchers.add(prefetcher)
         return prefetcher
 
-    def _source(self, choices: Choices, io_thread: IoThread | None) -> tuple[Source, ConsumerSession]:
-        """The source of messages and the session that settles them. With WebSockets both use the same socket."""
-        caller = self.caller if io_thread is None else io_thread.caller
-        if self.sockets and choices.seconds:
-            source = SocketSource(caller, choices, headers=self.headers, disconnected=self._holds.hurry)
-            return source, ConsumerSession(self.caller, source.settler, self._holds, io_thread)
-        settler = self.settler if io_thread is None else Settler(caller)
-        return PollSource(caller, choices, settler.give_back), self._session
-
-    def _retire(self, left: Prefetcher | Source) -> None:
+    def retire(self, left: Prefetcher | Source) -> None:
         """Close a prefetcher that has no consumer any more."""
         task = asyncio.ensure_future(left.close())
         self._tasks.add(task)

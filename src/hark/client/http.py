@@ -8,23 +8,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from urllib.parse import urlencode
 
 import aiohttp
 import msgspec
 from yarl import URL
 
 from hark.api.types import ErrorAnswer
-from hark.client.calling import (
-    Answer,
-    ConnectionFailed,
-    Home,
-    Request,
-    Transport,
-    client_closed,
-    query_text,
-    retry_after_seconds,
-)
+from hark.client.calling import Answer, ConnectionFailed, Home, Request, Transport, client_closed, retry_after_seconds
 from hark.client.credentials import refused_by_tls
 from hark.errors import InvalidInput
 
@@ -54,7 +44,8 @@ class HttpTransport:
             raise InvalidInput(f"{url!r} is not the URL of a server; expected for example http://127.0.0.1:6632")
         self.url = str(base).rstrip("/")
         """The address of the server."""
-        self._headers = headers or {}
+        self.headers = headers or {}
+        """Headers of every request."""
         self.tls = tls
         """The TLS context. None: trust what the system trusts."""
         self._session: aiohttp.ClientSession | None = None
@@ -66,8 +57,7 @@ class HttpTransport:
         session = self._session or self._open()
         url = self.url + request.path
         if request.query:
-            query = {name: query_text(value) for name, value in request.query.items() if value is not None}
-            url = f"{url}?{urlencode(query)}"
+            url = f"{url}?{request.query_string}"
         body: bytes | io.BytesIO | None = request.body
         if request.body is not None and len(request.body) > _AT_ONCE:
             body = io.BytesIO(request.body)
@@ -98,7 +88,7 @@ class HttpTransport:
             raise ConnectionFailed(text, sent=True) from error
 
     def fork(self) -> HttpTransport:
-        return HttpTransport(self.url, self._headers, self.tls)
+        return HttpTransport(self.url, self.headers, self.tls)
 
     async def close(self) -> None:
         self._closed = True
@@ -114,7 +104,7 @@ class HttpTransport:
         self._session = aiohttp.ClientSession(
             connector=connector(self.tls),
             cookie_jar=aiohttp.DummyCookieJar(),
-            headers=self._headers,
+            headers=self.headers,
             auto_decompress=False,
             timeout=aiohttp.ClientTimeout(total=None),
         )
@@ -170,16 +160,14 @@ class FailoverTransport:
         self._pause = pause
         self._monotonic = monotonic
         self._make = make
-        self._servers = [make(url) for url in self.urls]
-        self.tls = next((server.tls for server in self._servers if isinstance(server, HttpTransport)), None)
-        """The TLS context of all servers. None: trust what the system trusts."""
+        self.servers = [make(url) for url in self.urls]
         self._failed_at: dict[int, float] = {}
         self._current = 0
 
     @property
     def url(self) -> str:
         """The server in use."""
-        return self._servers[self._current].url
+        return self.servers[self._current].url
 
     async def send(self, request: Request) -> Answer:
         """Send one request to an available server. Raises `ConnectionFailed` if there is no response."""
@@ -187,7 +175,7 @@ class FailoverTransport:
         unreachable: list[ConnectionFailed] = []
         for index in self._order():
             try:
-                answer = await self._servers[index].send(request)
+                answer = await self.servers[index].send(request)
             except ConnectionFailed as error:
                 self._leave(index)
                 if error.sent:
@@ -219,12 +207,12 @@ class FailoverTransport:
 
     async def close(self) -> None:
         async with AsyncExitStack() as servers:  # All of them, even if one fails or this is cancelled.
-            for server in self._servers:
+            for server in self.servers:
                 servers.push_async_callback(server.close)
 
     def _order(self) -> list[int]:
         """The server in use and the following ones. Servers that failed recently are last, the latest at the end."""
-        ring = [(self._current + step) % len(self._servers) for step in range(len(self._servers))]
+        ring = [(self._current + step) % len(self.servers) for step in range(len(self.servers))]
         if not self._failed_at:
             return ring
         recent = self._monotonic() - self._pause

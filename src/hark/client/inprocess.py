@@ -7,19 +7,11 @@ import concurrent.futures
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any, TypeVar
-from urllib.parse import unquote, urlencode
+from urllib.parse import unquote
 
 import msgspec
 
-from hark.client.calling import (
-    Answer,
-    ConnectionFailed,
-    Home,
-    Request,
-    client_closed,
-    query_text,
-    retry_after_seconds,
-)
+from hark.client.calling import Answer, ConnectionFailed, Home, Request, client_closed, retry_after_seconds
 from hark.client.io_thread import LoopThread, is_cancelling
 from hark.errors import HarkError
 from hark.polling import PollingStrategy, PollMetrics
@@ -161,7 +153,6 @@ def _scope(request: Request) -> Scope:
     if request.body is not None:
         headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(request.body))]
     headers += [(name.lower().encode(), value.encode()) for name, value in (request.headers or {}).items()]
-    query = {name: query_text(value) for name, value in (request.query or {}).items() if value is not None}
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.4"},
@@ -170,7 +161,7 @@ def _scope(request: Request) -> Scope:
         "scheme": "http",
         "path": unquote(request.path),
         "raw_path": request.path.encode(),
-        "query_string": urlencode(query).encode(),
+        "query_string": request.query_string.encode(),
         "root_path": "",
         "headers": headers,
         "client": None,
@@ -273,4 +264,4 @@ class ServerThread:
             try:
                 await asyncio.wrap_future(self._thread.submit(self.server.close()))
             finally:
-                self._thread.end()  # The thread has nothing left to do, so this returns immediately.
+                self._thread.close()  # The thread has nothing left to do, so this returns immediately.

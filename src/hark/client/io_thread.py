@@ -8,7 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TypeVar
 
-from hark.client.calling import Caller, CallPolicy, Transport
+from hark.client.calling import Caller, CallPolicy, Transport, client_closed
 from hark.errors import HarkError
 
 T = TypeVar("T")
@@ -22,20 +22,32 @@ class LoopThread:
         """Called on the loop before it is closed."""
         started: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._serve, args=(started,), name=name, daemon=True)
+        self._lock = threading.Lock()
+        self.closed = False
+        """Whether it has ended, or is about to end."""
         self._thread.start()
         self.loop = started.result()
 
-    @property
-    def is_current(self) -> bool:
-        """Whether the caller runs in this thread."""
-        return threading.current_thread() is self._thread
-
     def submit(self, work: Coroutine[object, object, T]) -> concurrent.futures.Future[T]:
-        """Run a coroutine on the loop, from any thread."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop)
+        """Run a coroutine on the loop, from any thread. Raises `HarkError` if the thread is closed."""
+        with self._lock:
+            if not self.closed:
+                return asyncio.run_coroutine_threadsafe(work, self.loop)
+        work.close()
+        raise client_closed()
 
-    def end(self) -> None:
+    def post(self, call: Callable[[], object]) -> None:
+        """Call a function soon on the loop, from any thread, unless the thread is closed."""
+        with self._lock:
+            if not self.closed:
+                self.loop.call_soon_threadsafe(call)
+
+    def close(self) -> None:
         """Cancel all tasks of the loop, and wait until they and the thread have ended."""
+        with self._lock:
+            if self.closed:
+                return
+            self.closed = True
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
 
@@ -89,8 +101,8 @@ class IoThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: LoopThread | None = None
 
-    async def start(self) -> None:
-        """Start the thread. Call it once."""
+    def start(self) -> None:
+        """Start the thread, from the loop of its user. Call it once."""
         if self._loop is not None:
             raise HarkError("the network thread was already started")
         if self.is_inline:
@@ -164,7 +176,7 @@ class IoThread:
         try:
             await asyncio.wrap_future(thread.submit(hang_up()))
         finally:
-            thread.end()  # The thread has nothing left to do, so this returns immediately.
+            thread.close()  # The thread has nothing left to do, so this returns immediately.
 
     def _started(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:

@@ -8,17 +8,25 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
-from urllib.parse import urlencode
+from typing import Any, Self, TypeVar
 
 import msgspec
+from msgspec import UNSET
 
 from hark.api import operations
 from hark.api.operations import Operation
-from hark.api.types import decode_value
-from hark.api.types.keys import PolledKeys, PolledPrefix, WireEntry
+from hark.api.types import OptionalRaw, decode_value
+from hark.api.types.keys import (
+    AtomicBody,
+    AtomicResult,
+    CheckBody,
+    EnqueueOptions,
+    MutationBody,
+    PolledEntries,
+    WireEntry,
+)
 from hark.client.arguments import KeyParts, json_value, key_of, key_text, new_message, time_to_live
-from hark.client.calling import Caller, Query, decode, not_hark
+from hark.client.calling import Caller, Query, Request, decode, not_hark
 from hark.errors import HarkError, InvalidInput
 from hark.keys import MAX_KEYS
 from hark.model import Key
@@ -63,7 +71,6 @@ def entry_of(found: WireEntry) -> Entry | None:
     return None if found.versionstamp is None else Entry(found.key, found.value, found.versionstamp)
 
 
-Self = TypeVar("Self", bound="KeyChanges")
 Number = int | float
 
 _REPEATABLE = frozenset({"set", "delete", "min", "max"})
@@ -72,58 +79,43 @@ _FINAL = frozenset({"queue_full"})
 """Codes that are not retried, because they may last."""
 
 
-class AtomicResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of an atomic write. `ok` is False if a check failed; nothing was written then."""
-
-    ok: bool
-    versionstamp: str | None = None
-    """Versionstamp of everything that it wrote."""
-    ids: tuple[str, ...] = ()
-    """Ids of the enqueued messages, in order."""
-
-    def __bool__(self) -> bool:
-        return self.ok
-
-
 class KeyChanges:
     """Collects checks and changes of keys. Each method returns the same object, so calls can be chained."""
 
     def __init__(self) -> None:
-        self._checks: list[dict[str, object]] = []
-        self._mutations: list[dict[str, object]] = []
+        self._checks: list[CheckBody] = []
+        self._mutations: list[MutationBody] = []
 
-    def check(self: Self, key: KeyParts, versionstamp: str | None) -> Self:
+    def check(self, key: KeyParts, versionstamp: str | None) -> Self:
         """Require that the key has this versionstamp. None: require that the key does not exist."""
-        self._checks.append({"key": key_of(key), "versionstamp": versionstamp})
+        self._checks.append(CheckBody(key_of(key), versionstamp))
         return self
 
-    def set(self: Self, key: KeyParts, value: object, *, expires_in: float | timedelta | None = None) -> Self:
+    def set(self, key: KeyParts, value: object, *, expires_in: float | timedelta | None = None) -> Self:
         """Set the value of a key. `expires_in` is a time to live in seconds; the default is no expiry."""
-        expires = time_to_live(expires_in, "expires_in")
-        more = {} if expires is None else {"expiresIn": expires}
-        return self._add("set", key, json_value(value, "value"), **more)
+        return self._add("set", key, json_value(value, "value"), time_to_live(expires_in, "expires_in"))
 
-    def delete(self: Self, key: KeyParts) -> Self:
+    def delete(self, key: KeyParts) -> Self:
         """Delete this key only, not the keys below it."""
         return self._add("delete", key)
 
-    def sum(self: Self, key: KeyParts, value: Number) -> Self:
+    def sum(self, key: KeyParts, value: Number) -> Self:
         """Add a number to the stored number. A missing key counts as 0."""
         return self._add("sum", key, _number(value))
 
-    def min(self: Self, key: KeyParts, value: Number) -> Self:
+    def min(self, key: KeyParts, value: Number) -> Self:
         """Store the smaller of this number and the stored number."""
         return self._add("min", key, _number(value))
 
-    def max(self: Self, key: KeyParts, value: Number) -> Self:
+    def max(self, key: KeyParts, value: Number) -> Self:
         """Store the larger of this number and the stored number."""
         return self._add("max", key, _number(value))
 
-    def append(self: Self, key: KeyParts, values: Sequence[object]) -> Self:
+    def append(self, key: KeyParts, values: Sequence[object]) -> Self:
         """Append values to a stored array. A missing key counts as an empty array."""
         return self._add("append", key, _array(values))
 
-    def prepend(self: Self, key: KeyParts, values: Sequence[object]) -> Self:
+    def prepend(self, key: KeyParts, values: Sequence[object]) -> Self:
         """Prepend values to a stored array. A missing key counts as an empty array."""
         return self._add("prepend", key, _array(values))
 
@@ -138,17 +130,14 @@ class KeyChanges:
 
         A repeated check would fail because of the first request's own write; a repeated sum would be added twice.
         """
-        return not self._checks and all(mutation["type"] in _REPEATABLE for mutation in self._mutations)
+        return not self._checks and all(mutation.type in _REPEATABLE for mutation in self._mutations)
 
-    def body(self) -> dict[str, object]:
+    def body(self) -> AtomicBody:
         """The request body."""
-        return {"checks": self._checks, "mutations": self._mutations}
+        return AtomicBody(checks=self._checks, mutations=self._mutations)
 
-    def _add(self: Self, type: str, key: KeyParts, value: msgspec.Raw | None = None, **more: object) -> Self:
-        mutation: dict[str, object] = {"type": type, "key": key_of(key)}
-        if value is not None:
-            mutation["value"] = value
-        self._mutations.append(mutation | more)
+    def _add(self, type: str, key: KeyParts, value: OptionalRaw = UNSET, expires_in: int | None = None) -> Self:
+        self._mutations.append(MutationBody(type, key=key_of(key), value=value, expires_in=expires_in))
         return self
 
 
@@ -190,15 +179,15 @@ class Atomic(KeyChanges):
             retry_delays=retry_delays,
             keys_if_undelivered=keys_if_undelivered,
         )
-        options = {
-            "delay": message.delay,
-            "deliverAt": message.deliver_at,
-            "priority": message.priority,
-            "ttl": message.ttl,
-            "backoffSchedule": message.backoff_schedule,
-            "keysIfUndelivered": message.keys_if_undelivered,
-        }
-        self._mutations.append({"type": "enqueue", "queue": queue, "value": message.payload, "options": options})
+        options = EnqueueOptions(
+            delay=message.delay,
+            deliver_at=message.deliver_at,
+            priority=message.priority,
+            ttl=message.ttl,
+            backoff_schedule=message.backoff_schedule,
+            keys_if_undelivered=message.keys_if_undelivered,
+        )
+        self._mutations.append(MutationBody("enqueue", queue=queue, value=message.payload, options=options))
         return self
 
     async def commit(self) -> AtomicResult:
@@ -208,8 +197,7 @@ class Atomic(KeyChanges):
         appended values or messages the request is not repeated after a lost reply: it raises `ConnectionFailed`, and
         you have to read the keys to see whether it was applied.
         """
-        done = await self._caller.ask(operations.KEYVAL_COMMIT, body=self.body(), safe=self.repeatable, final=_FINAL)
-        return AtomicResult(ok=done.ok, versionstamp=done.versionstamp, ids=tuple(id for id in done.ids or () if id))
+        return await self._caller.ask(operations.KEYVAL_COMMIT, body=self.body(), safe=self.repeatable, final=_FINAL)
 
 
 def _number(value: Number) -> msgspec.Raw:
@@ -234,7 +222,7 @@ _TOO_SOON = 1.0
 wrong."""
 _MAX_ADDRESS = 60_000
 """Maximum size of the query in bytes. A server accepts URLs of 65,535 bytes."""
-_Poll = Operation[PolledKeys] | Operation[PolledPrefix]
+_Poll = Operation[PolledEntries[tuple[str, ...]]] | Operation[PolledEntries[str]]
 
 
 class KeyWatch:
@@ -297,11 +285,11 @@ class KeyWatch:
 
     async def _ask(self, *, wait: bool) -> None:
         query = {**self._query, "versionstamps": self._known, "wait": wait, "timeout": round(self._wait * 1000)}
-        size = len(urlencode([(name, value) for name, value in query.items() if value is not None]))
+        size = len(Request("GET", "", query).query_string)
         if size > _MAX_ADDRESS:
             text = f"too many or too long for one watch: {size} of {_MAX_ADDRESS} bytes"
             raise InvalidInput(f"keys: {text}; watch fewer keys, or use a prefix with a smaller limit")
-        polled: PolledKeys | PolledPrefix = await self._caller.ask(
+        polled: PolledEntries[tuple[str, ...]] | PolledEntries[str] = await self._caller.ask(
             self._operation, query=query, seconds=self._wait + _MARGIN
         )
         stamps = polled.versionstamps
@@ -362,7 +350,7 @@ class KeyValue:
         number is that of the second request.
         """
         answer = await self._caller.ask(operations.KEYVAL_DELETE_KEY, key_text(key), query={"exact": exact})
-        return answer.deleted_count
+        return answer.value
 
     async def delete_many(self, keys: Sequence[KeyParts], *, exact: bool = True) -> int:
         """Delete several keys in one commit. Returns the number of deleted entries.
@@ -374,7 +362,7 @@ class KeyValue:
             return 0
         body = {"keys": checked, "exact": exact}
         answer = await self._caller.ask(operations.KEYVAL_DELETE_BATCH, body=body, safe=True)
-        return answer.deleted_count
+        return answer.value
 
     async def list(
         self,
@@ -422,7 +410,7 @@ class KeyValue:
     async def count(self, prefix: KeyParts = ()) -> int:
         """The number of entries below a prefix. The default is the number of all entries."""
         query = {"prefix": key_text(prefix, "prefix") if len(prefix) else None}
-        return (await self._caller.ask(operations.KEYVAL_COUNT_KEYS, query=query)).count
+        return (await self._caller.ask(operations.KEYVAL_COUNT_KEYS, query=query)).value
 
     def atomic(self) -> Atomic:
         """A new atomic write: checks and changes of keys that are applied together or not at all.
@@ -432,16 +420,11 @@ class KeyValue:
         return Atomic(self._caller)
 
     def watch(self, keys: Sequence[KeyParts], *, initial: bool = True) -> KeyWatch:
-        """Watch keys: an endless async iterator over their changes, starting with the current entries.
+        """Watch keys: an endless iterator over their changes, starting with the current entries.
 
         With `initial=False`, it starts with the first change. After several quick writes to a key, you may see only the
         last one. The watch continues after an outage of the server. Only the first request raises `ConnectionFailed` if
         no server answers.
-
-        ```python
-        async for change in client.kv.watch([("users", 17)]):
-            print(change.key, change.value)
-        ```
         """
         query: Query = {"keys": msgspec.json.encode(_several(keys)).decode()}
         return KeyWatch(self._caller, operations.KEYVAL_POLL_KEYS, query, initial=initial)

@@ -70,23 +70,13 @@ class Pusher:
 
         If the caller is cancelled, the outcome is unknown. The same `NewMessage` can be pushed again safely.
         """
-        span = pushing((message,))
-        if span is None:
-            return await self._submit(message)
-        with span:
-            pushed = await self._submit(span.messages[0])
-            span.done((pushed,))
-        return pushed
+        in_span = pushing((message,))
+        return await self._submit(message) if in_span is None else (await in_span(self._push_many))[0]
 
     async def push_many(self, messages: Sequence[NewMessage]) -> list[Pushed]:
         """Push several messages. Results are in their order. Raises the first rejection after all have been tried."""
-        span = pushing(messages)
-        if span is None:
-            return await self._push_many(messages)
-        with span:
-            pushed = await self._push_many(span.messages)
-            span.done(pushed)
-        return pushed
+        in_span = pushing(messages)
+        return await (self._push_many(messages) if in_span is None else in_span(self._push_many))
 
     async def _push_many(self, messages: Sequence[NewMessage]) -> list[Pushed]:
         futures: list[asyncio.Future[Pushed]] = []

@@ -104,7 +104,7 @@ class Queue(Builder["Client"]):
 
         When the iteration ends, messages that were received but not yet returned are released.
         """
-        return self._client.iterate(self._choices)
+        return Messages(self._client, self._choices.of_a_consumer())
 
     def consume(self, handler: Handler) -> Consumption:
         """Call a handler for each message, until `limit`, `idle` or `stop` ends it: `await queue.consume(handler)`.
@@ -113,7 +113,7 @@ class Queue(Builder["Client"]):
         `each()`, otherwise the list of messages of a batch. When it returns, its messages are acknowledged. When it
         raises, they are rejected with the error text and the traceback. `concurrency` handlers run at the same time.
         """
-        return self._client.consume(self._choices, handler)
+        return Consumption(self._client, self._choices.of_a_consumer(), handler)
 
     @property
     def admin(self) -> QueueAdmin:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
-from types import TracebackType
+from functools import lru_cache, partial
 
 import msgspec
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer, TracerProvider
+from opentelemetry.trace import Link, SpanKind, Status, StatusCode, Tracer, TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
@@ -18,7 +17,7 @@ from hark._version import __version__
 from hark.api.types.delivery import Delivered
 from hark.client.arguments import NewMessage
 from hark.client.pushing import Pushed
-from hark.client.tracing import Note
+from hark.client.tracing import Note, PushInSpan, PushMany
 from hark.model.messages import MAX_STATE
 
 SYSTEM = "hark"
@@ -45,43 +44,26 @@ def with_context(message: NewMessage) -> NewMessage:
     return msgspec.structs.replace(message, **context)
 
 
-def push_span(messages: Sequence[NewMessage]) -> Push | None:
-    """A span for a push, if the program is in a span itself."""
+def pushing(messages: Sequence[NewMessage]) -> PushInSpan | None:
+    """What pushes the messages within a span, if the program is in a span and they have no context yet."""
     if not messages or any(message.traceparent is not None for message in messages):
         return None
-    return Push(messages) if trace.get_current_span().get_span_context().is_valid else None
+    return partial(_push, messages) if trace.get_current_span().get_span_context().is_valid else None
 
 
-class Push:
-    """A push within a span."""
-
-    def __init__(self, messages: Sequence[NewMessage]) -> None:
-        first = messages[0]
-        attributes = _attributes("push", "send", first.queue)
-        if len(messages) > 1:
-            attributes["messaging.batch.message_count"] = len(messages)
-        if first.partition is not None:
-            attributes["messaging.destination.partition.id"] = first.partition
-        self._scope = _tracer(trace.get_tracer_provider()).start_as_current_span(
-            f"push {first.queue}", kind=SpanKind.PRODUCER, attributes=attributes
-        )
-        self.messages = messages
-        self._span: Span = trace.INVALID_SPAN
-
-    def __enter__(self) -> Push:
-        self._span = self._scope.__enter__()
-        self.messages = [with_context(message) for message in self.messages]
-        return self
-
-    def done(self, pushed: Sequence[Pushed]) -> None:
-        """Record that the server stored the messages."""
+async def _push(messages: Sequence[NewMessage], push: PushMany) -> list[Pushed]:
+    first = messages[0]
+    attributes = _attributes("push", "send", first.queue)
+    if len(messages) > 1:
+        attributes["messaging.batch.message_count"] = len(messages)
+    if first.partition is not None:
+        attributes["messaging.destination.partition.id"] = first.partition
+    tracer = _tracer(trace.get_tracer_provider())
+    with tracer.start_as_current_span(f"push {first.queue}", kind=SpanKind.PRODUCER, attributes=attributes) as span:
+        pushed = await push([with_context(message) for message in messages])
         if len(pushed) == 1:
-            self._span.set_attribute("messaging.message.id", pushed[0].id)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._scope.__exit__(kind, error, trace)
+            span.set_attribute("messaging.message.id", pushed[0].id)
+        return pushed
 
 
 @contextmanager

@@ -6,17 +6,19 @@ Only a program that imported OpenTelemetry can have spans, so this module never 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from hark.api.types.delivery import Delivered
     from hark.client.arguments import NewMessage
-    from hark.client.spans import Push
+    from hark.client.pushing import Pushed
 
 _API = "opentelemetry.trace"
 
+PushMany: TypeAlias = "Callable[[Sequence[NewMessage]], Awaitable[list[Pushed]]]"
+PushInSpan: TypeAlias = "Callable[[PushMany], Awaitable[list[Pushed]]]"
 Note = Callable[[str, BaseException | None], None]
 """Records how the processing of messages ended, and the error if there was one."""
 
@@ -39,13 +41,13 @@ def stamped(message: NewMessage) -> NewMessage:
     return with_context(message)
 
 
-def pushing(messages: Sequence[NewMessage]) -> Push | None:
-    """A span around a push. None if there is no current span, or if the messages belong to a trace."""
+def pushing(messages: Sequence[NewMessage]) -> PushInSpan | None:
+    """What pushes the messages within a span. None if there is no current span, or if they belong to a trace."""
     if _API not in sys.modules:
         return None
-    from hark.client.spans import push_span
+    from hark.client import spans
 
-    return push_span(messages)
+    return spans.pushing(messages)
 
 
 def processing(messages: Sequence[Delivered]) -> AbstractContextManager[Note]:

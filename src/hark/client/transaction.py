@@ -6,19 +6,9 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Generic, TypeVar, Unpack
 
-import msgspec
-
 from hark.api import operations
-from hark.api.types.messages import OperationResult
-from hark.client.arguments import (
-    MAX_DELAY,
-    DeliveredMessage,
-    PushOptions,
-    Wrapped,
-    delivered_message,
-    milliseconds,
-    new_message,
-)
+from hark.api.types.messages import OperationResult, TransactionAnswer
+from hark.client.arguments import DeliveredMessage, PushOptions, Wrapped, delivered_message, milliseconds, new_message
 from hark.client.calling import Caller
 from hark.client.delivery.message import Message
 from hark.client.delivery.settling import Settled
@@ -28,14 +18,6 @@ from hark.errors import InvalidInput, TransactionRefused
 from hark.model import Status
 
 T = TypeVar("T")
-
-
-class TransactionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a committed transaction: one entry per push and settlement, in order."""
-
-    results: tuple[OperationResult, ...] = ()
-    versionstamp: str | None = None
-    """Versionstamp of the keys that it wrote. None if it wrote none."""
 
 
 class Transaction:
@@ -94,7 +76,7 @@ class Transaction:
             "error": error,
         }
         if delay is not None:
-            operation["delay"] = milliseconds(delay, "delay", 0, MAX_DELAY)
+            operation["delay"] = milliseconds(delay, "delay")
         # Completing a completed message succeeds. The server rejects any other repeated settlement.
         self._repeatable = self._repeatable and status == "completed"
         if isinstance(message, Message):
@@ -121,8 +103,10 @@ class Transaction:
         self._leases.append(lease if isinstance(lease, str) else delivered_message(lease).lease_id)
         return self
 
-    async def commit(self) -> TransactionResult:
-        """Apply everything. Raises `TransactionRefused` if the server rejects it; nothing was applied in that case.
+    async def commit(self) -> TransactionAnswer:
+        """Apply everything. Returns `results`: one per push and settlement, in order.
+
+        Raises `TransactionRefused` if the server rejects it; nothing was applied in that case.
 
         If the reply is lost, the client repeats the request when that is safe: with pushes, acknowledgements, and
         `set`, `delete`, `min` or `max` of keys. With other settlements, required leases, checks, sums or appended
@@ -133,7 +117,7 @@ class Transaction:
         self._open()
         self._tried = True
         if not self._operations and self.kv.empty:
-            return TransactionResult()
+            return TransactionAnswer("", True, ())
         body: dict[str, object] = {"operations": self._operations}
         if self._leases:
             body["requiredLeases"] = self._leases
@@ -147,7 +131,7 @@ class Transaction:
             text = answer.error or "the server rejected the transaction"
             raise TransactionRefused(text, code=answer.code, index=refused)
         self._conclude(answer.results)
-        return TransactionResult(results=answer.results, versionstamp=answer.kv.versionstamp if answer.kv else None)
+        return answer
 
     def _conclude(self, results: Sequence[OperationResult]) -> None:
         """Mark the settled messages, so that the end of their blocks does not settle them again."""

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Self
 
 from hark.api.types.dead_letters import ListedDeadLetter
+from hark.api.types.keys import AtomicResult
 from hark.client.admin import Admin as AsyncAdmin
 from hark.client.admin import DeadLetters as AsyncDeadLetters
 from hark.client.admin import Groups as AsyncGroups
 from hark.client.admin import Traces as AsyncTraces
-from hark.client.arguments import DeliveredMessage, KeyParts, Wrapped
+from hark.client.arguments import DeliveredMessage, Wrapped
 from hark.client.calling import Caller
 from hark.client.delivery.message import Message as AsyncMessage
 from hark.client.delivery.message import Received
 from hark.client.keys import Atomic as AsyncAtomic
-from hark.client.keys import AtomicResult, Change, KeyChanges
+from hark.client.keys import KeyChanges
 from hark.client.keys import KeyValue as AsyncKeyValue
 from hark.client.queue import QueueAdmin as AsyncQueueAdmin
 from hark.client.transaction import Transaction as AsyncTransaction
@@ -187,22 +188,12 @@ class KeyValue(Part[AsyncKeyValue]):
     delete_many = blocking(AsyncKeyValue.delete_many)
     list = iterating(AsyncKeyValue.list)
     count = blocking(AsyncKeyValue.count)
+    watch = iterating(AsyncKeyValue.watch)
+    watch_prefix = iterating(AsyncKeyValue.watch_prefix)
 
     def atomic(self) -> Atomic:
         """A new atomic write: checks and changes of keys that are applied together or not at all."""
         return Atomic(self.inner._caller, self.portal)
-
-    def watch(self, keys: Sequence[KeyParts], *, initial: bool = True) -> Iterator[Change]:
-        """Watch keys: an endless iterator over their changes, starting with the current entries.
-
-        With `initial=False`, it starts with the first change. After several quick writes to a key, you may see only the
-        last one.
-        """
-        return self.portal.iterate(self.inner.watch(keys, initial=initial))
-
-    def watch_prefix(self, prefix: KeyParts, *, limit: int = 100, initial: bool = True) -> Iterator[Change]:
-        """Watch the keys below a prefix, as `watch` does. It covers the first `limit` keys, at most 1000."""
-        return self.portal.iterate(self.inner.watch_prefix(prefix, limit=limit, initial=initial))
 
 
 class Transaction(Part[AsyncTransaction]):

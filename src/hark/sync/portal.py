@@ -14,18 +14,11 @@ from hark.errors import HarkError
 T = TypeVar("T")
 
 
-class Portal:
+class Portal(LoopThread):
     """Runs coroutines for threads that have no event loop."""
 
     def __init__(self) -> None:
-        self._thread = LoopThread("hark-sync")
-        self._lock = threading.Lock()
-        self._closed = False
-
-    @property
-    def closed(self) -> bool:
-        """Whether its thread has ended, or is about to end."""
-        return self._closed
+        super().__init__("hark-sync")
 
     def run(self, work: Coroutine[object, object, T], interrupted: Callable[[], object] | None = None) -> T:
         """Wait for a coroutine, from any thread but its own.
@@ -33,16 +26,11 @@ class Portal:
         Ctrl-C cancels the coroutine. With `interrupted`, the first Ctrl-C calls that function, waits for the coroutine
         and then raises.
         """
-        with self._lock:
-            refusal = None
-            if self._closed:
-                refusal = "the client is closed; create a new one with connect()"
-            elif self._thread.is_current:
-                refusal = "a sync client cannot be used on its own event loop; call it from another thread"
-            future = None if refusal else self._thread.submit(work)
-        if future is None:
+        if threading.current_thread() is self._thread:
             work.close()
-            raise HarkError(refusal or "", code="client_closed")
+            text = "a sync client cannot be used on its own event loop; call it from another thread"
+            raise HarkError(text, code="client_closed")
+        future = self.submit(work)
         try:
             try:
                 return future.result()
@@ -69,20 +57,6 @@ class Portal:
 
         while (found := self.run(step())) is not None:
             yield found[0]
-
-    def post(self, call: Callable[[], object]) -> None:
-        """Call a function soon on the event loop, without waiting for it."""
-        with self._lock:
-            if not self._closed:
-                self._thread.loop.call_soon_threadsafe(call)
-
-    def close(self) -> None:
-        """Cancel running coroutines and end the thread."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-        self._thread.end()
 
 
 A = TypeVar("A")

@@ -139,9 +139,7 @@ def _written(value: object) -> str:
     return text if len(text) <= 400 else text[:397] + "..."
 
 
-class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that was pushed, in any state."""
-
+class _Shown(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     """Id of the message."""
     queue: str
@@ -150,6 +148,11 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
     """The payload, decoded from JSON."""
     transaction_id: str
     """Idempotency key of the push."""
+
+
+class StoredMessage(_Shown, frozen=True, kw_only=True):
+    """A message that was pushed, in any state."""
+
     priority: int
     trace_id: str | None
     state: MessageState
@@ -174,31 +177,20 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.task is None else self.data.get("arguments", {})
 
 
-class ReceivedMessage(msgspec.Struct, frozen=True, kw_only=True):
+class ReceivedMessage(_Shown, frozen=True, kw_only=True):
     """A message that a test received with `drain`."""
 
-    id: str
-    queue: str
-    partition: str
-    data: Any
-    transaction_id: str
     priority: int
     attempt: int
     """Number of this delivery attempt, from 1."""
 
 
-class DeadMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A dead letter."""
+class DeadMessage(_Shown, frozen=True, kw_only=True):
+    """A dead letter. Its `id` is that of the dead letter, as `hark dlq requeue` takes it."""
 
-    id: str
-    """Id of the dead letter, as `hark dlq requeue` takes it."""
     message_id: str
     """Id of the message."""
-    queue: str
-    partition: str
     group: str
-    data: Any
-    transaction_id: str
     attempts: int
     error: str
     """The error of the last attempt."""

@@ -6,17 +6,17 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import wait
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from heapq import heappop, heappush
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-import uvloop
-
 from hark.broker import Broker
+from hark.client.io_thread import LoopThread
 from hark.clock import SECOND, Clock, FakeClock
+from hark.engine.api import KeyListener, Listener, ignore_keys
 from hark.engine.core.verbs import Call
 from hark.engine.sqlite import SqliteEngine
 from hark.http.app import App
@@ -142,6 +142,9 @@ _QUIET_TURNS = 8
 """Turns of the event loop without a new call, after which the engine counts as idle."""
 
 
+C = TypeVar("C", bound=Call)
+
+
 class ObservedEngine(SqliteEngine):
     """A store in memory that keeps settled messages for tests, and knows when no call is in flight."""
 
@@ -150,12 +153,20 @@ class ObservedEngine(SqliteEngine):
         self._calls = 0
         self._open: set[asyncio.Future[Any]] = set()
 
-    def _submit(self, call: Call) -> None:
-        super()._submit(call)
-        self._calls += 1
-        if call.future is not None:
-            self._open.add(call.future)
-            call.future.add_done_callback(self._open.discard)
+    async def start(self, listener: Listener, key_listener: KeyListener = ignore_keys) -> None:
+        """Open the store, and observe its calls."""
+        await super().start(listener, key_listener)
+        self._submit, self._submit_write = self._observed(self._submit), self._observed(self._submit_write)
+
+    def _observed(self, submit: Callable[[C], object]) -> Callable[[C], None]:
+        def observed(call: C) -> None:
+            submit(call)
+            self._calls += 1
+            if call.future is not None:
+                self._open.add(call.future)
+                call.future.add_done_callback(self._open.discard)
+
+        return observed
 
     async def rest(self) -> None:
         """Wait until every call has been answered and no answer has led to another call."""
@@ -184,29 +195,37 @@ class ServerThread:
         self.engine = ObservedEngine(self.clock)
         self.broker = Broker(self.engine, settings, self.clock, timers=self._timers)
         self.url = ""
-        self._ready: Future[None] = Future()
-        self._thread = threading.Thread(target=self._run, name="hark-test-server", daemon=True)
+        self._thread: LoopThread | None = None
+        self._ready = threading.Event()
+        self._stop = asyncio.Event()
 
     def start(self) -> None:
         """Start the server. Returns when it accepts requests; raises if it cannot start."""
-        self._thread.start()
-        self._ready.result(_ANSWER_SECONDS)
+        self._thread = LoopThread("hark-test-server")
+        self._serving = self._thread.submit(self._serve())
+        self._serving.add_done_callback(lambda _serving: self._ready.set())
+        self._ready.wait(_ANSWER_SECONDS)
+        if not self.url:
+            self.stop()
 
     def stop(self) -> None:
         """Answer waiting requests, close everything and wait for the end of the thread."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stop.set)
-            self._thread.join(_ANSWER_SECONDS)
-        if self._thread.is_alive():
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        thread.post(self._stop.set)
+        if not wait([self._serving], _ANSWER_SECONDS).done:
             raise TimeoutError(f"the test server did not stop within {_ANSWER_SECONDS:g} s")
+        thread.close()
+        self._serving.result()
 
     def call(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine in the server, and wait for it."""
-        if not self._thread.is_alive():
+        if self._thread is None:
             raise RuntimeError(
                 "the test server is not running; use it as a context manager: with HarkServer() as server"
             )
-        return asyncio.run_coroutine_threadsafe(make(), self._loop).result(_ANSWER_SECONDS)
+        return self._thread.submit(make()).result(_ANSWER_SECONDS)
 
     async def advance(self, seconds: float) -> None:
         """Move the clock from one due time to the next, and wait for the consequences of each."""
@@ -221,28 +240,14 @@ class ServerThread:
                 break
         await self.engine.expire()
         await self.engine.sweep_keys(10_000)
-        await self._collect()
-        await self.engine.rest()
-
-    async def _collect(self) -> None:
         while (await self.engine.collect()).more:
             pass
-
-    def _run(self) -> None:
-        try:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(self._serve())
-        except BaseException as error:
-            if self._ready.done():
-                raise
-            self._ready.set_exception(error)
+        await self.engine.rest()
 
     def _app(self) -> App:
         return App(self.broker, self._settings)
 
     async def _serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._stop = asyncio.Event()
         listener = listening.bound("127.0.0.1", 0)
         try:
             await self.broker.start()
@@ -255,7 +260,7 @@ class ServerThread:
             app.metrics.load = self.server.load
             await self.server.start(listener)
             self.url = listening.shown(listener)
-            self._ready.set_result(None)
+            self._ready.set()
             await self._stop.wait()
             self.server.stop_accepting()
             self.broker.stop_waiting()
@@ -382,7 +387,7 @@ class HarkServer:
         """Number of waiting pops."""
 
         async def count() -> int:
-            return self._thread.broker.waiting
+            return len(self._thread.broker.delivery.intentions)
 
         return self._thread.call(count)
 

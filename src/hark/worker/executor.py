@@ -90,7 +90,7 @@ CANCELLED_DELAY_MS = 1000
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 _log = logging.getLogger("hark.worker")
 
-Interruption = Literal["lost", "stopped"]
+Interruption = Literal["lost", "handed_back"]
 
 
 class UnknownTask(NotFound):
@@ -171,7 +171,7 @@ class Executor:
         for job in [job for job in self._jobs if job.in_flight is in_flight]:
             self._interrupt(job, "lost")
             if job.thread is not None:
-                self._conclude(job, "lost", None)
+                self._conclude(job, "lost")
 
     def stop(self) -> None:
         """Start no more handlers. Messages that still arrive are released."""
@@ -187,16 +187,16 @@ class Executor:
     def cancel(self) -> None:
         """Cancel running handlers. Functions in threads cannot be cancelled: their messages are released."""
         for job in list(self._jobs):
-            self._interrupt(job, "stopped")
+            self._interrupt(job, "handed_back")
             if job.thread is not None and not job.thread.done():
                 self._abandoned += 1
-                self._conclude(job, "handed_back", SettleDecision(job.message, "retry"))
+                self._conclude(job, "handed_back")
 
     def close(self) -> int:
         """Release the messages of handlers that did not end. Returns the number of abandoned handlers."""
         self._abandoned += len(self._jobs)
         for job in list(self._jobs):
-            self._conclude(job, "handed_back", SettleDecision(job.message, "retry"))
+            self._conclude(job, "handed_back")
         self.flush()
         self._threads.close()
         return self._abandoned
@@ -248,13 +248,13 @@ class Executor:
                 decision = SettleDecision(job.message)
                 note(ending, None)
             except KeyboardInterrupt:
-                self._conclude(job, "handed_back", SettleDecision(job.message, "retry"))
+                self._conclude(job, "handed_back")
                 raise
             except BaseException as failure:
                 ending, decision, error = self._decide(job, failure)
                 note(ending, failure if ending == "failed" else None)
         if job.interruption == "lost":
-            self._conclude(job, "lost", None)
+            self._conclude(job, "lost")
         else:
             self._conclude(job, ending, decision, error)
 
@@ -306,14 +306,16 @@ class Executor:
         if job.runner is not None:
             job.runner.cancel()
         if not job.begun:  # A task that was cancelled before its start cannot report its end.
-            self._conclude(
-                job, *(("lost", None) if why == "lost" else ("handed_back", SettleDecision(job.message, "retry")))
-            )
+            self._conclude(job, why)
 
-    def _conclude(self, job: Job, ending: Ending, decision: SettleDecision | None, error: str | None = None) -> None:
+    def _conclude(
+        self, job: Job, ending: Ending, decision: SettleDecision | None = None, error: str | None = None
+    ) -> None:
         """Report once how a job ended. A thread keeps its slot until it really ends."""
         if job.over:
             return
+        if ending == "handed_back" and decision is None:
+            decision = SettleDecision(job.message, "retry")
         job.over = True
         self._jobs.discard(job)
         seconds = self._monotonic() - job.started

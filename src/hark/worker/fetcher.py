@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from heapq import heappop, heappush
@@ -17,9 +17,9 @@ from hark.api.types.delivery import Delivered
 from hark.client.builder import PopParams
 from hark.client.calling import Caller
 from hark.client.delivery.leases import LeaseKeeper
-from hark.client.delivery.prefetcher import PollSource, Source
-from hark.client.delivery.settling import MOST_WITH_POP, PiggybackedAcks, Settled, SettleDecision, Settler
-from hark.client.delivery.socket import SocketSource
+from hark.client.delivery.prefetcher import PollSource
+from hark.client.delivery.settling import MOST_WITH_POP, PiggybackedAcks, Settled, SettleDecision
+from hark.client.delivery.socket import source_of
 from hark.client.io_thread import is_cancelling
 from hark.client.pushing import NewMessage
 from hark.errors import HarkError
@@ -74,18 +74,11 @@ class Fetcher:
         answered: Callable[[Sequence[Answered]], None],
         burst: bool = False,
         sockets: bool = False,
-        headers: Mapping[str, str] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._keeper = LeaseKeeper(caller, monotonic=monotonic)
-        self._source: Source
-        if sockets and params.waits:  # The messages and their settlements use the same socket.
-            self._source = SocketSource(caller, params, headers=headers, disconnected=self._keeper.hurry)
-            self._settler = self._source.settler
-        else:
-            self._settler = Settler(caller)
-            self._source = PollSource(caller, params, self._settler.give_back)
+        self._source, self._settler = source_of(caller, params, sockets, self._keeper.hurry)
         self._carries_acks = params.waits and isinstance(self._source, PollSource)
         self._acks: PiggybackedAcks | None = None
         """Settlements for the next poll to carry."""
@@ -108,14 +101,10 @@ class Fetcher:
         self._taking: asyncio.Task[list[Delivered]] | None = None
         self._in_flight: set[InFlight] = set()
         self._settling: set[asyncio.Task[None]] = set()
-        self._keeping: asyncio.Task[None] | None = None
         self.answered_at = monotonic()
         """When the server last answered a poll."""
         self.problem: str | None = None
         """The error of the last poll, or None."""
-
-    def open(self) -> None:
-        """Start to renew leases."""
         self._keeping = asyncio.get_running_loop().create_task(self._keeper.run())
 
     async def pull(self) -> None:
@@ -205,8 +194,7 @@ class Fetcher:
         for task in list(self._settling):
             task.cancel()
         self._keeper.close()
-        if self._keeping is not None:
-            await self._keeping
+        await self._keeping
         try:
             async with asyncio.timeout(max(end - self._monotonic(), _CLOSE_SECONDS)):
                 await self._source.close()

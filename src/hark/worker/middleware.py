@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import msgspec
 
@@ -99,14 +99,6 @@ class Outgoing(msgspec.Struct, eq=False):
     """The time of delivery, or None."""
     headers: dict[str, str] = {}
     """Headers of the message. Add strings here."""
-
-
-@runtime_checkable
-class SeesPushes(Protocol):
-    """A middleware that is called before each push."""
-
-    async def on_push(self, outgoing: Outgoing) -> None:
-        """Add headers, or raise to reject the push."""
 
 
 class Middleware:

@@ -15,13 +15,9 @@ from typing import Literal
 import msgspec
 
 from hark.api.types.delivery import Delivered
+from hark.client.arguments import MAX_DELAY, MAX_RETRY_DELAYS, seconds_of
 from hark.client.delivery.settling import SettleDecision
 from hark.errors import InvalidInput
-
-MAX_RETRIES = 100
-"""Maximum number of delays in the retry schedule of a message."""
-MAX_DELAY = 315_360_000.0
-"""Maximum delay of a message in seconds: ten years."""
 
 
 class Retry(Exception):
@@ -34,7 +30,7 @@ class Retry(Exception):
     def __init__(
         self, after: float | timedelta | None = None, *, reason: str = "asked for", counted: bool = True
     ) -> None:
-        self.after = None if after is None else seconds_of("Retry(after)", after)
+        self.after = None if after is None else seconds_of(after, "Retry(after)")
         self.counted = counted
         super().__init__(reason)
 
@@ -62,10 +58,10 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     """Share by which each delay is lengthened or shortened at random, 0 to 1."""
 
     def __post_init__(self) -> None:
-        if len(self.delays) > MAX_RETRIES:
-            raise InvalidInput(f"delays: expected at most {MAX_RETRIES}, got {len(self.delays)}")
+        if len(self.delays) > MAX_RETRY_DELAYS:
+            raise InvalidInput(f"delays: expected at most {MAX_RETRY_DELAYS}, got {len(self.delays)}")
         for index, delay in enumerate(self.delays):
-            seconds_of(f"delays[{index}]", delay)
+            seconds_of(delay, f"delays[{index}]")
         if not 0 <= self.jitter <= 1:
             raise InvalidInput(f"jitter: expected 0 to 1, got {self.jitter!r}")
 
@@ -84,11 +80,11 @@ class RetryPolicy(msgspec.Struct, frozen=True):
         The defaults give 5 retries, after 1, 2, 4, 8 and 16 seconds. `max_retries` is 0 to 100. `jitter` varies each
         delay at random, by 20 % by default.
         """
-        if not 0 <= max_retries <= MAX_RETRIES:
-            raise InvalidInput(f"max_retries: expected 0 to {MAX_RETRIES}, got {max_retries!r}")
+        if not 0 <= max_retries <= MAX_RETRY_DELAYS:
+            raise InvalidInput(f"max_retries: expected 0 to {MAX_RETRY_DELAYS}, got {max_retries!r}")
         if not (math.isfinite(factor) and factor >= 1):
             raise InvalidInput(f"factor: expected a number of at least 1, got {factor!r}")
-        begin, most = seconds_of("first", first), seconds_of("max_delay", max_delay)
+        begin, most = seconds_of(first, "first"), seconds_of(max_delay, "max_delay")
         delays: list[float] = []
         delay = min(begin, most)
         for _ in range(max_retries):
@@ -99,7 +95,7 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     @classmethod
     def schedule(cls, delays: Sequence[float | timedelta], *, jitter: float = 0.0) -> RetryPolicy:
         """Retry after these delays, one after the other: seconds or `timedelta` values, at most 100."""
-        return cls(tuple(seconds_of(f"delays[{index}]", delay) for index, delay in enumerate(delays)), jitter)
+        return cls(tuple(seconds_of(delay, f"delays[{index}]") for index, delay in enumerate(delays)), jitter)
 
     @classmethod
     def never(cls) -> RetryPolicy:
@@ -128,14 +124,6 @@ def policy_of(retry: RetryPolicy | int) -> RetryPolicy:
     if isinstance(retry, bool) or not isinstance(retry, int):
         raise InvalidInput(f"retry: expected a RetryPolicy or a number of retries, got {retry!r}")
     return RetryPolicy.exponential(max_retries=retry)
-
-
-def seconds_of(field: str, value: float | timedelta) -> float:
-    """Check a number of seconds, or a timedelta. The error names the field."""
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= MAX_DELAY:
-        raise InvalidInput(f"{field}: expected 0 to {MAX_DELAY:.0f} seconds, got {value!r}")
-    return float(seconds)
 
 
 Ending = Literal["done", "discarded", "failed", "retried", "refused", "handed_back", "lost"]

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -161,14 +160,6 @@ def _outcomes(ended: Ended, settled: Settled | None) -> Sequence[str]:
     return (ended.ending,)
 
 
-@runtime_checkable
-class HasMetrics(Protocol):
-    """A middleware with its own metrics."""
-
-    def prometheus(self) -> str:
-        """The metrics in the text format of Prometheus."""
-
-
 def prometheus(snapshot: Snapshot, polling: str, middleware: Sequence[object]) -> str:
     """All metrics of a worker: tasks, slots, polling and middleware."""
     ended = [
@@ -186,7 +177,7 @@ def prometheus(snapshot: Snapshot, polling: str, middleware: Sequence[object]) -
             gauge("worker_slots", "Maximum number of handlers that run at the same time.", one(snapshot.concurrency)),
         )
     )
-    return own.decode() + polling + "".join(each.prometheus() for each in middleware if isinstance(each, HasMetrics))
+    return own.decode() + polling + "".join(each.prometheus() for each in middleware if hasattr(each, "prometheus"))
 
 
 class Health(msgspec.Struct, frozen=True, rename="camel"):

@@ -7,15 +7,16 @@ import inspect
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, get_type_hints, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack, get_type_hints, overload
 
 import msgspec
 
 from hark import postgres
+from hark.client.arguments import seconds_of
 from hark.client.pushing import NewMessage, Pushed, new_message
 from hark.errors import HarkError, InvalidInput
-from hark.worker.middleware import Middleware, Outgoing, SeesPushes
-from hark.worker.retrying import RetryPolicy, policy_of, seconds_of
+from hark.worker.middleware import Middleware, Outgoing
+from hark.worker.retrying import RetryPolicy, policy_of
 
 if TYPE_CHECKING:
     from hark.worker.worker import Worker
@@ -207,26 +208,23 @@ DEFAULT_RETRY = RetryPolicy.exponential()
 _MAX_TASK_NAME = 200
 
 
-class PushOptions(msgspec.Struct, frozen=True, kw_only=True):
+class PushOptions(TypedDict, total=False):
     """Options of one push of a task. Times are seconds or a `timedelta`."""
 
-    delay: float | timedelta | None = None
+    delay: float | timedelta | None
     """Wait this long before the task can run."""
-    deliver_at: datetime | None = None
+    deliver_at: datetime | None
     """Run the task not before this time, which must have a time zone. An alternative to `delay`."""
-    priority: int | None = None
+    priority: int | None
     """0 to 9. The default is the priority of the task."""
-    key: str | None = None
+    key: str | None
     """Idempotency key. A second push with the same key is a `duplicate`."""
-    partition: str | None = None
+    partition: str | None
     """The partition of the queue. The default is `Default`."""
-    ttl: float | timedelta | None = None
+    ttl: float | timedelta | None
     """Expire the task if it has not started within this time."""
-    retry: RetryPolicy | None = None
-    """The retry policy of this push. The default is the policy of the task."""
-
-
-_PLAIN = PushOptions()
+    retry: RetryPolicy | int | None
+    """The retry policy or the number of retries of this push. The default is the policy of the task."""
 
 
 class Task(Generic[P, R]):
@@ -253,7 +251,7 @@ class Task(Generic[P, R]):
         self.signature = Signature(name, function)
         self.is_async = inspect.iscoroutinefunction(function)
         self.retry = DEFAULT_RETRY if retry is None else policy_of(retry)
-        self.timeout = None if timeout is None else seconds_of(f"timeout of task {name!r}", timeout)
+        self.timeout = None if timeout is None else seconds_of(timeout, f"timeout of task {name!r}")
         if self.timeout == 0:
             raise InvalidInput(f"timeout of task {name!r}: expected seconds above 0, or None for no limit, got 0")
         self.unique = _unique_names(name, unique, self.signature.names)
@@ -283,7 +281,7 @@ class Task(Generic[P, R]):
         Raises `WrongArguments` if the function does not take these arguments. Nothing is sent then.
         """
         delay: float | timedelta | None = kwargs.pop("delay", None)  # No parameter of a task can have this name.
-        return await self.send(_PLAIN if delay is None else PushOptions(delay=delay), args, kwargs)
+        return await self.send({"delay": delay}, args, kwargs)
 
     def push_sync(self, *args: P.args, **kwargs: P.kwargs) -> Pushed:
         """Push the task from a function that is not async, and wait until it is stored.
@@ -291,53 +289,31 @@ class Task(Generic[P, R]):
         In a handler's thread it uses the connection of the worker. Elsewhere each call opens and closes a connection:
         use `hark.sync` in a program that is not async and pushes often.
         """
-        return self._worker.push_from_thread(lambda: self.send(_PLAIN, args, kwargs))
+        return self._worker.push_from_thread(lambda: self.send({}, args, kwargs))
 
-    def options(
-        self,
-        *,
-        delay: float | timedelta | None = None,
-        deliver_at: datetime | None = None,
-        priority: int | None = None,
-        key: str | None = None,
-        partition: str | None = None,
-        ttl: float | timedelta | None = None,
-        retry: RetryPolicy | int | None = None,
-    ) -> TaskPush[P]:
+    def options(self, **options: Unpack[PushOptions]) -> TaskPush[P]:
         """Push options for this task: `await send_email.options(delay=60, priority=5).push(to="a@b.c", subject="hi")`.
 
-        - `delay`: seconds (or a `timedelta`) before the task can run. `deliver_at`: the time instead, with a time zone.
-        - `priority`: 0 to 9. The default is the priority of the task.
-        - `key`: idempotency key. A second push with the same key is a `duplicate`.
-        - `partition`: the partition of the queue.
-        - `ttl`: the task expires if it has not started within this many seconds.
-        - `retry`: the retry policy or the number of retries of this push, instead of the task's policy.
+        The options are the fields of `PushOptions`: `delay`, `deliver_at`, `priority`, `key`, `partition`, `ttl` and
+        `retry`.
         """
-        return TaskPush(
-            self,
-            PushOptions(
-                delay=delay,
-                deliver_at=deliver_at,
-                priority=priority,
-                key=key,
-                partition=partition,
-                ttl=ttl,
-                retry=None if retry is None else policy_of(retry),
-            ),
-        )
+        if unknown := options.keys() - PushOptions.__annotations__.keys():
+            raise TypeError(f"options() got an unexpected keyword argument {min(unknown)!r}")
+        retry = options.get("retry")
+        return TaskPush(self, {**options, "retry": None if retry is None else policy_of(retry)})
 
     async def push_in(self, connection: postgres.AsyncConnection, /, *args: P.args, **kwargs: P.kwargs) -> str:
         """Push the task in your own PostgreSQL transaction. It is stored when that commits. Returns its key.
 
         See `hark.postgres`. `connection` is one of asyncpg, psycopg or SQLAlchemy.
         """
-        return await postgres.send_message(connection, await self.message(_PLAIN, args, kwargs))
+        return await postgres.send_message(connection, await self.message({}, args, kwargs))
 
     def push_in_sync(
         self, connection: postgres.Connection | postgres.Cursors, /, *args: P.args, **kwargs: P.kwargs
     ) -> str:
         """Push the task in your own PostgreSQL transaction, on a connection that is not async."""
-        return postgres.send_message_sync(connection, _completed(self.message(_PLAIN, args, kwargs)))
+        return postgres.send_message_sync(connection, _completed(self.message({}, args, kwargs)))
 
     async def send(self, options: PushOptions, args: Sequence[object], kwargs: dict[str, object]) -> Pushed:
         """Check the arguments and push with these options."""
@@ -347,35 +323,32 @@ class Task(Generic[P, R]):
         """Check the arguments, and return the message to push with these options."""
         encoded = self.signature.encode(args, kwargs)
         headers = await self._headers(options, encoded)
-        policy, key = options.retry, options.key
+        retry, key, priority = options.get("retry"), options.get("key"), options.get("priority")
         if key is None and self.unique is not None:
             key = self.signature.unique_key(encoded, self.unique)
-        envelope = Envelope(task=self.name, arguments=encoded, headers=headers or None, own_schedule=policy is not None)
+        envelope = Envelope(task=self.name, arguments=encoded, headers=headers or None, own_schedule=retry is not None)
         return new_message(
             self._worker.queue,
             msgspec.Raw(_encode(envelope)),
-            partition=options.partition,
+            partition=options.get("partition"),
             key=key,
-            delay=options.delay,
-            deliver_at=options.deliver_at,
-            priority=self.priority if options.priority is None else options.priority,
-            ttl=options.ttl,
-            retry_delays=self.retry.delays if policy is None else policy.jittered(),
+            delay=options.get("delay"),
+            deliver_at=options.get("deliver_at"),
+            priority=self.priority if priority is None else priority,
+            ttl=options.get("ttl"),
+            retry_delays=self.retry.delays if retry is None else policy_of(retry).jittered(),
         )
 
     async def _headers(self, options: PushOptions, encoded: msgspec.Raw) -> dict[str, str]:
-        layers: Sequence[object] = self._worker.middleware
-        watching = [
-            layer
-            for layer in layers
-            if isinstance(layer, SeesPushes) and getattr(type(layer), "on_push", None) is not Middleware.on_push
-        ]
-        if not watching:
+        hooks = [layer.on_push for layer in self._worker.middleware if hasattr(layer, "on_push")]
+        hooks = [hook for hook in hooks if getattr(hook, "__func__", None) is not Middleware.on_push]
+        if not hooks:
             return {}
-        delay = None if options.delay is None else seconds_of("delay", options.delay)
-        outgoing = Outgoing(self.name, self.signature.decode(encoded), delay, options.deliver_at)
-        for layer in watching:
-            await layer.on_push(outgoing)
+        delay = options.get("delay")
+        seconds = None if delay is None else seconds_of(delay, "delay")
+        outgoing = Outgoing(self.name, self.signature.decode(encoded), seconds, options.get("deliver_at"))
+        for hook in hooks:
+            await hook(outgoing)
         for name, value in outgoing.headers.items():
             if not isinstance(value, str):  # No consumer could decode the message.
                 raise InvalidInput(f"header {name!r} of task {self.name!r}: expected a string, got {value!r}")

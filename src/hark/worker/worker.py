@@ -76,18 +76,13 @@ class WorkerRunOptions(msgspec.Struct, frozen=True, kw_only=True):
         raise InvalidInput(f"health: {text}")
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class Plan(WorkerRunOptions, frozen=True, kw_only=True):
     """The options of a run with all defaults filled in."""
 
     polling: PollingStrategy
     concurrency: int
     lease_seconds: int
     grace_seconds: float
-    wait: bool
-    timeout_ms: int
-    burst: bool
-    health: tuple[str, int] | None
-    handle_signals: bool
 
 
 def plan_for(
@@ -202,7 +197,7 @@ class Worker:
         self._concurrency = concurrency
         self._lease = lease
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, Client] = WeakKeyDictionary()
-        self._listeners: list[Callable[[TaskEvent], None]] = []
+        self.listeners: list[Callable[[TaskEvent], None]] = []
         self._worker_run: WorkerRun | None = None
 
     # Tasks ----------------------------------------------------------------------------------------------------
@@ -338,20 +333,7 @@ class Worker:
         plan = plan_for(options or WorkerRunOptions(), concurrency=self._concurrency, lease=self._lease)
         client = self.client
         plan, poll_metrics = polled_by_store(client.caller.transport, plan)
-        worker_run = self._worker_run = WorkerRun(
-            client.caller.transport,
-            self.queue,
-            self.group,
-            self.tasks,
-            self.middleware,
-            plan,
-            self._listeners,
-            name=self.name,
-            sockets=client.sockets,
-            headers=client.headers,
-            retry=client.caller.retry,
-            poll_metrics=poll_metrics,
-        )
+        worker_run = self._worker_run = WorkerRun(self, client, plan, poll_metrics)
         try:
             return await worker_run.run()
         finally:
@@ -400,5 +382,5 @@ class Worker:
 
         Returns a function that removes the listener.
         """
-        self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener)
+        self.listeners.append(listener)
+        return lambda: self.listeners.remove(listener)

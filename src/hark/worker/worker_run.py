@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -19,19 +19,17 @@ import msgspec
 
 from hark.client.arguments import MAX_NAME_BYTES
 from hark.client.builder import PopParams
-from hark.client.calling import CallPolicy, Transport
 from hark.client.io_thread import IoThread
 from hark.client.pushing import NewMessage
 from hark.polling import Poller, PollMetrics
 from hark.worker.executor import Executor
 from hark.worker.fetcher import LAST_ANSWER_SECONDS, Answered, Fetcher, seconds_until_due
-from hark.worker.middleware import AnyMiddleware
 from hark.worker.retrying import Ended
-from hark.worker.stats import Health, HealthEndpoint, Snapshot, Stats, Summary, TaskEvent, event_of, prometheus
-from hark.worker.task import AnyTask
+from hark.worker.stats import Health, HealthEndpoint, Snapshot, Stats, Summary, event_of, prometheus
 
 if TYPE_CHECKING:
-    from hark.worker.worker import Plan
+    from hark.client.client import Client
+    from hark.worker.worker import Plan, Worker
 
 EXIT_CODE = 1
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -144,39 +142,29 @@ class WorkerRun:
 
     def __init__(
         self,
-        transport: Transport,
-        queue: str,
-        group: str,
-        tasks: Mapping[str, AnyTask],
-        middleware: Sequence[AnyMiddleware],
+        worker: Worker,
+        client: Client,
         plan: Plan,
-        listeners: Sequence[Callable[[TaskEvent], None]] = (),
-        *,
-        name: str,
-        sockets: bool = False,
-        headers: Mapping[str, str] | None = None,
-        retry: CallPolicy | None = None,
         poll_metrics: PollMetrics | None = None,
+        *,
         monotonic: Callable[[], float] = time.monotonic,
         leave: Callable[[int], object] = os._exit,
     ) -> None:
-        self.worker_id = f"{name}-{uuid.uuid4().hex}"
+        self.worker_id = f"{worker.name}-{uuid.uuid4().hex}"
         """New for each run: a restarted worker has another id."""
         self.plan = plan
         self.health_port: int | None = None
-        self._queue = queue
+        self._worker = worker
+        self._client = client
         self._stats = Stats(monotonic)
-        self._listeners = listeners
-        self._sockets = sockets
-        self._headers = headers
         self._monotonic = monotonic
         self.loop = asyncio.get_running_loop()
         """The event loop of the handlers."""
-        self.io_thread = IoThread(transport, retry)
+        self.io_thread = IoThread(client.caller.transport, client.caller.retry)
         """The network thread."""
         self._params = PopParams(
-            queue=queue,
-            group=group,
+            queue=worker.queue,
+            group=worker.group,
             group_mode="shared",
             batch=plan.concurrency,
             partitions=plan.concurrency,
@@ -190,11 +178,11 @@ class WorkerRun:
         """The polls that cost something: the worker's own, or those of the store that polls for it."""
         self._fetcher: Fetcher | None = None
         self._endpoint = HealthEndpoint(
-            self._health, lambda: prometheus(self.snapshot(), self._poll_metrics.text(), middleware)
+            self._health, lambda: prometheus(self.snapshot(), self._poll_metrics.text(), worker.middleware)
         )
         self._executor = Executor(
-            tasks,
-            middleware,
+            worker.tasks,
+            worker.middleware,
             worker_id=self.worker_id,
             concurrency=plan.concurrency,
             finished=self._hand_over,
@@ -252,7 +240,7 @@ class WorkerRun:
         """The current state and counts."""
         return Snapshot(
             worker_id=self.worker_id,
-            queue=self._queue,
+            queue=self._worker.queue,
             concurrency=self.plan.concurrency,
             running=self._executor.running,
             stuck=self._executor.stuck,
@@ -269,7 +257,7 @@ class WorkerRun:
 
     async def run(self) -> Summary:
         """Work until stopped, or in a burst until there is nothing to do."""
-        await self.io_thread.start()
+        self.io_thread.start()
         try:
             with stop_signals(self.plan.handle_signals, self._stop_by_signal, self.stop_now):
                 await self.io_thread.run(self._open)
@@ -305,11 +293,9 @@ class WorkerRun:
             lose=lambda in_flight: self._here(lambda: self._executor.lose(in_flight)),
             answered=self._count,
             burst=plan.burst,
-            sockets=self._sockets,
-            headers=self._headers,
+            sockets=self._client.sockets,
             monotonic=self._monotonic,
         )
-        self._fetcher.open()
         if self._stopped_at is not None:  # A signal came first.
             self._stop_fetcher()
 
@@ -406,11 +392,11 @@ class WorkerRun:
 
     def _count(self, answered: Sequence[Answered]) -> None:
         self._stats.add(answered)
-        if self._listeners:  # Waking the other event loop costs more than counting.
+        if self._worker.listeners:  # Waking the other event loop costs more than counting.
             self._here(lambda: self._notify(answered))
 
     def _notify(self, answered: Sequence[Answered]) -> None:
-        for listener in list(self._listeners):
+        for listener in list(self._worker.listeners):
             for ended, settled in answered:
                 try:
                     listener(event_of(ended, settled))
@@ -443,7 +429,7 @@ class WorkerRun:
         return Health(
             status,
             self.worker_id,
-            self._queue,
+            self._worker.queue,
             self.plan.concurrency,
             self._executor.running,
             self._executor.stuck,

@@ -7,9 +7,10 @@ from datetime import datetime
 from typing import Any, Literal, TypeVar
 
 import msgspec
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType
 
-from hark.api.types import Answer, Body, Pagination, Success, decode_value
+from hark.api.types import Answer, Body, OptionalRaw, Page, Single, Success, decode_value, renamed
+from hark.api.types.delivery import AckBody, PushItem
 from hark.model import GroupMode, MessageState, Reason, ScheduledReason
 
 T = TypeVar("T")
@@ -149,12 +150,7 @@ class ActiveLease(Answer):
     first_message_id: str
 
 
-class LeasePage(Answer):
-    """A page of leases, the oldest first."""
-
-    items: tuple[ActiveLease, ...] = msgspec.field(name="leases")
-    total: int
-    pagination: Pagination
+LeasePage = renamed(Page[ActiveLease], "LeasePage", "A page of leases, the oldest first.", items="leases")
 
 
 class ExtendBody(Body):
@@ -180,10 +176,12 @@ class RenewalAnswer(Answer, omit_defaults=True):
     code: str | None = None
 
 
-class ExtendedLeases(Answer):
-    """The results of lease renewals, in the order of the leases."""
-
-    results: tuple[RenewalAnswer, ...]
+ExtendedLeases = renamed(
+    Single[tuple[RenewalAnswer, ...]],
+    "ExtendedLeases",
+    "The results of lease renewals, in the order of the leases.",
+    value="results",
+)
 
 
 class ExtendedLease(Answer, omit_defaults=True):
@@ -276,6 +274,26 @@ class ExplainedMessage(Answer):
 # Transactions ----------------------------------------------------------------------------------------------
 
 
+class PushOperation(PushItem, tag_field="type", tag="push", kw_only=True):
+    """A push: either several messages in `items`, or the fields of one message."""
+
+    queue: str = ""
+    items: list[PushItem] | None = None
+
+
+class AckOperation(AckBody, tag_field="type", tag="ack"):
+    """An acknowledgement."""
+
+
+class TransactionBody(Body):
+    """The operations of a transaction, in order, and the leases that they require."""
+
+    operations: list[PushOperation | AckOperation]
+    required_leases: list[str] | None = None
+    kv: OptionalRaw = UNSET
+    timers: list[msgspec.Raw] | None = None
+
+
 class OperationResult(Answer):
     """The result of one push or acknowledgement of a transaction. The server leaves out what is not of its type."""
 
@@ -311,8 +329,24 @@ class TransactionAnswer(Answer, omit_defaults=True):
     code: str | None = None
     kv: WrittenKeys | None = None
 
+    @property
+    def versionstamp(self) -> str | None:
+        """Versionstamp of the keys that it wrote. None if it wrote none."""
+        return None if self.kv is None else self.kv.versionstamp
+
 
 # Traces ----------------------------------------------------------------------------------------------------
+
+
+class TraceBody(Body):
+    """A trace event to record. Null means absent."""
+
+    partition_id: str | None = None
+    transaction_id: str | None = None
+    data: OptionalRaw = UNSET
+    consumer_group: str | None = None
+    event_type: str | None = None
+    trace_names: str | list[str] | None = None
 
 
 class RecordedTrace(Success):
@@ -342,10 +376,12 @@ class TraceEvent(Answer, rename=None):
         return decode_value(self.payload, shape, f"the data of trace {self.id}")
 
 
-class TracesOfMessage(Answer):
-    """Trace events about one message, the oldest first."""
-
-    traces: tuple[TraceEvent, ...]
+TracesOfMessage = renamed(
+    Single[tuple[TraceEvent, ...]],
+    "TracesOfMessage",
+    "Trace events about one message, the oldest first.",
+    value="traces",
+)
 
 
 class NamedTrace(TraceEvent, rename=None):
@@ -364,12 +400,9 @@ class NamedTrace(TraceEvent, rename=None):
         return msgspec.json.decode(self.message_payload)
 
 
-class NamedTraces(Answer):
-    """A page of trace events of one name, the newest first."""
-
-    items: tuple[NamedTrace, ...] = msgspec.field(name="traces")
-    total: int
-    pagination: Pagination
+NamedTraces = renamed(
+    Page[NamedTrace], "NamedTraces", "A page of trace events of one name, the newest first.", items="traces"
+)
 
 
 class TraceName(Answer, rename=None):
@@ -381,9 +414,4 @@ class TraceName(Answer, rename=None):
     last_seen: datetime
 
 
-class TraceNames(Answer):
-    """A page of trace names."""
-
-    items: tuple[TraceName, ...] = msgspec.field(name="trace_names")
-    total: int
-    pagination: Pagination
+TraceNames = renamed(Page[TraceName], "TraceNames", "A page of trace names.", items="trace_names")

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Generator, Sequence
-from typing import Self, cast
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING, Self, cast
 
 import msgspec
 
@@ -20,6 +20,9 @@ from hark.client.io_thread import is_cancelling
 from hark.client.tracing import processing
 from hark.errors import HarkError
 
+if TYPE_CHECKING:
+    from hark.client.client import Client
+
 
 class Messages:
     """An async iterator over messages, received in batches. `queue.messages()` creates it.
@@ -27,14 +30,8 @@ class Messages:
     However the iteration ends, messages that were received but not yet returned are released.
     """
 
-    def __init__(
-        self,
-        open_prefetcher: Callable[[], Awaitable[Prefetcher]],
-        retire: Callable[[Prefetcher], object],
-        choices: Choices,
-    ) -> None:
-        self._open_prefetcher = open_prefetcher
-        self._retire = retire
+    def __init__(self, client: Client, choices: Choices) -> None:
+        self._client = client
         self._choices = choices
         self._left = choices.limit
         self._prefetcher: Prefetcher | None = None
@@ -50,7 +47,7 @@ class Messages:
             await self.aclose()
             raise StopAsyncIteration
         if self._prefetcher is None:
-            self._prefetcher = await self._open_prefetcher()
+            self._prefetcher = self._client.open_prefetcher(self._choices)
             self._loop = asyncio.get_running_loop()
         message = await self._prefetcher.next(self._choices.batch if self._left is None else self._left)
         if message is None:
@@ -77,7 +74,7 @@ class Messages:
         # After `break` or an exception no method is called any more, so the client closes the prefetcher.
         if self._prefetcher is not None and self._loop is not None:
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._retire, self._prefetcher)
+                self._loop.call_soon_threadsafe(self._client.retire, self._prefetcher)
 
 
 Handler = Callable[[Message], object] | Callable[[list[Message]], object]
@@ -193,10 +190,8 @@ class Consumption:
     the traceback. A handler can also settle messages itself.
     """
 
-    def __init__(
-        self, open_prefetcher: Callable[[], Awaitable[Prefetcher]], choices: Choices, handler: Handler
-    ) -> None:
-        self._open_prefetcher = open_prefetcher
+    def __init__(self, client: Client, choices: Choices, handler: Handler) -> None:
+        self._client = client
         self._choices = choices
         self._handler = cast(Callable[[object], object], a_function(handler, "handler"))
         self._on_success: Callable[[object, object], object] | None = None
@@ -253,7 +248,9 @@ class Consumption:
         return Consumed(self._succeeded, self._failed)
 
     async def _loop(self, budget: Budget) -> None:
-        prefetcher = await self._open_prefetcher()
+        # A handler that blocks the event loop must not keep the messages of the others from being read and renewed.
+        apart = self._choices.concurrency > 1 and self._choices.renewed_seconds is not None
+        prefetcher = self._client.open_prefetcher(self._choices, apart)
         self._prefetchers.add(prefetcher)
         if self._stopping:
             prefetcher.interrupt()
@@ -287,21 +284,13 @@ class Consumption:
         try:
             while not self._stopping and (messages := await prefetcher.begin(1 if self._singly else None)):
                 begun += len(messages)
-                given = messages[0] if self._singly else messages
-                await self._attempt(prefetcher, acks, messages, given, last=not prefetcher.buffered)
+                await self._attempt(prefetcher, acks, messages, last=not prefetcher.buffered)
         finally:
             await prefetcher.give_back_buffered()
         return begun
 
-    async def _attempt(
-        self,
-        prefetcher: Prefetcher,
-        acks: Acks,
-        messages: Sequence[Message],
-        given: Message | list[Message],
-        *,
-        last: bool,
-    ) -> None:
+    async def _attempt(self, prefetcher: Prefetcher, acks: Acks, messages: list[Message], *, last: bool) -> None:
+        given = messages[0] if self._singly else messages
         try:
             await self._process(messages, given)
         except BaseException as error:

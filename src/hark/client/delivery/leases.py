@@ -237,7 +237,7 @@ class LeaseKeeper:
             body = {"leaseIds": lease_ids, "seconds": whole}
             try:
                 answer = await self._caller.ask(operations.EXTEND_MANY, body=body, seconds=within)
-                return {result.lease_id: result for result in answer.results}
+                return {result.lease_id: result for result in answer.value}
             except HarkError as error:
                 if error.status not in (404, 405):
                     raise
@@ -273,24 +273,23 @@ class Holds:
         self._io_thread: IoThread | None = None
         self._keeper: LeaseKeeper | None = None
         self._running: asyncio.Future[None] | None = None
-        self._starting = asyncio.Lock()
         self._closed = False
 
-    async def keeper(self) -> LeaseKeeper:
+    def keeper(self) -> LeaseKeeper:
         """The running lease keeper."""
         if self._closed:
             # A handler that outlives the client would start it again, and nothing would close it.
             raise client_closed()
         if self._keeper is None:
-            async with self._starting:
-                if self._keeper is None:
-                    await self._start()
-        assert self._keeper is not None
+            io_thread = IoThread(self._transport, self._retry)
+            io_thread.start()
+            self._io_thread, self._keeper = io_thread, LeaseKeeper(io_thread.caller)
+            self._running = io_thread.spawn(self._keeper.run())
         return self._keeper
 
-    async def io_thread(self) -> IoThread | None:
+    def io_thread(self) -> IoThread | None:
         """The thread of the running lease keeper. None if the server can only be reached from this event loop."""
-        await self.keeper()
+        self.keeper()
         assert self._io_thread is not None
         return None if self._io_thread.is_inline else self._io_thread
 
@@ -309,12 +308,6 @@ class Holds:
             finally:
                 await self._io_thread.close()
                 self._keeper = self._running = self._io_thread = None
-
-    async def _start(self) -> None:
-        io_thread = IoThread(self._transport, self._retry)
-        await io_thread.start()
-        self._io_thread, self._keeper = io_thread, LeaseKeeper(io_thread.caller)
-        self._running = io_thread.spawn(self._keeper.run())
 
 
 class _Fate:
@@ -362,7 +355,7 @@ class Lease:
         """Renew the lease from now on. It may be `age` seconds old: one that may end soon is renewed before."""
         if self._holds is None or self._keeper is not None:
             return
-        keeper = await self._holds.keeper()
+        keeper = self._holds.keeper()
         if self._seconds is None or age >= self._seconds - min(self._seconds / 3, FIRST_AFTER):
             seconds = self._seconds or RENEWED_LEASE_SECONDS
             try:

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import msgspec
 
@@ -26,6 +26,18 @@ T = TypeVar("T")
 _UNREAD = object()
 
 
+class _Field(Generic[T]):
+    """A field of the delivery as an attribute of the message."""
+
+    def __init__(self, name: str, doc: str) -> None:
+        self._name = name
+        self.__doc__ = doc
+
+    def __get__(self, message: Received, _kind: type | None = None) -> T:
+        value: T = self if message is None else getattr(message.delivered, self._name)
+        return value
+
+
 class Received:
     """A delivered message: its payload and its metadata."""
 
@@ -35,10 +47,23 @@ class Received:
         self.delivered = delivered
         self._data: Any = _UNREAD
 
-    @property
-    def id(self) -> str:
-        """Id of the message, unique across all queues."""
-        return self.delivered.id
+    id = _Field[str]("id", "Id of the message, unique across all queues.")
+    queue = _Field[str]("queue", "Name of the queue.")
+    partition = _Field[str]("partition", "Name of the partition.")
+    offset = _Field[int](
+        "offset", "Offset of the message in its partition. The first message of a partition has offset 1."
+    )
+    attempt = _Field[int](
+        "delivery_attempt",
+        "Number of this delivery attempt, from 1. Failures and expired leases count; released deliveries do not.",
+    )
+    transaction_id = _Field[str]("transaction_id", "Idempotency key of the push.")
+    trace_id = _Field[str | None]("trace_id", "The `trace_id` that the producer gave, or None.")
+    lease_id = _Field[str]("lease_id", "Id of the lease. Empty if the message was received with `auto_ack`.")
+    group = _Field[str]("consumer_group", "Name of the consumer group that received the message.")
+    priority = _Field[int](
+        "priority", "Priority of the message, 0 to 9. Shared groups receive higher priorities first."
+    )
 
     @property
     def raw(self) -> bytes:
@@ -62,54 +87,9 @@ class Received:
             ) from error
 
     @property
-    def queue(self) -> str:
-        """Name of the queue."""
-        return self.delivered.queue
-
-    @property
-    def partition(self) -> str:
-        """Name of the partition."""
-        return self.delivered.partition
-
-    @property
-    def offset(self) -> int:
-        """Offset of the message in its partition. The first message of a partition has offset 1."""
-        return self.delivered.offset
-
-    @property
-    def attempt(self) -> int:
-        """Number of this delivery attempt, from 1. Failures and expired leases count; released deliveries do not."""
-        return self.delivered.delivery_attempt
-
-    @property
     def created_at(self) -> datetime:
         """Time of the push, by the server's clock."""
         return datetime.fromisoformat(self.delivered.created_at)
-
-    @property
-    def transaction_id(self) -> str:
-        """Idempotency key of the push."""
-        return self.delivered.transaction_id
-
-    @property
-    def trace_id(self) -> str | None:
-        """The `trace_id` that the producer gave, or None."""
-        return self.delivered.trace_id
-
-    @property
-    def lease_id(self) -> str:
-        """Id of the lease. Empty if the message was received with `auto_ack`."""
-        return self.delivered.lease_id
-
-    @property
-    def group(self) -> str:
-        """Name of the consumer group that received the message."""
-        return self.delivered.consumer_group
-
-    @property
-    def priority(self) -> int:
-        """Priority of the message, 0 to 9. Shared groups receive higher priorities first."""
-        return self.delivered.priority
 
 
 _MAX_DELAY_SECONDS = (2**53 - 1) / 1000
@@ -210,7 +190,7 @@ class Message(Received):
 
     async def begin(self) -> None:
         """Renew the lease from now on, until the message is settled. `async with` calls this."""
-        if self._settled_as is None and self.lease_id:
+        if self._settled_as is None and self.delivered.lease_id:
             await self._lease.begin(self._session.extend)
 
     async def __aenter__(self) -> Self:

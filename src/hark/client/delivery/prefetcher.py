@@ -240,7 +240,7 @@ class ConsumerSession:
 
 
 def _unsettled(messages: Sequence[Message]) -> list[Message]:
-    return [message for message in messages if message.settled is None and message.lease_id]
+    return [message for message in messages if message.settled is None and message.delivered.lease_id]
 
 
 class Prefetcher:
@@ -258,12 +258,11 @@ class Prefetcher:
         choices: Choices,
         strategy: PollingStrategy,
         forget: Callable[[Prefetcher], object],
-        *,
-        overlaps: bool = False,
         io_thread: IoThread | None = None,
     ) -> None:
         self.session = session
-        self.overlaps = overlaps
+        # A poll that does not wait would find nothing before the ack and then rest. A socket needs no poll at all.
+        self.overlaps = choices.waits and isinstance(source, PollSource)
         """Whether the next batch can be requested while the previous one is being settled."""
         self.buffered: deque[Message] = deque()
         self._in_order = choices.group_mode != "shared"

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar, get_args
 
@@ -19,7 +19,7 @@ from hark.api.types.delivery import AckAnswer, AckBody, Delivered
 from hark.api.types.frames import Error, ServerFrame
 from hark.client.builder import PopParams
 from hark.client.calling import Caller, CallPolicy, ConnectionFailed, not_hark
-from hark.client.delivery.prefetcher import check_most
+from hark.client.delivery.prefetcher import PollSource, check_most
 from hark.client.delivery.settling import PiggybackedAcks, SettleDecision, Settler
 from hark.client.http import FailoverTransport, HttpTransport, connector, unreachable
 from hark.errors import HarkError, InvalidInput, error_of
@@ -248,7 +248,6 @@ class SocketSource:
         caller: Caller,
         params: PopParams,
         *,
-        headers: Mapping[str, str] | None = None,
         disconnected: Callable[[], None] = lambda: None,
         linger: float = LINGER_SECONDS,
         monotonic: Callable[[], float] = time.monotonic,
@@ -259,10 +258,11 @@ class SocketSource:
         transport = caller.transport
         if transport.fork() is None:
             raise InvalidInput(f"{transport.url}: a server in this process has no WebSockets; use it without ws://")
-        self._urls = transport.urls if isinstance(transport, FailoverTransport) else (transport.url,)
-        self._tls = transport.tls if isinstance(transport, HttpTransport | FailoverTransport) else None
+        servers = transport.servers if isinstance(transport, FailoverTransport) else [transport]
+        self._urls = [server.url for server in servers]
+        self._http = next((server for server in servers if isinstance(server, HttpTransport)), None)
+        """Has the headers and the certificates of all servers."""
         self._params = params
-        self._headers = dict(headers or {})
         self._disconnected = disconnected
         """Called when a connection has ended: the messages that it delivered need a renewal."""
         self._linger = linger
@@ -397,8 +397,9 @@ class SocketSource:
             await self._connection.close()
             self._connection = None
         if self._session is None:
+            headers, tls = (None, None) if self._http is None else (self._http.headers, self._http.tls)
             jar = aiohttp.DummyCookieJar()
-            self._session = aiohttp.ClientSession(headers=self._headers, cookie_jar=jar, connector=connector(self._tls))
+            self._session = aiohttp.ClientSession(headers=headers, cookie_jar=jar, connector=connector(tls))
         url = self._urls[self._failures % len(self._urls)]
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
@@ -456,6 +457,21 @@ class SocketSource:
         task = asyncio.get_running_loop().create_task(self.settler.give_back(messages))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def source_of(
+    caller: Caller,
+    params: PopParams,
+    sockets: bool,
+    disconnected: Callable[[], None],
+    settler: Settler | None = None,
+) -> tuple[PollSource | SocketSource, Settler]:
+    """The source of a consumer's messages, and what settles them: with WebSockets, both use the same socket."""
+    if sockets and params.seconds:
+        source = SocketSource(caller, params, disconnected=disconnected)
+        return source, source.settler
+    settler = settler or Settler(caller)
+    return PollSource(caller, params, settler.give_back), settler
 
 
 async def _quietly(call: Awaitable[object]) -> None:

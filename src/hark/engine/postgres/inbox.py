@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple
 
@@ -77,9 +77,8 @@ class _Plan(NamedTuple):
 class PostgresInbox:
     """What one server knows of the inbox. The table has the facts, and each move is one transaction."""
 
-    def __init__(self, store: Store, now: Callable[[], int | None]) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._now = now
         self._wakeup = asyncio.Event()
         self._listens = False
         self._doubted_until = 0.0
@@ -156,7 +155,7 @@ class PostgresInbox:
 
     async def move(self, seal: Seal) -> bool:
         self._busy = False
-        mover = _Mover(self._store, self._now, seal)
+        mover = _Mover(self._store, seal)
         try:
             await self._move_deferred(mover)
             found = await self._move_new(mover)
@@ -220,9 +219,8 @@ class PostgresInbox:
 class _Mover:
     """One run over planned rows."""
 
-    def __init__(self, store: Store, now: Callable[[], int | None], seal: Seal) -> None:
+    def __init__(self, store: Store, seal: Seal) -> None:
         self._store = store
-        self._now = now
         self._seal = seal
         self.moved = 0
         self.mismatched = False
@@ -281,8 +279,7 @@ class _Mover:
         batch.add(messages)
         positions = [position + 1 for position in batch.items]
         ids = [row["id"] for row in rows]
-        row = await store.pool.fetchrow(_MOVE, self._now(), *batch.arguments(), ids, positions)
-        assert row is not None
+        [row] = await store.pool.call(_MOVE, *batch.arguments(), ids, positions)
         busy, gone, stale, partition_ids, tails, offsets, codes = row
         if busy:
             raise _Busy
@@ -302,8 +299,8 @@ class _Mover:
                 self.refused[one["queue"]] = str(outcome.error)
             else:
                 await self._refuse(one, str(outcome.error))
-        notifications = Notifications(store)
-        notifications.arrived(batch.arrivals(partitions, codes, store.now()))
+        notifications = Notifications(store=store)
+        notifications.pushed(batch.arrivals(partitions, codes))
         notifications.send()
         return None
 
@@ -332,7 +329,7 @@ def _loop_time() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def inbox_metrics(pool: Pool, inbox: PostgresInbox | None) -> dict[str, float]:
+async def inbox_metrics(pool: Pool, inbox: PostgresInbox) -> dict[str, float]:
     """Numbers by name."""
     row = await pool.fetchrow("select * from hark.inbox_numbers_v1()")
     assert row is not None
@@ -340,5 +337,5 @@ async def inbox_metrics(pool: Pool, inbox: PostgresInbox | None) -> dict[str, fl
         "inbox_rows": row["o_rows"],
         "inbox_oldest_seconds": row["o_oldest_seconds"],
         "inbox_refused": row["o_refused"],
-        "inbox_moved": 0 if inbox is None else inbox.moved,
+        "inbox_moved": inbox.moved,
     }
