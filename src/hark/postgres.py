@@ -156,7 +156,7 @@ def _statement(marks: Sequence[str]) -> str:
 def _values(message: NewMessage) -> dict[str, str | None]:
     """The arguments of `hark.send`, in the order of `_PARAMETERS`."""
     message = stamped(message)
-    if message.keys_if_undelivered is not None:
+    if message.keys_if_undelivered:
         raise InvalidInput("keys_if_undelivered: not supported in a transaction of your own; push the message instead")
     backoff = message.backoff_schedule
     values = (
