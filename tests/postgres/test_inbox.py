@@ -426,6 +426,30 @@ _FUNCTIONS = (
 )
 
 
+async def blocks(connection: asyncpg.Connection, seen: str | None) -> int:
+    """How many blocks a look reads."""
+    explained = await connection.fetchval(
+        "explain (analyze, buffers, format json) select * from hark.plan_inbox_v1($1, null, '{}', 1000)", seen
+    )
+    plan = msgspec.json.decode(explained)[0]["Plan"]
+    return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+
+
+async def test_a_look_does_not_read_what_an_old_snapshot_keeps(
+    here: Driver, app: asyncpg.Connection, postgres_url: str
+) -> None:
+    async with connected(postgres_url) as report, report.transaction(isolation="repeatable_read", readonly=True):
+        await report.fetchval("select count(*) from hark.inbox")
+        await app.execute("select hark.send('orders', to_jsonb(n), 'p') from generate_series(1, 5000) n")
+        assert await move(here) == 5000
+        await send(app, "orders", "last")
+        for _ in range(2):  # The first one also reads what the session does not know yet.
+            whole, new = await blocks(app, None), await blocks(app, inbox_of(here)._seen)
+        assert await move(here) == 1
+    assert whole > 80, "all rows that were there"
+    assert new < 15
+
+
 async def test_a_failing_look_says_so(here: Driver) -> None:
     inbox = inbox_of(here)
     await here.engine.close()

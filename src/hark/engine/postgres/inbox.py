@@ -137,7 +137,9 @@ class PostgresInbox:
                 connection.add_termination_listener(lambda _, lost=lost: lost.set())
                 await connection.add_listener(CHANNEL, self._notified)
                 self._listens = True
-                self._wakeup.set()  # What was committed before it listened.
+                # What was committed before it listened; and after a failover, other transactions may have old numbers.
+                self._whole_at = 0.0
+                self._wakeup.set()
                 await lost.wait()
             except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
                 log.debug("cannot listen for messages of the inbox; polling: %s", error)
@@ -154,6 +156,7 @@ class PostgresInbox:
     # Moving ------------------------------------------------------------------------------------------------
 
     async def move(self, seal: Seal) -> bool:
+        announced = self._announced or self._busy
         self._busy = False
         mover = _Mover(self._store, seal)
         try:
@@ -165,7 +168,7 @@ class PostgresInbox:
         finally:
             self.moved += mover.moved
         self._behind = self._announced and not mover.moved
-        if found and not self._announced:
+        if found and not announced:
             self._doubted_until = _loop_time() + _DOUBT_SECONDS
         return mover.mismatched
 

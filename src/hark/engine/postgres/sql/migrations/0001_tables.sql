@@ -142,7 +142,7 @@ create table hark.inbox (
     trace_id text,
     trace_context text,
     error text
-);
+) with (vacuum_truncate = off, toast.vacuum_truncate = off);
 comment on column hark.inbox.xid is 'The transaction that sent it. Snapshots tell by it what they have not seen.';
 comment on column hark.inbox.error is 'Why it was refused: it stays until someone deletes it, or sets this to null to try again.';
 create index inbox_xid on hark.inbox (xid);

@@ -31,35 +31,36 @@ declare
     v_ttl bigint;
     v_id text := coalesce(nullif(transaction_id, ''), gen_random_uuid()::text);
     v_payload text := payload::text;
+    v_wrong text;
 begin
-    perform hark.check_sent_v1(queue is not null and octet_length(queue) between 1 and 255,
-        'queue: expected a name of 1 to 255 bytes');
-    perform hark.check_sent_v1(payload is not null, 'payload: expected JSON; null as a payload is ''null''::jsonb');
-    perform hark.check_sent_v1(octet_length(v_payload) <= 10485760, 'payload: expected at most 10485760 bytes of JSON');
-    perform hark.check_sent_v1(octet_length(v_payload) <= 512 or not jsonb_path_exists(payload,
-        'strict $.**{256} ? (@.type() == "array" || @.type() == "object")'), 'payload: must be nested at most 256 levels deep');
-    perform hark.check_sent_v1(partition is not null and octet_length(partition) between 1 and 255,
-        'partition: expected a name of 1 to 255 bytes');
-    perform hark.check_sent_v1(octet_length(v_id) <= 255, 'transaction_id: expected at most 255 bytes');
-    perform hark.check_sent_v1(priority between 0 and 9, 'priority: expected an integer from 0 to 9');
-    perform hark.check_sent_v1(delay is null or deliver_at is null, 'delay, deliver_at: expected one of them, got both');
-    perform hark.check_sent_v1(delay is null or delay between interval '0' and interval '3650 days',
-        'delay: expected an interval from 0 to 3650 days');
-    perform hark.check_sent_v1(deliver_at is null
-        or deliver_at between timestamptz '1970-01-01 00:00:00+00' and timestamptz '9999-01-01 00:00:00+00',
-        'deliver_at: expected a time from 1970 to 9998');
-    perform hark.check_sent_v1(ttl is null or ttl between interval '1 millisecond' and interval '36500 days',
-        'ttl: expected an interval from 1 millisecond to 36500 days');
-    perform hark.check_sent_v1(backoff_schedule is null or (
-        cardinality(backoff_schedule) <= 100 and array_position(backoff_schedule, null) is null
-        and 0 <= all (backoff_schedule) and 315360000000 >= all (backoff_schedule)),
-        'backoff_schedule: expected at most 100 delays in milliseconds, each from 0 to 315360000000');
-    perform hark.check_sent_v1(traceparent is null
-        or traceparent ~ '^(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$',
-        'traceparent: expected a W3C trace context, such as 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01');
-    perform hark.check_sent_v1(tracestate is null
-        or (traceparent is not null and length(tracestate) <= 512 and tracestate ~ '^[!-~][ -~]*$'),
-        'tracestate: expected up to 512 printable ASCII characters, and a traceparent');
+    -- One expression, of what does not fit: a transaction may send thousands.
+    v_wrong := case
+        when (octet_length(queue) between 1 and 255) is not true then 'queue: expected a name of 1 to 255 bytes'
+        when v_payload is null then 'payload: expected JSON; null as a payload is ''null''::jsonb'
+        when octet_length(v_payload) > 10485760 then 'payload: expected at most 10485760 bytes of JSON'
+        when octet_length(v_payload) > 512 and jsonb_path_exists(payload,
+            'strict $.**{256} ? (@.type() == "array" || @.type() == "object")')
+            then 'payload: must be nested at most 256 levels deep'
+        when (octet_length(partition) between 1 and 255) is not true then 'partition: expected a name of 1 to 255 bytes'
+        when octet_length(v_id) > 255 then 'transaction_id: expected at most 255 bytes'
+        when (priority between 0 and 9) is not true then 'priority: expected an integer from 0 to 9'
+        when delay is not null and deliver_at is not null then 'delay, deliver_at: expected one of them, got both'
+        when delay not between interval '0' and interval '3650 days' then 'delay: expected an interval from 0 to 3650 days'
+        when deliver_at not between timestamptz '1970-01-01 00:00:00+00' and timestamptz '9999-01-01 00:00:00+00'
+            then 'deliver_at: expected a time from 1970 to 9998'
+        when ttl not between interval '1 millisecond' and interval '36500 days'
+            then 'ttl: expected an interval from 1 millisecond to 36500 days'
+        when cardinality(backoff_schedule) > 100 or array_position(backoff_schedule, null) is not null
+            or not (0 <= all (backoff_schedule) and 315360000000 >= all (backoff_schedule))
+            then 'backoff_schedule: expected at most 100 delays in milliseconds, each from 0 to 315360000000'
+        when traceparent !~ '^(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$'
+            then 'traceparent: expected a W3C trace context, such as 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01'
+        when tracestate is not null and (traceparent is null or length(tracestate) > 512 or tracestate !~ '^[!-~][ -~]*$')
+            then 'tracestate: expected up to 512 printable ASCII characters, and a traceparent'
+    end;
+    if v_wrong is not null then
+        raise exception using errcode = 'invalid_parameter_value', message = 'hark.send: ' || v_wrong;
+    end if;
     if delay is not null then
         v_due := v_now + (extract(epoch from delay) * 1000000)::bigint;
     elsif deliver_at is not null then
@@ -77,15 +78,6 @@ begin
     return v_id;
 end $$;
 comment on function hark.send is 'Send a message to a queue of Hark when this transaction commits; returns its transaction id.';
-
--- Raises an error of the sender's unless something is so.
-create or replace function hark.check_sent_v1(p_fits boolean, p_text text) returns void
-language plpgsql immutable as $$
-begin
-    if p_fits is not true then
-        raise exception using errcode = 'invalid_parameter_value', message = 'hark.send: ' || p_text;
-    end if;
-end $$;
 
 -- Lets a role send, and do nothing else.
 create or replace function hark.allow_send(p_role name) returns void
@@ -139,7 +131,7 @@ begin
                 where i.xid >= pg_snapshot_xmax(p_seen::pg_snapshot)
                 union all
                 select i.id, i.queue, i.error, octet_length(i.payload)
-                from pg_snapshot_xip(p_seen::pg_snapshot) as x(xid) join hark.inbox i on i.xid = x.xid
+                from hark.inbox i where i.xid = any (array(select pg_snapshot_xip(p_seen::pg_snapshot)))
             ) as n
             where n.error is null and n.queue <> all (p_except) order by n.id limit p_limit
         ) as f;
@@ -189,8 +181,8 @@ begin
         m_transaction_id, m_same_as, x_message, x_deliver_at, x_delay, x_ttl, x_backoff, x_priority, x_sealed, x_trace_id,
         x_producer, x_undelivered, x_trace_context) as p;
     if o_stale is null then
-        delete from hark.inbox i using unnest(i_id, i_position) as w(id, position)
-        where i.id = w.id and coalesce(o_outcomes[w.position], 0) <= 1;
+        delete from hark.inbox i where i.id = any (array(
+            select w.id from unnest(i_id, i_position) as w(id, position) where coalesce(o_outcomes[w.position], 0) <= 1));
     end if;
 end $$;
 
