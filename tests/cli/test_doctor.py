@@ -204,6 +204,28 @@ def test_a_database_of_a_newer_hark_is_a_failure(database: Run, postgres_url: st
     assert (code, checks["schema"]["result"]) == (1, "fail")
 
 
+@pytest.mark.parametrize(
+    ("column", "text"),
+    [
+        ("null", "messages of hark.send that wait: 1, the first for 36"),
+        ("'broken'", "messages of hark.send that cannot be stored: 1; the first: broken"),
+    ],
+)
+def test_messages_of_transactions_that_stay_in_the_inbox_are_a_warning(
+    database: Run, postgres_url: str, column: str, text: str
+) -> None:
+    async def send() -> None:
+        connection = await asyncpg.connect(postgres_url)
+        await connection.execute("select hark.send('orders', '1')")
+        await connection.execute(f"update hark.inbox set sent_at = sent_at - 3600000000, error = {column}")
+        await connection.close()
+
+    asyncio.run(send())
+    check = examine(database)[1]["inbox"]
+    assert check["result"] == "warn"
+    assert check["detail"].startswith(text)
+
+
 def test_more_connections_than_the_database_allows_are_a_warning(
     database: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

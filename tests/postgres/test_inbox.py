@@ -228,6 +228,21 @@ async def test_a_row_that_someone_has_locked_waits_and_others_do_not(
     assert await stored(here, "orders") == [1]
 
 
+async def test_servers_take_turns_else_a_later_message_could_come_before_an_earlier_one(
+    here: Driver, app: asyncpg.Connection, postgres_url: str
+) -> None:
+    await send(app, "orders", 1)
+    async with connected(postgres_url) as other:
+        turn = other.transaction()
+        await turn.start()
+        await other.execute("select pg_advisory_xact_lock(7521418657552494178)")
+        assert await move(here) == 0
+        assert await app.fetchval("select count(*) from hark.inbox") == 1
+        await turn.rollback()
+    await inbox_of(here).wait()
+    assert await move(here) == 1
+
+
 async def test_a_server_that_cannot_encrypt_a_queue_moves_the_others(here: Driver, app: asyncpg.Connection) -> None:
     await here.configure("secret", encryption_enabled=True)
     await send(app, "secret", 1)

@@ -131,8 +131,10 @@ async def _inbox(pool: Pool) -> Check:
     if refused:
         error = await pool.fetchval("select error from hark.inbox where error is not null order by id limit 1")
         advice = "see hark.inbox where error is not null; delete these rows, or set error to null to retry"
-        return Check("inbox", "warn", f"{refused:,} messages of hark.send cannot be stored: {error}", advice)
-    detail = f"{waiting:,} messages of hark.send wait, the first for {seconds:.0f} s"
+        return Check(
+            "inbox", "warn", f"messages of hark.send that cannot be stored: {refused:,}; the first: {error}", advice
+        )
+    detail = f"messages of hark.send that wait: {waiting:,}, the first for {seconds:.0f} s"
     advice = "check that a server runs, that pushes are not stopped for maintenance, and that the queue is not full"
     return Check.warn_if(seconds >= OLD_INBOX_SECONDS, "inbox", detail, advice)
 

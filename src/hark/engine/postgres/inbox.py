@@ -183,9 +183,8 @@ class PostgresInbox:
                     self._defer(mover)
                     break
                 if not plan.full:
-                    # What comes now is not in the plan, and a new look with its snapshot would miss it.
+                    # What came after the plan came after the last snapshot as well: the next look finds it.
                     del self._deferred[queue]
-                    self._seen = None
                     break
 
     async def _move_new(self, mover: _Mover) -> int:
