@@ -91,6 +91,7 @@ def test_maintenance_stops_it_and_its_end_resumes_it(api: Api, postgres_url: str
     assert metric(api, "hark_store_inbox_rows") == 0
     assert metric(api, "hark_store_inbox_moved_total") == 1
     assert metric(api, "hark_store_inbox_refused_rows") == 0
+    assert metric(api, "hark_pushed_messages_total") == 1
 
 
 def metric(api: Api, name: str) -> float:

@@ -169,8 +169,12 @@ class Broker:
         self.duties.begin(self.engine, self._settings, self._clock, self.operations, self.refresh_flags)
         if (inbox := self.engine.inbox) is not None:
             stopped = partial(self.maintenance, PUSH_MAINTENANCE)
-            self.duties.add("inbox", keep_moving(inbox, self._sealed.seal, self._sealed.learn, stopped))
+            sealed = self._sealed
+            self.duties.add("inbox", keep_moving(inbox, sealed.seal, self._note_moved, sealed.learn, stopped))
         self.observed.start()
+
+    def _note_moved(self, messages: Sequence[model.NewMessage], outcomes: Sequence[model.PushOutcome]) -> None:
+        self.tallies.pushed([messages], [outcomes], alone=False)
 
     def _standing(self) -> tuple[Waiting, Stopped]:
         """What a sample says of waiting consumers and of maintenance."""

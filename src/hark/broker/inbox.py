@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from hark.engine.inbox import Inbox, Seal
+from hark.engine.inbox import Inbox, Note, Seal
 from hark.errors import HarkError
 
 log = logging.getLogger(__name__)
@@ -15,7 +15,7 @@ _PAUSE = 1.0
 
 
 async def keep_moving(
-    inbox: Inbox, seal: Seal, learn: Callable[[], Awaitable[None]], is_stopped: Callable[[], bool]
+    inbox: Inbox, seal: Seal, note: Note, learn: Callable[[], Awaitable[None]], is_stopped: Callable[[], bool]
 ) -> None:
     """Move messages as they are committed. `learn` reads which queues are encrypted."""
     async with inbox.listening():
@@ -25,7 +25,7 @@ async def keep_moving(
                 await asyncio.sleep(_PAUSE)
                 continue
             try:
-                if await inbox.move(seal):
+                if await inbox.move(seal, note):
                     await learn()
             except HarkError as error:
                 # The log has the failure of the store already.

@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from hark.model import NewMessage
+from hark.model import NewMessage, PushOutcome
 
 Seal = Callable[[Sequence[NewMessage]], Sequence[NewMessage]]
 """Encrypts the payloads of encrypted queues. Raises `HarkError` if this server cannot."""
+Note = Callable[[Sequence[NewMessage], Sequence[PushOutcome]], None]
+"""Counts messages that were moved."""
 
 
 class Inbox(Protocol):
@@ -21,7 +23,7 @@ class Inbox(Protocol):
     async def wait(self) -> None:
         """Return when there may be something to move, at the latest when it is time to look."""
 
-    async def move(self, seal: Seal) -> bool:
+    async def move(self, seal: Seal, note: Note) -> bool:
         """Move what is committed, in order. Messages that a queue refuses stay, and are tried again later.
 
         True if the encryption of a queue was changed: its messages wait until they are sealed accordingly.

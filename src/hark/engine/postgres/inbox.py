@@ -11,7 +11,7 @@ from typing import NamedTuple
 import asyncpg
 
 from hark.clock import MILLISECOND
-from hark.engine.inbox import Seal
+from hark.engine.inbox import Note, Seal
 from hark.engine.postgres.partitions import Store
 from hark.engine.postgres.pool import Pool
 from hark.engine.postgres.push import PUSH, Notifications, Pushes
@@ -155,10 +155,10 @@ class PostgresInbox:
 
     # Moving ------------------------------------------------------------------------------------------------
 
-    async def move(self, seal: Seal) -> bool:
+    async def move(self, seal: Seal, note: Note) -> bool:
         announced = self._announced or self._busy
         self._busy = False
-        mover = _Mover(self._store, seal)
+        mover = _Mover(self._store, seal, note)
         try:
             await self._move_deferred(mover)
             found = await self._move_new(mover)
@@ -221,9 +221,10 @@ class PostgresInbox:
 class _Mover:
     """One run over planned rows."""
 
-    def __init__(self, store: Store, seal: Seal) -> None:
+    def __init__(self, store: Store, seal: Seal, note: Note) -> None:
         self._store = store
         self._seal = seal
+        self._note = note
         self.moved = 0
         self.mismatched = False
         self.refused: dict[str, str] = {}
@@ -291,10 +292,14 @@ class _Mover:
             store.forget_partitions(stale)
             return frozenset()
         partitions = batch.adopt(partition_ids)
-        for one, outcome in zip(rows, batch.outcomes(partitions, tails, offsets, codes), strict=True):
+        outcomes = batch.outcomes(partitions, tails, offsets, codes)
+        moved = [pair for pair in zip(messages, outcomes, strict=True) if pair[1].status != "failed"]
+        self.moved += len(moved)
+        self._note([message for message, _ in moved], [outcome for _, outcome in moved])
+        for one, outcome in zip(rows, outcomes, strict=True):
             if outcome.status != "failed":
-                self.moved += 1
-            elif outcome.code == "sealing_mismatch":
+                continue
+            if outcome.code == "sealing_mismatch":
                 self.mismatched = True
                 self.refused.setdefault(one["queue"], "")
             elif outcome.code == "queue_full":
