@@ -121,6 +121,6 @@ _END_SERVERS = (
 
 
 async def _moved(connection: asyncpg.Connection, number: int) -> None:
-    """Return when so many messages have been moved; within the long transaction each statement sees what is new."""
+    """Return when this number of messages has been moved. Each statement of a transaction sees what is new."""
     while await connection.fetchval("select coalesce(sum(tail), 0) from hark.partitions") < number:
         pass

@@ -29,7 +29,7 @@ def plain(messages: Sequence[NewMessage]) -> Sequence[NewMessage]:
 
 
 def uncounted(_messages: Sequence[NewMessage], _outcomes: Sequence[PushOutcome]) -> None:
-    """Nobody counts."""
+    """Counts nothing."""
 
 
 def inbox_of(driver: Driver) -> PostgresInbox:
