@@ -35,7 +35,7 @@ UNSAID = {
     | {"close_span", "settle_at_end"},
     Atomic: {"body", "empty", "repeatable"},
     Worker: {"client", "connect_to", "group", "middleware", "name", "run_from_thread", "queue", "send", "tasks"},
-    Task: {"function", "is_async", "name", "result_type", "send", "send_from_thread", "signature", "unique"},
+    Task: {"function", "is_async", "message", "name", "result_type", "send", "send_from_thread", "signature", "unique"},
     TaskContext: {"lose", "lost"},
     RetryPolicy: {"delay", "delays", "jittered"},
     Poller: {"strategy", "stopped", "metrics", "interval"},

@@ -5,8 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 
+import asyncpg
+
 import hark
 import hark.sync
+from hark import postgres
 from hark.worker import (
     Flow,
     FlowHandle,
@@ -108,3 +111,12 @@ async def calls() -> None:
 def takes_a_task(task: Task[[int], None]) -> None:
     """A task of a known shape."""
     assert task.name
+
+
+async def in_a_transaction(connection: asyncpg.Connection, blocking: postgres.Connection) -> None:
+    """In the transaction of the program."""
+    assert_type(await postgres.send(connection, "orders", {"id": 1}, key="k", delay=60), str)
+    assert_type(postgres.send_sync(blocking, "orders", {"id": 1}, partition="p"), str)
+    assert_type(await send_email.push_in(connection, "a@b.c", subject="hi"), str)
+    assert_type(await send_email.options(delay=60).push_in(connection, "a@b.c", "hi", 3), str)
+    assert_type(resize.push_in_sync(blocking, b"", width=5), str)

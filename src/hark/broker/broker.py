@@ -17,6 +17,7 @@ from hark.batching import Answer, Batcher, BatchSizes
 from hark.broker.delivery.delivery import Delivery, Gone
 from hark.broker.explain import Circumstances, explain, explain_without_groups
 from hark.broker.export import export_queue
+from hark.broker.inbox import keep_moving
 from hark.broker.keyvalue import KeyValue, read_together
 from hark.broker.observer import Observer
 from hark.broker.peers import Peers
@@ -171,8 +172,15 @@ class Broker:
             secret = self._settings.peer.secret.encode() or await self.engine.peer_secret()
             await self._peers.start(secret, self._on_peer_hints, self._on_peer_keys)
         self.duties.begin(self.engine, self._settings, self._clock, self.operations, self.refresh_flags)
+        if (inbox := self.engine.inbox) is not None:
+            stopped = partial(self.maintenance, PUSH_MAINTENANCE)
+            sealed = self._sealed
+            self.duties.add("inbox", keep_moving(inbox, sealed.seal, self._note_moved, sealed.learn, stopped))
         self.observed.start()
         self.schedules.start()
+
+    def _note_moved(self, messages: Sequence[model.NewMessage], outcomes: Sequence[model.PushOutcome]) -> None:
+        self.tallies.pushed([messages], [outcomes], alone=False)
 
     def _standing(self) -> tuple[Waiting, Stopped]:
         """What a sample says of waiting consumers and of maintenance."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from hark.broker.tallies import EngineCalls, Operations
 from hark.clock import SECOND, Clock
@@ -171,6 +172,10 @@ class Duties:
         if engine.shared:
             duties["flags"] = keep_learning(refresh_flags)
         self._tasks = [asyncio.create_task(duty, name=name) for name, duty in duties.items()]
+
+    def add(self, name: str, duty: Coroutine[Any, Any, None]) -> None:
+        """Start one more task."""
+        self._tasks.append(asyncio.create_task(duty, name=name))
 
     async def end(self) -> None:
         """Stop the tasks."""

@@ -24,12 +24,13 @@ from typing import (
 
 import msgspec
 
+from hark import postgres
 from hark.api.types.delivery import StepRefBody
 from hark.api.types.flows import FlowNode
 from hark.client.arguments import seconds_of, unique_key
 from hark.client.handle import SyncTaskHandle, TaskHandle
 from hark.client.pushing import NewMessage, new_message
-from hark.errors import InvalidInput
+from hark.errors import HarkError, InvalidInput
 from hark.model import DEFAULT_PARTITION
 from hark.worker.flow import Flow, Step
 from hark.worker.middleware import Middleware, Outgoing
@@ -425,16 +426,22 @@ class Task(Generic[P, R_co]):
         retry = options.get("retry")
         return TaskPush(self, {**options, "retry": None if retry is None else policy_of(retry)})
 
+    async def push_in(self, connection: postgres.AsyncConnection, /, *args: P.args, **kwargs: P.kwargs) -> str:
+        """Push the task in your own PostgreSQL transaction. It is stored when that commits. Returns its key.
+
+        See `hark.postgres`. `connection` is one of asyncpg, psycopg or SQLAlchemy.
+        """
+        return await postgres.send_message(connection, await self.message({}, args, kwargs))
+
+    def push_in_sync(
+        self, connection: postgres.Connection | postgres.Cursors, /, *args: P.args, **kwargs: P.kwargs
+    ) -> str:
+        """Push the task in your own PostgreSQL transaction, on a connection that is not async."""
+        return postgres.send_message_sync(connection, _completed(self.message({}, args, kwargs)))
+
     async def send(self, options: PushOptions, args: Sequence[object], kwargs: dict[str, object]) -> TaskHandle[Any]:
         """Check the arguments and push with these options."""
-        encoded = self.signature.encode(args, kwargs)
-        key = options.get("key")
-        if key is None and self.unique is not None:
-            key = self.signature.unique_key(encoded, self.unique)
-        if key is None and self.result_ttl is not None:
-            key = unique_key()
-        message = self._message(options, encoded, key, await self._headers(options, encoded))
-        pushed = await self.worker.send(message)
+        pushed = await self.worker.send(await self.message(options, args, kwargs))
         return TaskHandle(
             self.name,
             pushed,
@@ -443,6 +450,16 @@ class Task(Generic[P, R_co]):
             stores=self.result_ttl is not None,
             group=self.worker.group,
         )
+
+    async def message(self, options: PushOptions, args: Sequence[object], kwargs: dict[str, object]) -> NewMessage:
+        """Check the arguments, and return the message to push with these options."""
+        encoded = self.signature.encode(args, kwargs)
+        key = options.get("key")
+        if key is None and self.unique is not None:
+            key = self.signature.unique_key(encoded, self.unique)
+        if key is None and self.result_ttl is not None:
+            key = unique_key()
+        return self._message(options, encoded, key, await self._headers(options, encoded))
 
     def _message(
         self, options: PushOptions, encoded: msgspec.Raw, key: str | None, headers: dict[str, str]
@@ -540,6 +557,27 @@ class TaskPush(Generic[P, R_co]):
     def push_sync(self, *args: Any, **kwargs: Any) -> SyncTaskHandle[Any]:
         """Push the task from a function that is not async, and wait until it is stored."""
         return self._task.send_from_thread(self._options, args, kwargs)
+
+    async def push_in(self, connection: postgres.AsyncConnection, /, *args: P.args, **kwargs: P.kwargs) -> str:
+        """Push the task in your own PostgreSQL transaction. It is stored when that commits. Returns its key."""
+        return await postgres.send_message(connection, await self._task.message(self._options, args, kwargs))
+
+    def push_in_sync(
+        self, connection: postgres.Connection | postgres.Cursors, /, *args: P.args, **kwargs: P.kwargs
+    ) -> str:
+        """Push the task in your own PostgreSQL transaction, on a connection that is not async."""
+        return postgres.send_message_sync(connection, _completed(self._task.message(self._options, args, kwargs)))
+
+
+def _completed(message: Coroutine[Any, Any, NewMessage]) -> NewMessage:
+    """The message, from outside of an event loop or from inside of one that does not mind to wait."""
+    try:
+        message.send(None)
+    except StopIteration as done:
+        built: NewMessage = done.value
+        return built
+    message.close()
+    raise HarkError("push_in_sync: a middleware waits in on_push; use: await task.push_in(...)")
 
 
 AnyTask = Task[..., Any]
