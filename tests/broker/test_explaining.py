@@ -156,6 +156,12 @@ EXPLAINED: dict[str, tuple[Explanation, str, dict[str, object]]] = {
         {"reason": "rate_limited", "scope": "queue", "limit": 2.5, "until": "2027-01-15T08:00:00.400Z"},
     ),
     "max in flight": (
+        explained(limited=Limited(reason="max_in_flight", scope="partition", limit=5, in_flight=5)),
+        "max_in_flight",
+        "",
+        {},
+    ),
+    (
         explained(limited=Limited(reason="max_in_flight", scope="group", limit=5, in_flight=5)),
         'Group "g" has 5 messages in flight, and its limit is 5 (maxInFlight).',
         {"reason": "max_in_flight", "scope": "group", "limit": 5, "inFlight": 5},

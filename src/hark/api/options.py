@@ -6,6 +6,7 @@ the fields of `QueueOptions`; docs/http.md is compared with them. `QueueOptionsG
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_type_hints
 
 import msgspec
@@ -217,6 +218,18 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 def limits_of(options: QueueOptions) -> Limits:
     """Return the limits that are options of a queue."""
     return Limits(**{name: getattr(options, name) for name in Limits.__struct_fields__})
+
+
+def given_limits(named: Mapping[str, float | None]) -> dict[str, float]:
+    """Return the limits that are to change, by their field names. None means not given.
+
+    A rate of 0 removes its burst, too: the server rejects a burst without a rate.
+    """
+    given = {name: value for name, value in named.items() if value is not None}
+    for rate, burst in (("rate_limit", "rate_burst"), ("rate_limit_per_partition", "rate_burst_per_partition")):
+        if given.get(rate) == 0:
+            given.setdefault(burst, 0)
+    return given
 
 
 class Option(msgspec.Struct, frozen=True):
