@@ -95,6 +95,11 @@ class Bucket:
     tokens: float
     at: int
 
+    def filled(self, rate: float, size: int, now: int) -> Bucket:
+        """The same bucket, as it is now."""
+        self.tokens, self.at = min(size, self.tokens + rate * (now - self.at) / SECOND), now
+        return self
+
 
 @dataclass
 class Group:

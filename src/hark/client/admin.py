@@ -372,7 +372,8 @@ class Groups:
             "rateLimitPerPartition": rate_limit_per_partition,
             "rateBurstPerPartition": rate_burst_per_partition,
         }
-        return (await self._caller.ask(operations.LIMIT_GROUP, name, queue, body=body)).limits
+        given = {limit: value for limit, value in body.items() if value is not None}
+        return (await self._caller.ask(operations.LIMIT_GROUP, name, queue, body=given)).limits
 
 
 _AT_ONCE = 100
