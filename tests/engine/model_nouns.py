@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hark.clock import SECOND
 from hark.model import CancelOutcome, GroupMode, Limits, QueueOptions, Status
 
 Mode = Literal["all", "new"]
