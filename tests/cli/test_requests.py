@@ -137,6 +137,18 @@ REQUESTS = [
             "options": {"leaseTime": 60, "maxInFlight": 0, "rateLimit": 2.5, "rateBurst": 3},
         },
     ),
+    Row(
+        "queue limits orders --max-in-flight-per-partition 2 --rate-limit-per-partition 10"
+        " --rate-burst-per-partition 20",
+        f"GET {QUEUES}/orders?limit=1 POST /configure",
+        {
+            "queue": "orders",
+            "namespace": "shop",
+            "task": "",
+            "options": {"leaseTime": 60, "maxInFlight": 5, "rateLimit": 0.0, "rateBurst": 0}
+            | {"maxInFlightPerPartition": 2, "rateLimitPerPartition": 10.0, "rateBurstPerPartition": 20},
+        },
+    ),
     # Groups
     Row("group list", f"GET {GROUPS}"),
     Row("group list --queue orders", f"GET {GROUPS}?queue=orders"),
@@ -180,11 +192,12 @@ REQUESTS = [
         {"maxInFlight": 0, "rateLimit": 0.0, "rateBurst": 0} | EACH,
     ),
     Row(
-        "group limits g orders --rate-limit-per-partition 10 --max-in-flight-per-partition 2",
+        "group limits g orders --rate-limit-per-partition 10 --rate-burst-per-partition 20"
+        " --max-in-flight-per-partition 2",
         f"GET {GROUPS}/g/queues/orders/limits PUT {GROUPS}/g/queues/orders/limits",
         {"maxInFlight": 0, "rateLimit": 0.5, "rateBurst": 7}
         | EACH
-        | {"rateLimitPerPartition": 10.0, "maxInFlightPerPartition": 2},
+        | {"rateLimitPerPartition": 10.0, "rateBurstPerPartition": 20, "maxInFlightPerPartition": 2},
     ),
     # Dead letters
     Row("dlq list", "GET /dlq?limit=100&offset=0"),

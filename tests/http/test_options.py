@@ -114,8 +114,8 @@ def wrong_numbers(name: str) -> Iterator[tuple[Any, str]]:
     """What a number can't be, each with what is said of it."""
     _, _, low, high = NUMBERS[name]
     kind, bounds = ("a number", FRACTIONS[name]) if name in FRACTIONS else ("an integer", f"from {low} to {high}")
-    kind_within = f"{'0 (no limit) or ' if name == 'rateLimit' else ''}{kind}"
-    for value in (low - 1, high + 1, 10**30, *([0.00001] if name == "rateLimit" else [])):
+    kind_within = f"{'0 (no limit) or ' if name.startswith('rateLimit') else ''}{kind}"
+    for value in (low - 1, high + 1, 10**30, *([0.00001] if name.startswith("rateLimit") else [])):
         yield value, f"expected {kind_within} {bounds}, got "
     others: list[tuple[Any, str]] = [("5", "a string"), (True, "true or false"), ([1], "an array")]
     yield from ((other, f"expected {kind}, got {what}") for other, what in others)
@@ -126,7 +126,7 @@ def wrong_numbers(name: str) -> Iterator[tuple[Any, str]]:
 @pytest.mark.parametrize("option", NUMBERS)
 def test_a_number_is_taken_within_its_bounds_and_else_refused_by_name(api: Api, queue: str, option: str) -> None:
     for value in NUMBERS[option][2:]:
-        options = {"rateLimit": 1, option: value}
+        options = {"rateLimit": 1, "rateLimitPerPartition": 1, option: value}
         assert api.configure(queue, **options)["options"] == DEFAULTS | options
     for wrong, problem in wrong_numbers(option):
         body = {"queue": f"{queue}-wrong", "options": {"retryLimit": 1, option: wrong}}
