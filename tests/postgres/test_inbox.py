@@ -16,7 +16,7 @@ from hark.engine.postgres.inbox import PostgresInbox
 from hark.errors import EngineFailure, HarkError
 from hark.model import NewMessage, PushOutcome, Read, StoredMessage
 from tests.engine.driver import Driver, given, payloads
-from tests.postgres_server import PostgresServer
+from tests.postgres_server import OwnPostgresServer, PostgresServer
 
 from .pools import soon, until
 
@@ -395,6 +395,27 @@ async def test_one_notification_for_a_transaction(app: asyncpg.Connection, postg
         await app.execute("notify done")
         await soon(done)
     assert len(heard) == 1
+
+
+async def test_a_transaction_in_two_phases_sends_without_a_notification(
+    own_postgres_server: OwnPostgresServer,
+) -> None:
+    with own_postgres_server.fresh_database() as url:
+        driver = Driver(lambda _: PostgresEngine(url), FakeClock())
+        await driver.start()
+        async with connected(url) as app:
+            await app.execute("begin; select hark.send('orders', '1', 'p', notify => false); prepare transaction 'one'")
+            assert await move(driver) == 0
+            await send(app, "orders", 2)
+            assert await move(driver) == 1
+            await app.execute("commit prepared 'one'")
+            assert await move(driver) == 1
+            with pytest.raises(asyncpg.FeatureNotSupportedError):
+                await app.execute("begin; select hark.send('orders', '3'); prepare transaction 'two'")
+            await app.execute("rollback")
+            assert await move(driver) == 0
+        assert await stored(driver, "orders") == [2, 1]
+        await driver.engine.close()
 
 
 async def test_a_role_may_send_and_do_nothing_else(
