@@ -118,6 +118,29 @@ async def test_a_requeued_task_ends_the_wait_of_its_first_handle(worker: Worker,
         assert await handle.result(timeout=SECONDS) == "diesel"
 
 
+async def test_the_handle_of_a_duplicate_is_that_of_the_first_and_of_a_later_push_its_own(
+    worker: Worker, server_url: str, queue: str
+) -> None:
+    numbers = iter(range(10))
+
+    @worker.task(result=True, unique=True)
+    async def count(name: str) -> int:
+        assert name
+        return next(numbers)
+
+    async with connect(server_url) as client:
+        await client.queue(queue).admin.configure(drop_settled=True)
+    first, second = await count.push("a"), await count.push("a")
+    assert (first.status, second.status, first.id) == ("queued", "duplicate", second.id)
+    await burst(worker)
+    assert (await first.result(), await second.result()) == (0, 0)
+    third = await count.push("a")
+    assert third.status == "queued", "the first one is settled, and dropped"
+    assert (await third.state()).state == "pending"
+    await burst(worker)
+    assert await third.result() == 1
+
+
 # Other processes and threads -----------------------------------------------------------------------------------
 
 
