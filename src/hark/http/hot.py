@@ -172,9 +172,11 @@ class HotRoutes:
             return
         check_nesting(body)
         messages = plain_messages(body)
+        unique = False
         if messages is None:
             messages = [to_new_message(item, index) for index, item in enumerate(items_in(body))]
-        self._push(exchange, messages)
+            unique = _has_unique(messages)
+        self._push(exchange, messages, unique)
 
     async def _push_large(self, exchange: Exchange) -> None:
         try:
@@ -186,24 +188,31 @@ class HotRoutes:
                 check_values(number, payloads_in(body))
             await asyncio.sleep(0)
             messages = None if number else plain_messages(body)
+            unique = False
             if messages is None:
                 items = items_in(body, many=number > 0)
                 if len(items) > self._max_batch:
                     raise self._too_many("items", len(items))
                 messages = [to_new_message(item, index) async for index, item in in_turns(enumerate(items))]
+                unique = _has_unique(messages)
             if not exchange.gone:
-                self._push(exchange, messages)
+                self._push(exchange, messages, unique)
         except Exception as error:
             _fail(exchange, error)
 
-    def _push(self, exchange: Exchange, messages: list[NewMessage]) -> None:
+    def _push(self, exchange: Exchange, messages: list[NewMessage], unique: bool) -> None:
         if len(messages) > self._max_batch:
             raise self._too_many("items", len(messages))
         if exchange.identity is not UNRESTRICTED:
             stamp(exchange.identity, messages)
         if exchange.trace_context is not None:
             carry(exchange, messages)
-        if messages:
+        if unique:
+            exchange.body = b""
+            task = asyncio.ensure_future(self._broker.push(messages))
+            self._keep(task)
+            task.add_done_callback(partial(self._pushed, exchange, messages))
+        elif messages:
             exchange.body = b""
             self._broker.begin_push(messages).then(partial(self._pushed, exchange, messages))
         else:
@@ -495,6 +504,10 @@ def _fail(exchange: Exchange, error: Exception) -> None:
 def _settling(exchange: Exchange, broker: Broker, items: Sequence[Settlement]) -> asyncio.Future[list[SettleOutcome]]:
     identity = exchange.identity
     return settle(identity, broker, items) if identity.restricted else broker.settle(items)
+
+
+def _has_unique(messages: Sequence[NewMessage]) -> bool:
+    return any(message.unique_key is not None for message in messages)
 
 
 def _settled(exchange: Exchange, future: asyncio.Future[list[SettleOutcome]]) -> None:

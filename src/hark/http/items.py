@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import msgspec
 
@@ -34,6 +34,7 @@ from hark.model.messages import (
     MAX_STATE,
     NULL_PAYLOAD,
     TaskEndState,
+    UniqueUntil,
     is_traceparent,
     is_tracestate,
     trace_context,
@@ -48,6 +49,7 @@ YEAR_MS = 365 * 86_400_000
 MAX_DELAY_MS = 10 * YEAR_MS
 MAX_TTL_MS = 100 * YEAR_MS
 
+UNIQUE_UNTIL: tuple[UniqueUntil, ...] = get_args(UniqueUntil)
 NO_PAYLOAD = msgspec.Raw(NULL_PAYLOAD)
 """The payload of an item without one; compared by identity to distinguish it from an explicit null."""
 NO_KEYS = msgspec.Raw(b"null")
@@ -82,6 +84,8 @@ class PushItem(msgspec.Struct, gc=False, rename="camel"):
     message_id: str | None = None
     namespace: str | None = None
     task: str | None = None
+    unique_key: str | None = None
+    unique_until: str | None = None
 
 
 class PushBody(msgspec.Struct, gc=False):
@@ -182,8 +186,27 @@ def apply_options(
         message.ttl_ms = check(options.ttl, f"{where}.ttl", 1, MAX_TTL_MS)
     if options.keys_if_undelivered is not NO_KEYS:
         message.undelivered_keys = _undelivered_keys(options.keys_if_undelivered, f"{where}.keysIfUndelivered")
+    if options.unique_key is not None:
+        message.unique_key = check_name(options.unique_key, f"{where}.uniqueKey")
+    if options.unique_until is not None:
+        if options.unique_key is None:
+            raise InvalidInput(f"{where}.uniqueUntil: is allowed only together with uniqueKey")
+        until = next((one for one in UNIQUE_UNTIL if one == options.unique_until), None)
+        if until is None:
+            expected = " or ".join(UNIQUE_UNTIL)
+            raise InvalidInput(f"{where}.uniqueUntil: expected {expected}, got {short(options.unique_until)}")
+        message.unique_until = until
     if options.traceparent or options.tracestate:
         message.trace_context = _check_context(options.traceparent or "", options.tracestate or "", where)
+
+
+def check_not_unique(message: NewMessage, where: str) -> NewMessage:
+    """Refuse a unique key where a message is part of a larger whole."""
+    if message.unique_key is not None:
+        raise InvalidInput(
+            f"{where}.uniqueKey: is not supported here; push the message by itself, with POST /api/v1/push"
+        )
+    return message
 
 
 def _labels(item: PushItem, where: str) -> tuple[str, str]:

@@ -59,6 +59,8 @@ class EnqueueOptions(msgspec.Struct, gc=False, rename="camel"):
     ttl: Number | None = None
     traceparent: str | None = None
     tracestate: str | None = None
+    unique_key: str | None = None
+    unique_until: str | None = None
 
 
 class EnqueueBody(msgspec.Struct, gc=False):

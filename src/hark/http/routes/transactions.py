@@ -15,7 +15,7 @@ from hark.api.types.delivery import AckBody
 from hark.errors import InvalidInput, Refused
 from hark.http import admission, checks
 from hark.http.checks import MAX_ITEMS, array_of, decode_unbounded, elements, in_turns, raw_default
-from hark.http.items import ITEM_TEXTS, NO_PAYLOAD, PushItem, settlement_of, to_new_message
+from hark.http.items import ITEM_TEXTS, NO_PAYLOAD, PushItem, check_not_unique, settlement_of, to_new_message
 from hark.http.keyval import keys
 from hark.http.keyval.paths import versionstamp
 from hark.http.responses import carry, decode_in_turns
@@ -157,7 +157,7 @@ async def _flatten(operations: Sequence[PushOperation | AckOperation], most: int
 def _message(item: PushItem, index: int, where: str) -> NewMessage:
     if item.payload is NO_PAYLOAD:
         item.payload = _EMPTY_OBJECT  # Outside of transactions a missing payload is null.
-    return to_new_message(item, index, where)
+    return check_not_unique(to_new_message(item, index, where), f"{where}[{index}]")
 
 
 def _results(
