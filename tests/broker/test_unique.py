@@ -26,8 +26,7 @@ from hark.model import (
     Status,
 )
 from hark.model.messages import UniqueUntil
-from hark.settings import Settings
-from hark.settings.sections import Encryption
+from hark.settings import Encryption, Settings
 from hark.testing.server import FakeTimers
 from tests.engine.engines import ENGINES, EngineKind
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Annotated
+from enum import Enum
+from typing import Annotated, get_args
 
 import msgspec
 import typer
@@ -17,12 +18,15 @@ from hark.cli.command import command, main
 from hark.cli.output import Failure, complain, raw, say, table
 from hark.cli.remote import Server, json_or_text
 from hark.model import DEFAULT_PARTITION
-from hark.model.messages import Key
+from hark.model.messages import Key, UniqueUntil
 
 # Both well under the server's default limits (10,000 items, 10 MiB).
 _BATCH_ITEMS = 1000
 _BATCH_BYTES = 4 * 1024 * 1024
 _HINT = """hark push orders '{"id": 17}'\nor send the payload as text: hark push orders --text hello"""
+
+
+Until = Enum("Until", {name: name for name in get_args(UniqueUntil)})  # Typer takes no Literal.
 
 
 class Item(types.Body, kw_only=True):
@@ -41,6 +45,8 @@ class Item(types.Body, kw_only=True):
     keys_if_undelivered: Raw | tuple[Key, ...] | None = None
     traceparent: str | None = None
     tracestate: str | None = None
+    unique_key: str | None = None
+    unique_until: str | None = None
 
 
 @command(
@@ -49,6 +55,7 @@ class Item(types.Body, kw_only=True):
     """hark push orders '{"id": 17}'""",
     """hark push orders '{"id": 17}' --transaction-id order-17""",
     """hark push orders '{"id": 17}' --partition customer-4""",
+    """hark push reports '{"day": "monday"}' --unique-key monday""",
     "hark push reminders --text 'call back' --delay 60000",
     """hark push orders 17 --keys-if-undelivered '[["failed", 17]]'""",
     "hark push orders --stdin < orders.jsonl",
@@ -81,6 +88,17 @@ def push(
         int | None,
         typer.Option(min=0, max=9, metavar="N", help="Priority in shared groups; 9 is first.", show_default="0"),
     ] = None,
+    unique_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            callback=params.not_empty,
+            help="Key that one message of the queue holds: another push with it is a duplicate.",
+        ),
+    ] = None,
+    unique_until: Annotated[
+        Until | None, typer.Option(help="How long the message holds its unique key.", show_default="done")
+    ] = None,
     keys: Annotated[
         str | None,
         typer.Option(
@@ -100,6 +118,8 @@ def push(
         raise typer.BadParameter("give either one or more PAYLOADs, or --stdin")
     if transaction_id is not None and (stdin or len(payloads or ()) > 1):
         raise typer.BadParameter("--transaction-id works with one PAYLOAD only; push the messages one by one")
+    if unique_until is not None and unique_key is None:
+        raise typer.BadParameter("--unique-until works only with --unique-key")
     undelivered = None if keys is None else _keys(keys)
 
     def item(payload: bytes, what: str) -> Item:
@@ -112,6 +132,8 @@ def push(
             deliver_at=deliver_at,
             priority=priority,
             keys_if_undelivered=undelivered,
+            unique_key=unique_key,
+            unique_until=None if unique_until is None else unique_until.value,
         )
 
     if stdin:  # One per line; empty lines are skipped.

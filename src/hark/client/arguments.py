@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Protocol, TypedDict, TypeVar, cast
+from typing import Protocol, TypedDict, TypeVar, cast, get_args
 from uuid import UUID
 
 import msgspec
@@ -15,6 +15,7 @@ import msgspec
 from hark.errors import InvalidInput
 from hark.keys import InvalidKey, check_key, check_keys
 from hark.model import Key
+from hark.model.messages import UniqueUntil
 
 F = TypeVar("F")
 
@@ -149,6 +150,12 @@ class PushOptions(TypedDict, total=False):
     """Keys of the key-value store that get the payload if the message is dead-lettered."""
     trace_id: str | UUID | None
     """A UUID that consumers get with the message, for your own tracing."""
+    unique_key: str | None
+    """Key that at most one message of the queue holds, 1 to 255 bytes. Another push with it, to any partition, is a
+    `duplicate` of that message."""
+    unique_until: UniqueUntil | None
+    """How long the message holds its `unique_key`: until it is `done` or dead-lettered (the default), until it is
+    `started`, or as long as it is `retained`."""
 
 
 class NewMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False, rename="camel", omit_defaults=True):
@@ -168,6 +175,8 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False, rename="ca
     keys_if_undelivered: tuple[Key, ...] | None = None
     traceparent: str | None = None
     tracestate: str | None = None
+    unique_key: str | None = None
+    unique_until: UniqueUntil | None = None
 
 
 def new_message(
@@ -183,6 +192,8 @@ def new_message(
     retry_delays: Sequence[float | timedelta] | None = None,
     keys_if_undelivered: Sequence[KeyParts] | None = None,
     trace_id: str | UUID | None = None,
+    unique_key: str | None = None,
+    unique_until: UniqueUntil | None = None,
 ) -> NewMessage:
     """Check the arguments and build a message. Times are seconds; `key` is the idempotency key (default: a new one).
 
@@ -203,7 +214,19 @@ def new_message(
         backoff_schedule=None if retry_delays is None else _schedule(retry_delays),
         ttl=time_to_live(ttl, "ttl"),
         keys_if_undelivered=None if keys_if_undelivered is None else _keys(keys_if_undelivered),
+        unique_key=None if unique_key is None else a_name(unique_key, "unique_key"),
+        unique_until=None if unique_until is None else an_until(unique_until, unique_key is not None),
     )
+
+
+def an_until(value: str, has_key: bool) -> UniqueUntil:
+    """Check how long a message holds its unique key."""
+    if not has_key:
+        raise InvalidInput("unique_until: is allowed only together with unique_key")
+    for until in get_args(UniqueUntil):
+        if value == until:
+            return cast(UniqueUntil, until)
+    raise InvalidInput(f"unique_until: expected {' or '.join(get_args(UniqueUntil))}, got {value!r}")
 
 
 def _schedule(delays: Sequence[float | timedelta]) -> tuple[int, ...]:

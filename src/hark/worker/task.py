@@ -6,15 +6,16 @@ import hashlib
 import inspect
 import math
 import re
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack, get_type_hints, overload
 
 import msgspec
 
-from hark.client.arguments import seconds_of
-from hark.client.pushing import new_message
+from hark.client.arguments import NewMessage, an_until, seconds_of
+from hark.client.pushing import Pushed, new_message
 from hark.errors import InvalidInput
+from hark.model.messages import UniqueUntil
 from hark.worker.handle import TaskHandle
 from hark.worker.middleware import Middleware, Outgoing
 from hark.worker.retrying import RetryPolicy, policy_of
@@ -208,6 +209,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
+Arguments = tuple[Any, ...] | Mapping[str, Any]
+"""The arguments of one push: positional, or by name."""
 DEFAULT_RETRY = RetryPolicy.exponential()
 _MAX_TASK_NAME = 200
 
@@ -222,7 +225,10 @@ class PushOptions(TypedDict, total=False):
     priority: int | None
     """0 to 9. The default is the priority of the task."""
     key: str | None
-    """Idempotency key. A second push with the same key is a `duplicate`."""
+    """Idempotency key. A second push with the same key is a `duplicate`, for as long as the first message is stored."""
+    unique_key: str | None
+    """Key that one task of the queue holds: another push with it is a `duplicate`. The default is `unique` of the
+    task."""
     partition: str | None
     """The partition of the queue. The default is `Default`."""
     ttl: float | timedelta | None
@@ -246,6 +252,7 @@ class Task(Generic[P, R]):
         retry: RetryPolicy | int | None = None,
         timeout: float | timedelta | None = None,
         unique: bool | Sequence[str] = False,
+        unique_until: UniqueUntil = "done",
         priority: int | None = None,
         result: bool = False,
         result_ttl: float | timedelta | None = None,
@@ -263,6 +270,7 @@ class Task(Generic[P, R]):
         self.unique = _unique_names(name, unique, self.signature.names)
         if self.unique is not None:
             self.signature.check_unique(self.unique)
+        self.unique_until = an_until(unique_until, has_key=True)
         self.priority = priority
         self.result_ttl = _seconds_kept(name, result, result_ttl)
         self.result_type = _result_type(name, function) if self.result_ttl is not None else Any
@@ -305,11 +313,26 @@ class Task(Generic[P, R]):
         """
         return self._worker.push_from_thread(lambda: self.send({}, args, kwargs))
 
+    @overload
+    async def push_many(
+        self: Task[P, Coroutine[Any, Any, T]], arguments: Iterable[Arguments]
+    ) -> list[TaskHandle[T]]: ...
+    @overload
+    async def push_many(self, arguments: Iterable[Arguments]) -> list[TaskHandle[R]]: ...
+    async def push_many(self, arguments: Iterable[Arguments]) -> list[TaskHandle[Any]]:
+        """Push the task many times, once for each tuple or dict of arguments. Returns the handles in their order.
+
+        `await send_email.push_many([("a@b.c", "hi"), {"to": "d@e.f", "subject": "hi"}])`. A request carries up to 1,000
+        tasks. Raises `WrongArguments`, which names the index, if the function does not take some of them. Nothing is
+        sent then.
+        """
+        return await self.send_many({}, arguments)
+
     def options(self, **options: Unpack[PushOptions]) -> TaskPush[P, R]:
         """Push options for this task: `await send_email.options(delay=60, priority=5).push(to="a@b.c", subject="hi")`.
 
-        The options are the fields of `PushOptions`: `delay`, `deliver_at`, `priority`, `key`, `partition`, `ttl` and
-        `retry`.
+        The options are the fields of `PushOptions`: `delay`, `deliver_at`, `priority`, `key`, `unique_key`,
+        `partition`, `ttl` and `retry`.
         """
         if unknown := options.keys() - PushOptions.__annotations__.keys():
             raise TypeError(f"options() got an unexpected keyword argument {min(unknown)!r}")
@@ -318,11 +341,35 @@ class Task(Generic[P, R]):
 
     async def send(self, options: PushOptions, args: Sequence[object], kwargs: dict[str, object]) -> TaskHandle[Any]:
         """Check the arguments and push with these options."""
+        return self._handle(await self._worker.send(await self._message(options, args, kwargs)))
+
+    async def send_many(self, options: PushOptions, arguments: Iterable[Arguments]) -> list[TaskHandle[Any]]:
+        """Check all arguments and push a task for each with these options."""
+        messages = []
+        if isinstance(arguments, (str, bytes, Mapping)):
+            raise WrongArguments(f"task {self.name!r}: push_many takes a list of tuples or dicts, got {arguments!r}")
+        for index, one in enumerate(arguments):
+            if not isinstance(one, (tuple, Mapping)):
+                text = f"item {index}: expected a tuple or a dict of arguments, such as ({one!r},), got {one!r}"
+                raise WrongArguments(f"task {self.name!r}: {text}")
+            args, kwargs = ((), dict(one)) if isinstance(one, Mapping) else (one, {})
+            try:
+                messages.append(await self._message(options, args, kwargs))
+            except WrongArguments as error:
+                raise WrongArguments(f"item {index}: {error}") from error
+        return [self._handle(pushed) for pushed in await self._worker.send_many(messages)]
+
+    def _handle(self, pushed: Pushed) -> TaskHandle[Any]:
+        return TaskHandle(
+            self.name, pushed, lambda: self._worker.client.caller, self.result_type, stores=self.result_ttl is not None
+        )
+
+    async def _message(self, options: PushOptions, args: Sequence[object], kwargs: dict[str, object]) -> NewMessage:
         encoded = self.signature.encode(args, kwargs)
         headers = await self._headers(options, encoded)
-        retry, key, priority = options.get("retry"), options.get("key"), options.get("priority")
-        if key is None and self.unique is not None:
-            key = self.signature.unique_key(encoded, self.unique)
+        retry, unique_key, priority = options.get("retry"), options.get("unique_key"), options.get("priority")
+        if unique_key is None and self.unique is not None and options.get("key") is None:
+            unique_key = self.signature.unique_key(encoded, self.unique)
         envelope = Envelope(
             task=self.name,
             arguments=encoded,
@@ -330,20 +377,18 @@ class Task(Generic[P, R]):
             own_schedule=retry is not None,
             result_ttl=self.result_ttl,
         )
-        message = new_message(
+        return new_message(
             self._worker.queue,
             msgspec.Raw(_encode(envelope)),
             partition=options.get("partition"),
-            key=key,
+            key=options.get("key"),
+            unique_key=unique_key,
+            unique_until=None if unique_key is None else self.unique_until,
             delay=options.get("delay"),
             deliver_at=options.get("deliver_at"),
             priority=self.priority if priority is None else priority,
             ttl=options.get("ttl"),
             retry_delays=self.retry.delays if retry is None else policy_of(retry).jittered(),
-        )
-        pushed = await self._worker.send(message)
-        return TaskHandle(
-            self.name, pushed, lambda: self._worker.client.caller, self.result_type, stores=self.result_ttl is not None
         )
 
     async def _headers(self, options: PushOptions, encoded: msgspec.Raw) -> dict[str, str]:
@@ -378,6 +423,16 @@ class TaskPush(Generic[P, R]):
     async def push(self, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
         """Push the task to the queue. It is stored when this returns."""
         return await self._task.send(self._options, args, kwargs)
+
+    @overload
+    async def push_many(
+        self: TaskPush[P, Coroutine[Any, Any, T]], arguments: Iterable[Arguments]
+    ) -> list[TaskHandle[T]]: ...
+    @overload
+    async def push_many(self, arguments: Iterable[Arguments]) -> list[TaskHandle[R]]: ...
+    async def push_many(self, arguments: Iterable[Arguments]) -> list[TaskHandle[Any]]:
+        """Push the task once for each tuple or dict of arguments, all with these options."""
+        return await self._task.send_many(self._options, arguments)
 
     @overload
     def push_sync(self: TaskPush[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]: ...

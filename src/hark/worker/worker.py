@@ -292,6 +292,14 @@ class Worker:
             self._worker_run.expect(message)
         return pushed
 
+    async def send_many(self, messages: Sequence[NewMessage]) -> list[Pushed]:
+        """Push the messages of several tasks, in requests of up to 1,000."""
+        pushed = await self.client.pusher.push_many(messages)
+        if self._worker_run is not None:
+            for message in messages:
+                self._worker_run.expect(message)
+        return pushed
+
     def push_from_thread(self, push: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Push for a function that is not async: on the loop of `run` if the worker runs, otherwise on a new loop."""
         with suppress(RuntimeError):
