@@ -49,8 +49,9 @@ class Queue(Builder["Client"]):
 
         `data` is any value that msgspec can encode as JSON; a `msgspec.Raw` is sent byte for byte. The options are the
         fields of `PushOptions`: `key`, `delay`, `deliver_at`, `priority`, `ttl`, `retry_delays`, `keys_if_undelivered`,
-        `trace_id`, `unique_key` and `unique_until`. The first push creates the queue and the partition. Concurrent pushes share a request. You can
-        safely repeat a push with the same `key`: the second one returns the status `duplicate`.
+        `trace_id`, `unique_key` and `unique_until`. The first push creates the queue and the partition. Concurrent
+        pushes share a request. You can safely repeat a push with the same `key`: the second one returns the status
+        `duplicate`.
 
         Raises `InvalidInput` if the data or an option is invalid, `TypeError` for an unknown option (nothing is sent in
         both cases), and `Overloaded` with the code `queue_full` if the queue is full.

@@ -19,6 +19,7 @@ from hark.client.inprocess import PollAs
 from hark.client.pushing import NewMessage, Pushed
 from hark.errors import HarkError, InvalidInput
 from hark.model import QUEUE_MODE
+from hark.model.messages import UniqueUntil
 from hark.polling import PollingStrategy, PollMetrics, strategy_from
 from hark.settings import load
 from hark.worker.middleware import AnyMiddleware, current_task
@@ -83,6 +84,7 @@ class Plan(WorkerRunOptions, frozen=True, kw_only=True):
     concurrency: int
     lease_seconds: int
     grace_seconds: float
+    unknown_task_seconds: int = 3600
 
 
 def plan_for(
@@ -101,6 +103,7 @@ def plan_for(
         concurrency=options.concurrency or concurrency or worker.concurrency,
         lease_seconds=lease or worker.lease_seconds,
         grace_seconds=worker.grace_seconds if options.grace_seconds is None else options.grace_seconds,
+        unknown_task_seconds=worker.unknown_task_seconds,
         wait=options.wait and not options.burst,
         timeout_ms=options.timeout_ms,
         burst=options.burst,
@@ -214,6 +217,7 @@ class Worker:
         retry: RetryPolicy | int | None = None,
         timeout: float | timedelta | None = None,
         unique: bool | Sequence[str] = False,
+        unique_until: UniqueUntil = "done",
         priority: int | None = None,
         result: bool = False,
         result_ttl: float | timedelta | None = None,
@@ -226,6 +230,7 @@ class Worker:
         retry: RetryPolicy | int | None = None,
         timeout: float | timedelta | None = None,
         unique: bool | Sequence[str] = False,
+        unique_until: UniqueUntil = "done",
         priority: int | None = None,
         result: bool = False,
         result_ttl: float | timedelta | None = None,
@@ -241,8 +246,8 @@ class Worker:
           is cancelled at the limit. A function in a thread cannot be cancelled: its message fails immediately, and the
           function keeps its slot until it ends.
         - `unique`: True, or the names of arguments. A second push with equal arguments returns the status `duplicate`,
-          for as long as the first message is stored. That includes some time after it is completed (queue option
-          `completedRetentionSeconds`); with the queue option `dropSettled` it ends on completion.
+          until the first task is done or dead-lettered. `unique_until`: `"started"` ends that when a worker receives
+          the first task, `"retained"` when its message is removed.
         - `priority`: priority of its messages, 0 to 9. The default is 0.
         - `result`: store the result, in one transaction with the settlement: `await handle.result()` returns it.
           `result_ttl`: how long it is kept, in seconds or as a `timedelta`. The default is one hour.
@@ -261,6 +266,7 @@ class Worker:
                 retry=retry,
                 timeout=timeout,
                 unique=unique,
+                unique_until=unique_until,
                 priority=priority,
                 result=result,
                 result_ttl=result_ttl,
