@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from hark.broker import Broker
-from hark.clock import SECOND, FakeClock
+from hark.clock import FakeClock
 from hark.model import (
     OWN,
     DeadLetterFilter,
@@ -286,7 +286,7 @@ async def test_racing_pushes_of_one_key_store_one_message(servers: Servers) -> N
         outcomes = await asyncio.gather(
             *(
                 push_one(broker, order(f"k{number}", partition=f"p{index}"))
-                for index, broker in enumerate(servers.brokers * 3)
+                for index, broker in enumerate([*servers.brokers] * 3)
             )
         )
         assert [one.status for one in outcomes].count("queued") == 1
@@ -349,4 +349,3 @@ async def test_keys_are_held_as_a_simple_model_says(servers: Servers, seed: int)
                         states[letter.transaction_id] = "over"
             case "clean":
                 await broker.unique.clean()
-    assert SECOND

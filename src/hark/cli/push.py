@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from enum import Enum
-from typing import Annotated, get_args
+from typing import Annotated
 
 import msgspec
 import typer
@@ -18,7 +18,7 @@ from hark.cli.command import command, main
 from hark.cli.output import Failure, complain, raw, say, table
 from hark.cli.remote import Server, json_or_text
 from hark.model import DEFAULT_PARTITION
-from hark.model.messages import Key, UniqueUntil
+from hark.model.messages import Key
 
 # Both well under the server's default limits (10,000 items, 10 MiB).
 _BATCH_ITEMS = 1000
@@ -26,7 +26,12 @@ _BATCH_BYTES = 4 * 1024 * 1024
 _HINT = """hark push orders '{"id": 17}'\nor send the payload as text: hark push orders --text hello"""
 
 
-Until = Enum("Until", {name: name for name in get_args(UniqueUntil)})  # Typer takes no Literal.
+class Until(Enum):
+    """How long a message holds its unique key. (Typer takes no Literal.)"""
+
+    done = "done"
+    started = "started"
+    retained = "retained"
 
 
 class Item(types.Body, kw_only=True):
