@@ -167,7 +167,7 @@ async def test_what_this_worker_can_not_run_fails_alone_and_says_why(
 
 def unknown_task(task: str = "third", id: str = "m") -> tuple[Delivered, UnknownTask]:
     """A message of a task that the worker does not have, and its error."""
-    message = msgspec.convert(wire_message(id), Delivered)
+    message = msgspec.json.decode(msgspec.json.encode(wire_message(id)), type=Delivered)
     return message, UnknownTask(task, ["greet", "second"])
 
 
