@@ -370,6 +370,8 @@ _SCHEMAS: Mapping[str, Mapping[str, str]] = {
         "must be leased to the group.",
         "delay": "Delay before the redelivery, in milliseconds. Allowed with `failed`, where it replaces the delay of "
         "the retry schedule, and with `retry`.",
+        "defaultDelay": "Delay before the redelivery, in milliseconds, if neither the message nor its queue has delays "
+        "between retries. Allowed only with `failed`.",
     },
     "AckBody AckOperation NackBody": {
         "error": "Error text of the failure, stored with the message. Longer texts are cut to 10000 characters.",

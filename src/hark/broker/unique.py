@@ -66,7 +66,7 @@ class _Attempt:
     """One write of a request: what is pushed, under which checks, and what is a duplicate of it."""
 
     def __init__(self) -> None:
-        self.places: list[int] = []
+        self.pushed: list[int] = []
         """The indices of the pushed messages, in order."""
         self.first: dict[Key, int] = {}
         """By key, the index of the message that gets it."""
@@ -78,7 +78,7 @@ class _Attempt:
     def take(self, index: int, item: NewMessage, key: Key, version: int | None) -> None:
         """Push a message that gets its key, if the key still has this version."""
         self.first[key] = index
-        self.places.append(index)
+        self.pushed.append(index)
         record = _Record(item.partition, item.transaction_id or "", item.unique_until)
         self.checks.append(KeyCheck(key, version))
         self.mutations.append(KeyMutation(kind="set", key=key, value=_encode(record)))
@@ -126,32 +126,32 @@ class UniquePushes:
         """Push these messages in one write; in two halves if one of them is rejected. `full`: known full queues."""
         while indices:
             attempt = await self._prepare(items, indices, outcomes, full)
-            messages = [items[index] for index in attempt.places]
+            messages = [items[index] for index in attempt.pushed]
             if not attempt.first:
                 if messages:  # These can be rejected one by one.
                     plain = await self._broker.push(messages)
-                    outcomes.update(zip(attempt.places, plain, strict=True))
+                    outcomes.update(zip(attempt.pushed, plain, strict=True))
                 return
             try:
                 written = await self._keyvalue.write_keys(KeyWrite(attempt.checks, attempt.mutations, messages))
             except HarkError as error:
                 if error.code not in _OF_ONE_ITEM:
                     raise
-                waiting = sorted([*attempt.places, *(index for index, _ in attempt.followers)])
-                if len(attempt.places) > 1:
+                waiting = sorted([*attempt.pushed, *(index for index, _ in attempt.followers)])
+                if len(attempt.pushed) > 1:
                     half = len(waiting) // 2
                     await self._push(items, waiting[:half], outcomes, full)
                     await self._push(items, waiting[half:], outcomes, full)
                     return
-                [index] = attempt.places
+                [index] = attempt.pushed
                 item = items[index]
                 outcomes[index] = _rejected(item, error)
                 if error.code == "queue_full":
                     full[item.queue] = outcomes[index]
-                indices = [index for index in waiting if index not in attempt.places]
+                indices = [index for index in waiting if index not in attempt.pushed]
                 continue
             if written.success and written.version is not None:
-                outcomes.update(zip(attempt.places, written.messages, strict=True))
+                outcomes.update(zip(attempt.pushed, written.messages, strict=True))
                 for index, earlier in attempt.followers:
                     self._note_duplicate(index, items[index], outcomes[earlier], outcomes)
                 for key, index in attempt.first.items():
@@ -169,15 +169,15 @@ class UniquePushes:
         """Look at the keys of these messages. The outcomes of duplicates are known then."""
         keys = {_key_of(items[index]): None for index in indices if items[index].unique_key is not None}
         entries = dict(zip(keys, await self._keyvalue.fetch(list(keys)), strict=True)) if keys else {}
-        held = await self._holders([entry for entry in entries.values() if entry is not None])
+        holders = await self._holders([entry for entry in entries.values() if entry is not None])
         attempt = _Attempt()
         for index in indices:
             item = items[index]
             key = _key_of(item)
             if item.unique_key is None:
-                attempt.places.append(index)
-            elif key in held:
-                self._note_duplicate(index, item, held[key], outcomes)
+                attempt.pushed.append(index)
+            elif key in holders:
+                self._note_duplicate(index, item, holders[key], outcomes)
             elif item.queue in full:
                 outcomes[index] = msgspec.structs.replace(full[item.queue], transaction_id=item.transaction_id)
             elif key in attempt.first:
@@ -197,7 +197,7 @@ class UniquePushes:
         if not wanted:
             return {}
         answers = await self._engine.explain([Explain(message_id) for message_id in wanted.values()])
-        held = {}
+        holders = {}
         for key, facts in zip(wanted, answers, strict=True):
             if isinstance(facts, HarkError):
                 if facts.code != "message_not_found":
@@ -205,13 +205,13 @@ class UniquePushes:
             elif not is_free(facts, records[key].until):
                 message = facts.message
                 transaction_id = records[key].transaction_id
-                held[key] = PushOutcome("duplicate", transaction_id, message.id, message.partition_id)
-        return held
+                holders[key] = PushOutcome("duplicate", transaction_id, message.id, message.partition_id)
+        return holders
 
     async def _message_id(self, entry: KeyEntry, record: _Record) -> str | None:
         """The id of the message of a record; None if it is not stored."""
-        place = (entry.version, encode_key(entry.key))
-        if place not in self._ids:
+        identity = (entry.version, encode_key(entry.key))
+        if identity not in self._ids:
             queue = str(entry.key[2])
             latest = await self._engine.messages(MessageFilter(queue=queue, partition=record.partition, limit=1))
             if not latest:
@@ -220,7 +220,7 @@ class UniquePushes:
             if view is None:
                 return None
             self._remember(entry.key, entry.version, view.id)
-        return self._ids[place]
+        return self._ids[identity]
 
     def _remember(self, key: Key, version: int, message_id: str | None) -> None:
         if message_id is not None:
@@ -235,10 +235,10 @@ class UniquePushes:
         page = KeyRange(prefix=(OWN, "unique"), after=self._cleaned, limit=STEP)
         [entries] = await self._engine.list_keys([page])
         self._cleaned = entries[-1].key if len(entries) == STEP else None
-        held = await self._holders(entries)
+        holders = await self._holders(entries)
         removed = 0
         for entry in entries:
-            if entry.key not in held:  # A record that was replaced since then stays.
+            if entry.key not in holders:  # A record that was replaced since then stays.
                 check, mutation = KeyCheck(entry.key, entry.version), KeyMutation(kind="delete", key=entry.key)
                 removed += (await self._keyvalue.write_keys(KeyWrite([check], [mutation]))).success
         return removed

@@ -270,7 +270,14 @@ def settlements_of(acks: Sequence[AckBody], group: str | None, where: str) -> li
     name = QUEUE_MODE if not group else check_name(group, "consumerGroup")
     settlements = []
     for index, ack in enumerate(acks):
-        if ack.transaction_id and ack.partition_id and ack.delay is None and ack.status in _DONE and not ack.task:
+        if (
+            ack.transaction_id
+            and ack.partition_id
+            and ack.delay is None
+            and ack.status in _DONE
+            and not ack.task
+            and ack.default_delay is None
+        ):
             settlements.append(
                 Settlement(ack.transaction_id, ack.partition_id, "completed", ack.lease_id, None, None, name)
             )
@@ -293,10 +300,22 @@ def settlement_of(ack: AckBody, group: str, where: str) -> Settlement:
         if status not in _WAITING:
             raise InvalidInput(f"{where}delay: allowed only with status failed or retry, got status {status}")
         check_int(ack.delay, f"{where}delay", 0, checks.MAX_NUMBER)
+    if ack.default_delay is not None:
+        if status != "failed":
+            raise InvalidInput(f"{where}defaultDelay: allowed only with status failed, got status {status}")
+        check_int(ack.default_delay, f"{where}defaultDelay", 0, checks.MAX_NUMBER)
     error = ack.error[:MAX_ERROR_CHARACTERS] if ack.error else None
     task = None if ack.task is None else _task_end(ack.task, status, f"{where}task.")
     return Settlement(
-        ack.transaction_id, ack.partition_id or "", status, ack.lease_id, error, ack.delay, group, task=task
+        ack.transaction_id,
+        ack.partition_id or "",
+        status,
+        ack.lease_id,
+        error,
+        ack.delay,
+        group,
+        task=task,
+        default_delay_ms=ack.default_delay,
     )
 
 

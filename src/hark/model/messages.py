@@ -368,6 +368,8 @@ class Settlement(msgspec.Struct, gc=False):
     """With `dlq`: the payload cannot be read. It becomes a dead letter even if the queue discards others."""
     task: TaskEnd | None = None
     """The broker stores it with the settlement; engines ignore it."""
+    default_delay_ms: int | None = None
+    """With `failed`: the delay if neither the message nor its queue has a retry schedule with a delay."""
 
 
 class SettleOutcome(msgspec.Struct, gc=False):

@@ -85,6 +85,7 @@ class AckBody(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     error: str | None = None
     delay: int | None = None
     task: TaskEndBody | None = None
+    default_delay: int | None = None
 
 
 class AckBatchBody(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):

@@ -38,6 +38,13 @@ async def _ends(store: Store, given: int | None, lease_ids: Sequence[str]) -> li
     return ends
 
 
+def _delay_of(item: Settlement) -> int | None:
+    """The delay for the procedures: below 0 if it applies only without a schedule."""
+    if item.delay_ms is None:
+        return None if not item.default_delay_ms else -item.default_delay_ms * MILLISECOND
+    return item.delay_ms * MILLISECOND
+
+
 class Released:
     """Leases that released a partition in one call: some have ended, the database knows about others."""
 
@@ -146,7 +153,7 @@ class Settlements:
             self.lease.append(lease if offset is not None else lease_uuid(lease) if lease else None)
             self.status.append(_DAMAGED if item.damaged else _STATUSES[item.status])
             self.error.append(storable(item.error))
-            self.delay.append(None if item.delay_ms is None else item.delay_ms * MILLISECOND)
+            self.delay.append(_delay_of(item))
             self.known.append(deliveries.was_completed(group, item))
 
     def _position(self, partition: Partition | None, group_name: str) -> int:
