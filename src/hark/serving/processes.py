@@ -124,9 +124,8 @@ def _reload(workers: Sequence[Worker]) -> None:
 def _kill(workers: Sequence[Worker], limit: float) -> None:
     """Kill workers that hang. No acknowledged request is lost: it is stored before it is answered."""
     for worker in workers:
-        if worker.lives_on:
-            log.error("worker %d did not shut down within %g s; killing it", worker.number, limit)
-            worker.send(signal.SIGKILL)
+        if worker.send(signal.SIGKILL):
+            log.error("worker %d did not shut down within %g s and is killed", worker.number, limit)
 
 
 async def _start(workers: Sequence[Worker], stop: asyncio.Event) -> None:
@@ -224,15 +223,12 @@ class Worker:
         async with asyncio.timeout(_ANSWER_SECONDS):
             return await self._link.ask()
 
-    @property
-    def lives_on(self) -> bool:
-        """Whether the process runs, ready or not."""
-        return self._process is not None and self._process.returncode is None
-
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal to the process, if it runs."""
-        if self._process is not None and self._process.returncode is None:
-            self._process.send_signal(number)
+    def send(self, number: signal.Signals) -> bool:
+        """Send a signal to the process, if it runs, ready or not. Returns whether it does."""
+        if self._process is None or self._process.returncode is not None:
+            return False
+        self._process.send_signal(number)
+        return True
 
     async def ended(self) -> int:
         """Wait until the process exits. Returns its exit code."""
