@@ -194,7 +194,7 @@ def apply(transaction: WriteTransaction, item: Settlement, decision: SettleDecis
 
 
 def _is_bare(queue: Queue) -> bool:
-    """Whether nobody has given the queue delays between retries. A maximum of 0 says that there are none."""
+    """Whether the options of the queue set no delays between retries. A maximum of 0 says that there are none."""
     return not any(queue.schedule) and queue.info.options.retry_max_delay > 0
 
 
