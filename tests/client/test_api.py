@@ -26,6 +26,8 @@ from hark.sync import parts
 from tests.client.transports import Script
 
 AT = datetime(2026, 1, 2, tzinfo=UTC)
+DELAYS = '{"retryDelay":1000,"retryMultiplier":2}'
+"""The delays between retries of a queue that names none."""
 
 VERBS = """
 admin.queues() => GET /api/v1/resources/queues?sort=newest&limit=10000&offset=0
@@ -71,7 +73,7 @@ queue("q").admin.set_lock_duration(5) => PUT /keyval/api/queue/settings?queue=q 
 queue("q").namespace("n").task("t").configure(retry_delay=7)
     => POST /api/v1/configure {"queue":"q","namespace":"n","task":"t","options":{"retryDelay":7}}
 queue("q").create()
-    => POST /api/v1/configure {"queue":"q","namespace":null,"task":null,"options":{"retryDelay":1000,"retryMultiplier":2}}
+    => POST /api/v1/configure {"queue":"q","namespace":null,"task":null,"options":DELAYS}
 queue("q").delete() => DELETE /api/v1/resources/queues/q
 queue("q").pause() => POST /api/v1/resources/queues/q/pause
 queue("q").resume() => POST /api/v1/resources/queues/q/resume
@@ -156,7 +158,9 @@ def check(script: Script, wanted: str) -> None:
     sent = unquote(f"{first.method} {route}" + (f"?{urlencode(query)}" if query else ""))
     if first.body:
         sent += f" {first.body.decode()}"
-    assert sent + (" once" if len(script.requests) == 1 else "") == wanted.replace("ISO", AT.isoformat())
+    assert sent + (" once" if len(script.requests) == 1 else "") == wanted.replace("ISO", AT.isoformat()).replace(
+        "DELAYS", DELAYS
+    )
 
 
 def lost_replies() -> Script:
