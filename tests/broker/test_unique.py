@@ -349,3 +349,11 @@ async def test_keys_are_held_as_a_simple_model_says(servers: Servers, seed: int)
                         states[letter.transaction_id] = "over"
             case "clean":
                 await broker.unique.clean()
+
+
+async def test_the_cleanup_goes_on_behind_records_that_stay(broker: Broker) -> None:
+    await broker.push([order(f"k{number}") for number in range(110)])
+    await broker.push([NewMessage("zoo", unique_key="k")])
+    await settle_all(broker, await broker.pop(PopRequest(queue="zoo")))
+    assert [await broker.unique.clean() for _ in range(3)] == [0, 1, 0]
+    assert await records(broker) == 110
