@@ -155,6 +155,8 @@ def _statement(marks: Sequence[str]) -> str:
 
 def _values(message: NewMessage) -> dict[str, str | None]:
     """The arguments of `hark.send`, in the order of `_PARAMETERS`."""
+    if message.unique_key is not None:
+        raise InvalidInput("unique_key: a message in your own transaction cannot have one; give it a key")
     message = stamped(message)
     if message.keys_if_undelivered:
         raise InvalidInput("keys_if_undelivered: not supported in a transaction of your own; push the message instead")

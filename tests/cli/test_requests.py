@@ -40,6 +40,11 @@ REQUESTS = [
     # Messages
     Row("push orders 1 --transaction-id t1", PUSH, [{"payload": 1, "transactionId": "t1"}]),
     Row(
+        "push orders 1 --unique-key k --unique-until started",
+        PUSH,
+        [{"payload": 1, "uniqueKey": "k", "uniqueUntil": "started"}],
+    ),
+    Row(
         "push orders '{\"n\": 1}' [2] --partition p --delay 5 --priority 9",
         PUSH,
         [{"payload": payload, "partition": "p", "delay": 5, "priority": 9} for payload in ({"n": 1}, [2])],
@@ -383,6 +388,8 @@ WRONG: list[tuple[str, str]] = [
     ("push orders 1 --stdin", ""),
     ("push orders 1 2 --transaction-id t", ""),
     ("push orders --stdin --transaction-id t", ""),
+    ("push orders 1 --unique-until done", "--unique-key"),
+    ("push orders 1 --unique-key k --unique-until ever", "started"),
     ("push orders 1 --priority 10", ""),
     ("push orders 1 --delay -1", ""),
     ("push orders '{id: 17}'", "{id: 17}"),

@@ -34,8 +34,20 @@ UNSAID = {
     Message: {"begin", "conclude", "delivered", "in_span", "stop_renewing", "open_span", "released"}
     | {"close_span", "settle_at_end"},
     Atomic: {"body", "empty", "repeatable"},
-    Worker: {"client", "connect_to", "group", "middleware", "name", "run_from_thread", "queue", "send", "tasks"},
-    Task: {"function", "is_async", "message", "name", "result_type", "send", "send_from_thread", "signature", "unique"},
+    Worker: {"client", "connect_to", "group", "middleware", "name", "run_from_thread", "queue", "send", "send_many"}
+    | {"tasks"},
+    Task: {
+        "function",
+        "is_async",
+        "message",
+        "name",
+        "result_type",
+        "send",
+        "send_from_thread",
+        "send_many",
+        "signature",
+        "unique",
+    },
     TaskContext: {"lose", "lost"},
     RetryPolicy: {"delay", "delays", "jittered"},
     Poller: {"strategy", "stopped", "metrics", "interval"},

@@ -389,6 +389,8 @@ _SCHEMAS: Mapping[str, Mapping[str, str]] = {
         "must be leased to the group.",
         "delay": "Delay before the redelivery, in milliseconds. Allowed with `failed`, where it replaces the delay of "
         "the retry schedule, and with `retry`.",
+        "defaultDelay": "Delay before the redelivery, in milliseconds, if neither the message nor its queue has delays "
+        "between retries. Allowed only with `failed`.",
     },
     "AckBody AckOperation NackBody": {
         "error": "Error text of the failure, stored with the message. Longer texts are cut to 10000 characters.",
@@ -454,6 +456,10 @@ _SCHEMAS: Mapping[str, Mapping[str, str]] = {
     "EnqueueOptions PushItem PushOperation": {
         "deliverAt": "Time of the first delivery: ISO 8601 or milliseconds since 1970. Give either `delay` or "
         "`deliverAt`.",
+        "uniqueKey": "Key that at most one message of the queue holds: another push with it is a duplicate of that "
+        "message. From 1 to 255 bytes. Not allowed in transactions.",
+        "uniqueUntil": "How long the message holds its `uniqueKey`. `done` (the default): until every consumer group "
+        "has settled it. `started`: until a consumer receives it. `retained`: until it is removed.",
     },
     "EnqueueOptions": {
         "backoffSchedule": "Delays before each retry, in milliseconds. At most 100 entries, each from 0 to "
@@ -549,7 +555,8 @@ _SCHEMAS: Mapping[str, Mapping[str, str]] = {
         "messages": "The delivered messages.",
     },
     "PushAnswer": {
-        "status": "`queued`: stored. `duplicate`: a message with this transaction id exists. `failed`: not stored.",
+        "status": "`queued`: stored. `duplicate`: a message with this transaction id, or one that holds "
+        "this `uniqueKey`, exists. `failed`: not stored.",
         "code": "Error code of a failed message.",
         "error": "Text of the error of a failed message.",
     },

@@ -173,6 +173,19 @@ class QueueOptions(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     ] = 0
 
 
+RETRY_DELAY = 1000
+RETRY_MULTIPLIER = 2
+"""The delays between retries in queues that Hark's client or command line configures without naming any."""
+_DELAYS = frozenset({"retryDelay", "retryMultiplier", "retryMaxDelay"})
+
+
+def with_backoff(options: Mapping[str, object]) -> dict[str, object]:
+    """Options by their API names, with growing delays between retries unless they name delays."""
+    if _DELAYS & options.keys():
+        return dict(options)
+    return {**options, "retryDelay": RETRY_DELAY, "retryMultiplier": RETRY_MULTIPLIER}
+
+
 class QueueOptionsGiven(TypedDict, total=False):
     """The options as arguments of the client, for type checkers. None means not given."""
 

@@ -26,11 +26,13 @@ from hark.broker.sealing import ReadablePops, SealedQueues, shown_dead_letters
 from hark.broker.tallies import EngineCalls, LastPolls, Operations, Tallies, instrumented
 from hark.broker.tasks import Tasks
 from hark.broker.timers import LoopTimers, Timers
+from hark.broker.unique import UniquePushes
 from hark.broker.upkeep import Duties, Readiness
 from hark.broker.work_queues import QueueLookup, WorkQueues
 from hark.clock import Clock, ShiftedClock
 from hark.engine.api import Engine
 from hark.errors import EngineFailure, HarkError, Unavailable
+from hark.ids import IdSource
 from hark.model import PopRequest, PopResult, Settlement
 from hark.settings import Settings
 
@@ -157,6 +159,7 @@ class Broker:
             check_pushes=self.check_pushes,
         )
         self.tasks = Tasks(self, self.engine, self.keyvalue, self._sealed)
+        self.unique = UniquePushes(self, self.engine, self.keyvalue, IdSource(self._clock).new)
         hint = self.delivery.hint if self._peers is None else self._hint
         self.schedules = Schedules(self.keyvalue, self.engine, self._sealed, self._timers, self._random)
         await self.engine.start(hint, self._on_key_notification)
@@ -171,7 +174,9 @@ class Broker:
         if self._peers is not None:
             secret = self._settings.peer.secret.encode() or await self.engine.peer_secret()
             await self._peers.start(secret, self._on_peer_hints, self._on_peer_keys)
-        self.duties.begin(self.engine, self._settings, self._clock, self.operations, self.refresh_flags)
+        self.duties.begin(
+            self.engine, self._settings, self._clock, self.operations, self.refresh_flags, self.unique.clean
+        )
         if (inbox := self.engine.inbox) is not None:
             stopped = partial(self.maintenance, PUSH_MAINTENANCE)
             sealed = self._sealed
@@ -253,7 +258,9 @@ class Broker:
         return self.batchers.push.submit(sealed, len(items) + size // _BYTES_PER_ITEM)
 
     async def push(self, items: Sequence[model.NewMessage]) -> list[model.PushOutcome]:
-        """Append messages. Returns when they are on stable storage."""
+        """Append messages, also with unique keys. Returns when they are on stable storage."""
+        if any(item.unique_key is not None for item in items):
+            return await self.unique.push(items)
         outcomes = await self.begin_push(items)
         return await self.push_again(items, outcomes)
 
@@ -443,6 +450,7 @@ class Broker:
         """Delete queues with their messages and groups. False for a queue that does not exist."""
         deleted = await self.engine.delete_queues(names)
         await self.tasks.forget(names)
+        await self.unique.forget(names)
         self.work_queues.forget(names)
         self.tallies.changed_queues.update(names)
         return deleted

@@ -24,6 +24,9 @@ _LATENESS_INTERVAL = 0.5
 DEAD_LETTERS_AT_ONCE = 500
 """Maximum number of dead letters that one step of retention deletes, because pushes wait for it."""
 
+FREE_AT_ONCE = 20
+"""A step that removed this many records of unique keys is followed by another one at once."""
+
 
 async def keep_cleaning(engine: Engine, interval: float, operations: Operations) -> None:
     """Remove expired locks and keys every interval, in small steps. They have no effect after their expiry."""
@@ -103,6 +106,17 @@ async def keep_collecting(engine: Engine, interval: float, clock: Clock) -> None
             log.info("retention removed %d messages", removed, extra={"fields": {"removed": removed}})
 
 
+async def keep_freeing(clean: Callable[[], Awaitable[int]], interval: float) -> None:
+    """Remove records of unique keys that are free, every interval, in steps that go on while they find many."""
+    while True:
+        await asyncio.sleep(interval)
+        try:
+            while await clean() >= FREE_AT_ONCE:
+                pass
+        except HarkError as error:
+            log.error("cannot remove records of unique keys; retrying in %s s: %s", interval, error)
+
+
 LATELY_SECONDS = 5.0
 """Maximum age of a response that still counts."""
 PING_SECONDS = 5.0
@@ -160,11 +174,13 @@ class Duties:
         clock: Clock,
         operations: Operations,
         refresh_flags: Callable[[], Awaitable[None]],
+        clean_unique: Callable[[], Awaitable[int]],
     ) -> None:
         """Start the tasks that the settings and the store need."""
         duties = {
             "expiry": keep_expiring(engine, clock),
             "retention": keep_collecting(engine, settings.retention.interval_ms / 1000, clock),
+            "unique": keep_freeing(clean_unique, settings.retention.interval_ms / 1000),
             "lateness": keep_measuring(self.lateness, clock),
         }
         if settings.queue.cleanup_interval:

@@ -112,6 +112,10 @@ def _plain_messages(body: bytes) -> list[NewMessage] | None:
     return [NewMessage(item.queue, item.partition, bytes(item.payload), item.transaction_id or None) for item in items]
 
 
+def _has_unique(messages: Sequence[NewMessage]) -> bool:
+    return any(message.unique_key is not None for message in messages)
+
+
 _decode_ack = msgspec.json.Decoder(AckBody).decode
 _decode_ack_batch = msgspec.json.Decoder(AckBatchBody).decode
 _UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -191,7 +195,7 @@ class HotRoutes:
 
     # Push --------------------------------------------------------------------------------------------------
 
-    def push(self, exchange: Exchange, messages: list[NewMessage] | None = None) -> None:
+    def push(self, exchange: Exchange, messages: list[NewMessage] | None = None, unique: bool = False) -> None:
         """Push messages.
 
         Stores messages durably and creates missing queues and partitions. The response has one result for each item,
@@ -207,13 +211,19 @@ class HotRoutes:
             messages = _plain_messages(body)
             if messages is None:
                 messages = [to_new_message(item, index) for index, item in enumerate(items_in(body))]
+                unique = _has_unique(messages)
         if len(messages) > self._max_batch:
             raise too_many("items", self._max_batch, len(messages))
         if exchange.identity is not UNRESTRICTED:
             stamp(exchange.identity, messages)
         if exchange.trace_context is not None:
             carry(exchange, messages)
-        if messages:
+        if unique:
+            exchange.body = b""
+            task = asyncio.ensure_future(self._broker.push(messages))
+            self._keep(task)
+            task.add_done_callback(partial(self._pushed, exchange, messages))
+        elif messages:
             exchange.body = b""
             when_done(self._broker.begin_push(messages), partial(self._pushed, exchange, messages))
         else:
@@ -228,14 +238,15 @@ class HotRoutes:
                 await asyncio.sleep(0)
                 check_values(number, payloads_in(body))
             await asyncio.sleep(0)
-            messages = None if number else _plain_messages(body)
+            messages, unique = None if number else _plain_messages(body), False
             if messages is None:
                 items = items_in(body, many=number > 0)
                 if len(items) > self._max_batch:
                     raise too_many("items", self._max_batch, len(items))
                 messages = [to_new_message(item, index) async for index, item in in_turns(enumerate(items))]
+                unique = _has_unique(messages)
             if not exchange.gone:
-                self.push(exchange, messages)
+                self.push(exchange, messages, unique)
         except Exception as error:
             fail(exchange, error)
 
@@ -376,13 +387,8 @@ class HotRoutes:
         name = QUEUE_MODE if not group else check_name(group, "consumerGroup")
         items = []
         for index, ack in enumerate(acks):
-            if (
-                ack.transaction_id
-                and ack.partition_id
-                and ack.delay is None
-                and ack.status in (None, "completed")
-                and not ack.task
-            ):
+            plain = ack.delay is None and ack.default_delay is None and not ack.task
+            if ack.transaction_id and ack.partition_id and plain and ack.status in (None, "completed"):
                 items.append(Settlement(ack.transaction_id, ack.partition_id, "completed", ack.lease_id, group=name))
             else:
                 items.append(settlement_of(ack, name, f"{where}[{index}]." if where else ""))

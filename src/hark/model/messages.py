@@ -17,6 +17,8 @@ GroupMode = Literal["ordered", "shared"]
 SubscriptionMode = Literal["all", "new", "timestamp"]
 Status = Literal["completed", "failed", "retry", "dlq"]
 MessageState = Literal["pending", "scheduled", "processing", "completed", "dead_letter"]
+UniqueUntil = Literal["done", "started", "retained"]
+"""How long a message holds its unique key."""
 ScheduledReason = Literal["delayed", "retry"]
 """Why a message is scheduled: it was pushed with a delay, or it waits for its next attempt (rule 28)."""
 
@@ -102,6 +104,9 @@ class NewMessage(msgspec.Struct, gc=False):
     """The W3C trace context of the producer (see `http/responses.py`)."""
     labels: tuple[str, str] | None = None
     """Namespace and task of the queue if this push makes it; None: as the name of the queue says (rule 2)."""
+    unique_key: str | None = None
+    """At most one message of the queue holds this key. The broker sees to it; engines ignore it."""
+    unique_until: UniqueUntil = "done"
 
     @property
     def has_options(self) -> bool:
@@ -375,6 +380,8 @@ class Settlement(msgspec.Struct, gc=False):
     """With `dlq`: the payload cannot be read. It becomes a dead letter even if the queue discards others."""
     task: TaskEnd | None = None
     """The broker stores it with the settlement; engines ignore it."""
+    default_delay_ms: int | None = None
+    """With `failed`: the delay if neither the message nor its queue has a retry schedule with a delay."""
 
 
 class SettleOutcome(msgspec.Struct, gc=False):

@@ -13,7 +13,7 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from queue import SimpleQueue
 from types import MappingProxyType
 from typing import Any, Literal
@@ -90,6 +90,12 @@ CANCELLED_DELAY_MS = 1000
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 _log = logging.getLogger("hark.worker")
 
+MAX_UNKNOWN_DELAY = 60.0
+"""Maximum number of seconds for which a message of an unknown task is handed back."""
+UNKNOWN_WARNING = 60.0
+"""Seconds between two warnings of one unknown task."""
+MAX_UNKNOWN = 10_000
+
 Interruption = Literal["lost", "handed_back", "cancelled"]
 MAX_RESULT_BYTES = 900_000
 """Maximum size of a result. Larger ones belong into a store of files."""
@@ -105,6 +111,46 @@ class UnknownTask(NotFound):
     """A message names a task that this worker does not have; another worker may have it."""
 
     code = "unknown_task"
+
+    def __init__(self, task: str, known: Iterable[str]) -> None:
+        self.task = task
+        has = ", ".join(sorted(known)) or "no tasks"
+        super().__init__(f"this worker has no task {task!r} (it has: {has}); run a worker that has it")
+
+
+class UnknownTasks:
+    """Messages whose task this worker does not have. They are handed back, after a growing delay, for a limited time.
+
+    Another worker can have the task: during a rolling update, for example.
+    """
+
+    def __init__(self, seconds: float, monotonic: Callable[[], float]) -> None:
+        self._seconds = seconds
+        self._monotonic = monotonic
+        self._seen: dict[str, tuple[float, int]] = {}
+        """When each message was received first, and how often it was handed back, by its id."""
+        self._warned: dict[str, float] = {}
+        """When a warning named each task."""
+
+    def refuse(self, message: Delivered, error: UnknownTask) -> SettleDecision:
+        """How to settle a message of an unknown task."""
+        now = self._monotonic()
+        first, times = self._seen.pop(message.id, (now, 0))
+        if now - first >= self._seconds:
+            text = f"{type(error).__name__}: {error}; no worker with it received the message in {self._seconds:g} s"
+            return SettleDecision(message, "dlq", text)
+        if len(self._seen) >= MAX_UNKNOWN:
+            del self._seen[next(iter(self._seen))]
+        self._seen[message.id] = first, times + 1
+        delay = min(2.0**times, MAX_UNKNOWN_DELAY)
+        if now - self._warned.get(error.task, -UNKNOWN_WARNING) >= UNKNOWN_WARNING:
+            if len(self._warned) >= MAX_UNKNOWN:
+                self._warned.clear()
+            self._warned[error.task] = now
+            fields = {"message_id": message.id, "queue": message.queue, "task": error.task}
+            text = "cannot run message %s of queue %s: %s; it was handed back, and is dead-lettered after %g s"
+            _log.warning(text, message.id, message.queue, error, self._seconds, extra={"fields": fields})
+        return SettleDecision(message, "retry", None, round(delay * 1000))
 
 
 class Job(msgspec.Struct, eq=False):
@@ -144,8 +190,10 @@ class Executor:
         finished: Callable[[Sequence[Ended], int], None],
         report: Callable[[Delivered, float | None, str | None], None] = lambda *_: None,
         clients: Clients | None = None,
+        unknown: UnknownTasks | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._unknown = unknown or UnknownTasks(3600, monotonic)
         self._tasks = tasks
         self._middleware = middleware
         self._worker_id = worker_id
@@ -239,8 +287,7 @@ class Executor:
         envelope = unseal(message.data)
         task = self._tasks.get(envelope.task)
         if task is None:
-            known = ", ".join(sorted(self._tasks)) or "no tasks"
-            raise UnknownTask(f"this worker has no task {envelope.task!r} (it has: {known}); run a worker that has it")
+            raise UnknownTask(envelope.task, self._tasks)
         encoded: msgspec.Raw | bytes = envelope.arguments
         if envelope.input is not msgspec.UNSET:
             encoded = task.signature.with_result(envelope.arguments, envelope.input)
@@ -268,13 +315,21 @@ class Executor:
         )
 
     def _refuse(self, in_flight: InFlight, message: Delivered, error: Exception) -> None:
-        """Dead-letter a message that can never run. Reject one that another worker may know."""
-        text = f"{type(error).__name__}: {error}" if isinstance(error, HarkError) else text_of(error)
+        """Dead-letter a message that can never run. Hand back one that another worker may know."""
+        if isinstance(error, UnknownTask):
+            decision = self._unknown.refuse(message, error)
+            if decision.status == "retry":
+                self._end(Ended(in_flight, message, decision, "handed_back", UNKNOWN))
+                return
+        else:
+            text = f"{type(error).__name__}: {error}" if isinstance(error, HarkError) else text_of(error)
+            final = isinstance(error, NotATask | WrongArguments)
+            decision = SettleDecision(message, "dlq" if final else "failed", text)
         fields = {"message_id": message.id, "queue": message.queue}
-        _log.warning("cannot run message %s of queue %s: %s", message.id, message.queue, text, extra={"fields": fields})
-        final = isinstance(error, NotATask | WrongArguments)
-        decision = SettleDecision(message, "dlq" if final else "failed", text)
-        self._end(Ended(in_flight, message, decision, "refused" if final else "failed", UNKNOWN, 0.0, text))
+        template = "cannot run message %s of queue %s: %s"
+        _log.warning(template, message.id, message.queue, decision.error, extra={"fields": fields})
+        ending: Ending = "refused" if decision.status == "dlq" else "failed"
+        self._end(Ended(in_flight, message, decision, ending, UNKNOWN, 0.0, decision.error))
 
     async def _run(self, job: Job) -> None:
         """Run a handler from its start to its end."""

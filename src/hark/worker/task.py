@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import math
 import re
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import (
@@ -27,11 +27,12 @@ import msgspec
 from hark import postgres
 from hark.api.types.delivery import StepRefBody
 from hark.api.types.flows import FlowNode
-from hark.client.arguments import seconds_of, unique_key
+from hark.client.arguments import NewMessage, an_until, new_key, seconds_of
 from hark.client.handle import SyncTaskHandle, TaskHandle
-from hark.client.pushing import NewMessage, new_message
+from hark.client.pushing import Pushed, new_message
 from hark.errors import HarkError, InvalidInput
 from hark.model import DEFAULT_PARTITION
+from hark.model.messages import UniqueUntil
 from hark.worker.flow import Flow, Step
 from hark.worker.middleware import Middleware, Outgoing
 from hark.worker.retrying import RetryPolicy, policy_of
@@ -268,6 +269,8 @@ Q = ParamSpec("Q")
 R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
 
+Arguments = tuple[Any, ...] | Mapping[str, Any]
+"""The arguments of one push: positional, or by name."""
 DEFAULT_RETRY = RetryPolicy.exponential()
 _MAX_TASK_NAME = 200
 
@@ -282,7 +285,10 @@ class PushOptions(TypedDict, total=False):
     priority: int | None
     """0 to 9. The default is the priority of the task."""
     key: str | None
-    """Idempotency key. A second push with the same key is a `duplicate`."""
+    """Idempotency key. A second push with the same key is a `duplicate`, for as long as the first message is stored."""
+    unique_key: str | None
+    """Key that one task of the queue holds: another push with it is a `duplicate`. The default is `unique` of the
+    task."""
     partition: str | None
     """The partition of the queue. The default is `Default`."""
     ttl: float | timedelta | None
@@ -306,6 +312,7 @@ class Task(Generic[P, R_co]):
         retry: RetryPolicy | int | None = None,
         timeout: float | timedelta | None = None,
         unique: bool | Sequence[str] = False,
+        unique_until: UniqueUntil = "done",
         priority: int | None = None,
         result: bool = False,
         result_ttl: float | timedelta | None = None,
@@ -323,6 +330,7 @@ class Task(Generic[P, R_co]):
         self.unique = _unique_names(name, unique, self.signature.names)
         if self.unique is not None:
             self.signature.check_unique(self.unique)
+        self.unique_until = an_until(unique_until, has_key=True)
         self.priority = priority
         self.result_ttl = _seconds_kept(name, result, result_ttl)
         self.result_type = _result_type(name, function) if self.result_ttl is not None else Any
@@ -367,6 +375,21 @@ class Task(Generic[P, R_co]):
         return self.send_from_thread({}, args, kwargs)
 
     @overload
+    async def push_many(
+        self: Task[P, Coroutine[Any, Any, T]], arguments: Iterable[Arguments]
+    ) -> list[TaskHandle[T]]: ...
+    @overload
+    async def push_many(self, arguments: Iterable[Arguments]) -> list[TaskHandle[R_co]]: ...
+    async def push_many(self, arguments: Iterable[Arguments]) -> list[TaskHandle[Any]]:
+        """Push the task many times, once for each tuple or dict of arguments. Returns the handles in their order.
+
+        `await send_email.push_many([("a@b.c", "hi"), {"to": "d@e.f", "subject": "hi"}])`. A request carries up to 1,000
+        tasks. Raises `WrongArguments`, which names the index, if the function does not take some of them. Nothing is
+        sent then.
+        """
+        return await self.send_many({}, arguments)
+
+    @overload
     def s(self: Task[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> Flow[T]: ...
     @overload
     def s(self, *args: P.args, **kwargs: P.kwargs) -> Flow[R_co]: ...
@@ -401,6 +424,8 @@ class Task(Generic[P, R_co]):
         """Check the arguments of a step, and return it as it is sent."""
         if options.get("key") is not None or options.get("deliver_at") is not None:
             raise InvalidInput(f"task {self.name!r}: a step of a flow has no key and no deliver_at; use delay")
+        if options.get("unique_key") is not None:
+            raise InvalidInput(f"task {self.name!r}: a step of a flow has no unique_key; give the flow an id")
         encoded = self.signature.encode_rest(args, kwargs) if takes_result else self.signature.encode(args, kwargs)
         headers = await self._headers(options, None if takes_result else encoded)
         message = self._message(options, encoded, None, headers)
@@ -418,8 +443,8 @@ class Task(Generic[P, R_co]):
     def options(self, **options: Unpack[PushOptions]) -> TaskPush[P, R_co]:
         """Push options for this task: `await send_email.options(delay=60, priority=5).push(to="a@b.c", subject="hi")`.
 
-        The options are the fields of `PushOptions`: `delay`, `deliver_at`, `priority`, `key`, `partition`, `ttl` and
-        `retry`.
+        The options are the fields of `PushOptions`: `delay`, `deliver_at`, `priority`, `key`, `unique_key`,
+        `partition`, `ttl` and `retry`.
         """
         if unknown := options.keys() - PushOptions.__annotations__.keys():
             raise TypeError(f"options() got an unexpected keyword argument {min(unknown)!r}")
@@ -441,7 +466,25 @@ class Task(Generic[P, R_co]):
 
     async def send(self, options: PushOptions, args: Sequence[object], kwargs: dict[str, object]) -> TaskHandle[Any]:
         """Check the arguments and push with these options."""
-        pushed = await self.worker.send(await self.message(options, args, kwargs))
+        return self._handle(await self.worker.send(await self.message(options, args, kwargs)))
+
+    async def send_many(self, options: PushOptions, arguments: Iterable[Arguments]) -> list[TaskHandle[Any]]:
+        """Check all arguments and push a task for each with these options."""
+        messages = []
+        if isinstance(arguments, (str, bytes, Mapping)):
+            raise WrongArguments(f"task {self.name!r}: push_many takes a list of tuples or dicts, got {arguments!r}")
+        for index, one in enumerate(arguments):
+            if not isinstance(one, (tuple, Mapping)):
+                text = f"item {index}: expected a tuple or a dict of arguments, such as ({one!r},), got {one!r}"
+                raise WrongArguments(f"task {self.name!r}: {text}")
+            args, kwargs = ((), dict(one)) if isinstance(one, Mapping) else (one, {})
+            try:
+                messages.append(await self.message(options, args, kwargs))
+            except WrongArguments as error:
+                raise WrongArguments(f"item {index}: {error}") from error
+        return [self._handle(pushed) for pushed in await self.worker.send_many(messages)]
+
+    def _handle(self, pushed: Pushed) -> TaskHandle[Any]:
         return TaskHandle(
             self.name,
             pushed,
@@ -455,14 +498,20 @@ class Task(Generic[P, R_co]):
         """Check the arguments, and return the message to push with these options."""
         encoded = self.signature.encode(args, kwargs)
         key = options.get("key")
-        if key is None and self.unique is not None:
-            key = self.signature.unique_key(encoded, self.unique)
+        unique_key = options.get("unique_key")
+        if unique_key is None and key is None and self.unique is not None:
+            unique_key = self.signature.unique_key(encoded, self.unique)
         if key is None and self.result_ttl is not None:
-            key = unique_key()
-        return self._message(options, encoded, key, await self._headers(options, encoded))
+            key = new_key()
+        return self._message(options, encoded, key, await self._headers(options, encoded), unique_key)
 
     def _message(
-        self, options: PushOptions, encoded: msgspec.Raw, key: str | None, headers: dict[str, str]
+        self,
+        options: PushOptions,
+        encoded: msgspec.Raw,
+        key: str | None,
+        headers: dict[str, str],
+        unique_key: str | None = None,
     ) -> NewMessage:
         retry, priority = options.get("retry"), options.get("priority")
         envelope = Envelope(
@@ -478,6 +527,8 @@ class Task(Generic[P, R_co]):
             msgspec.Raw(_encode(envelope)),
             partition=options.get("partition"),
             key=key,
+            unique_key=unique_key,
+            unique_until=None if unique_key is None else self.unique_until,
             delay=options.get("delay"),
             deliver_at=options.get("deliver_at"),
             priority=self.priority if priority is None else priority,
@@ -525,6 +576,16 @@ class TaskPush(Generic[P, R_co]):
     async def push(self, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
         """Push the task to the queue. It is stored when this returns."""
         return await self._task.send(self._options, args, kwargs)
+
+    @overload
+    async def push_many(
+        self: TaskPush[P, Coroutine[Any, Any, T]], arguments: Iterable[Arguments]
+    ) -> list[TaskHandle[T]]: ...
+    @overload
+    async def push_many(self, arguments: Iterable[Arguments]) -> list[TaskHandle[R_co]]: ...
+    async def push_many(self, arguments: Iterable[Arguments]) -> list[TaskHandle[Any]]:
+        """Push the task once for each tuple or dict of arguments, all with these options."""
+        return await self._task.send_many(self._options, arguments)
 
     @overload
     def s(self: TaskPush[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> Flow[T]: ...

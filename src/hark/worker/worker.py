@@ -21,6 +21,7 @@ from hark.client.pushing import NewMessage, Pushed
 from hark.client.schedules import Interval
 from hark.errors import HarkError, InvalidInput
 from hark.model import QUEUE_MODE
+from hark.model.messages import UniqueUntil
 from hark.polling import PollingStrategy, PollMetrics, strategy_from
 from hark.settings import load
 from hark.worker.middleware import AnyMiddleware, current_task
@@ -86,6 +87,7 @@ class Plan(WorkerRunOptions, frozen=True, kw_only=True):
     concurrency: int
     lease_seconds: int
     grace_seconds: float
+    unknown_task_seconds: int = 3600
 
 
 def plan_for(
@@ -104,6 +106,7 @@ def plan_for(
         concurrency=options.concurrency or concurrency or worker.concurrency,
         lease_seconds=lease or worker.lease_seconds,
         grace_seconds=worker.grace_seconds if options.grace_seconds is None else options.grace_seconds,
+        unknown_task_seconds=worker.unknown_task_seconds,
         wait=options.wait and not options.burst,
         timeout_ms=options.timeout_ms,
         burst=options.burst,
@@ -220,6 +223,7 @@ class Worker:
         retry: RetryPolicy | int | None = None,
         timeout: float | timedelta | None = None,
         unique: bool | Sequence[str] = False,
+        unique_until: UniqueUntil = "done",
         priority: int | None = None,
         result: bool = False,
         result_ttl: float | timedelta | None = None,
@@ -232,6 +236,7 @@ class Worker:
         retry: RetryPolicy | int | None = None,
         timeout: float | timedelta | None = None,
         unique: bool | Sequence[str] = False,
+        unique_until: UniqueUntil = "done",
         priority: int | None = None,
         result: bool = False,
         result_ttl: float | timedelta | None = None,
@@ -247,8 +252,8 @@ class Worker:
           is cancelled at the limit. A function in a thread cannot be cancelled: its message fails immediately, and the
           function keeps its slot until it ends.
         - `unique`: True, or the names of arguments. A second push with equal arguments returns the status `duplicate`,
-          for as long as the first message is stored. That includes some time after it is completed (queue option
-          `completedRetentionSeconds`); with the queue option `dropSettled` it ends on completion.
+          until the first task is done or dead-lettered. `unique_until`: `"started"` ends that when a worker receives
+          the first task, `"retained"` when its message is removed.
         - `priority`: priority of its messages, 0 to 9. The default is 0.
         - `result`: store the result, in one transaction with the settlement: `await handle.result()` returns it.
           `result_ttl`: how long it is kept, in seconds or as a `timedelta`. The default is one hour.
@@ -267,6 +272,7 @@ class Worker:
                 retry=retry,
                 timeout=timeout,
                 unique=unique,
+                unique_until=unique_until,
                 priority=priority,
                 result=result,
                 result_ttl=result_ttl,
@@ -353,6 +359,14 @@ class Worker:
         pushed = await self.client.pusher.push(message)
         if self._worker_run is not None:
             self._worker_run.expect(message)
+        return pushed
+
+    async def send_many(self, messages: Sequence[NewMessage]) -> list[Pushed]:
+        """Push the messages of several tasks, in requests of up to 1,000."""
+        pushed = await self.client.pusher.push_many(messages)
+        if self._worker_run is not None:
+            for message in messages:
+                self._worker_run.expect(message)
         return pushed
 
     def run_from_thread(self, push: Callable[[], Coroutine[Any, Any, T]]) -> T:

@@ -24,7 +24,7 @@ from hark.client.builder import PopParams
 from hark.client.io_thread import IoThread
 from hark.client.pushing import NewMessage
 from hark.polling import Poller, PollMetrics
-from hark.worker.executor import Executor
+from hark.worker.executor import Executor, UnknownTasks
 from hark.worker.fetcher import LAST_ANSWER_SECONDS, Answered, Fetcher, seconds_until_due
 from hark.worker.retrying import Ended
 from hark.worker.stats import Health, HealthEndpoint, Snapshot, Stats, Summary, event_of, prometheus
@@ -192,6 +192,7 @@ class WorkerRun:
             finished=self._hand_over,
             report=self._report,
             clients=self,
+            unknown=UnknownTasks(plan.unknown_task_seconds, monotonic),
             monotonic=monotonic,
         )
         self._stop = asyncio.Event()

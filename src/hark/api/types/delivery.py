@@ -30,6 +30,8 @@ class PushItem(msgspec.Struct, gc=False, rename="camel"):
     message_id: str | None = None
     namespace: str | None = None
     task: str | None = None
+    unique_key: str | None = None
+    unique_until: str | None = None
 
 
 NO_RESULT = msgspec.Raw(b"null")
@@ -120,6 +122,7 @@ class AckBody(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     error: str | None = None
     delay: int | None = None
     task: TaskEndBody | None = None
+    default_delay: int | None = None
 
 
 class AckBatchBody(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):

@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from hark.api import operations
+from hark.api.options import RETRY_DELAY, RETRY_MULTIPLIER
 from hark.api.types.delivery import AckAnswer, AckBatchBody, AckBody, Delivered, TaskEndBody
 from hark.batching import Batcher
 from hark.client.calling import Caller, ConnectionFailed, after_lost, decode, is_lost, not_hark, parts_of
@@ -28,6 +29,7 @@ _MOST_BYTES = 6
 """Maximum size in bytes of a settlement without its error, and of one character of an error."""
 _LARGE_RESULT = 1000
 _MAX_DELAY_MS = 2**53 - 1
+_MOST_DOUBLINGS = 11
 MOST_WITH_POP = 100
 """Maximum number of settlements that travel with a pop."""
 _STATUSES = ("completed", "failed", "retry", "dlq")
@@ -280,4 +282,10 @@ def _item(decision: SettleDecision) -> AckBody:
         error=error or None,
         delay=delay,
         task=decision.task,
+        default_delay=_default_delay(message.delivery_attempt) if status == "failed" and delay is None else None,
     )
+
+
+def _default_delay(attempt: int) -> int:
+    """The delay in milliseconds if the queue and the message have no schedule: 1, 2, 4 seconds and so on."""
+    return int(RETRY_DELAY * RETRY_MULTIPLIER ** min(attempt - 1, _MOST_DOUBLINGS))
