@@ -10,7 +10,7 @@ from hark.worker import RetryPolicy, Task, TaskHandle, Worker, WorkerRunOptions
 worker = Worker("http://localhost:6632", queue="emails", concurrency=20)
 
 
-@worker.task("send_email", retry=RetryPolicy.never(), timeout=5, unique=("to",), priority=3)
+@worker.task("send_email", retry=RetryPolicy.never(), timeout=5, unique=("to",), unique_until="started", priority=3)
 async def send_email(to: str, subject: str, copies: int = 1) -> int:
     """Named."""
     return copies * len(to + subject)
@@ -42,6 +42,9 @@ async def calls() -> None:
     assert_type(await (await send_email.push("a@b.c", "hi")).result(), int)
     assert_type(await send_email.options(priority=1).push("a@b.c", "hi"), TaskHandle[int])
     assert_type(resize.push_sync(b"", width=5), TaskHandle[bytes])
+    assert_type(await send_email.push_many([("a@b.c", "hi"), {"to": "d@e.f", "subject": "hi"}]), list[TaskHandle[int]])
+    assert_type(await resize.options(priority=1).push_many([]), list[TaskHandle[bytes]])
+    await send_email.options(unique_key="k").push("a@b.c", "hi")
     await tidy_up.push()
     await tidy_up.push(delay=1)
     await worker.run(WorkerRunOptions(grace_seconds=5))

@@ -26,6 +26,9 @@ async def calls() -> None:
     await send_email.options(delay=60).push("a@b.c", "hi", topic="x")  # WRONG
     await send_email.options(delay="soon").push("a@b.c", "hi")  # WRONG
     await send_email.options(later=60).push("a@b.c", "hi")  # WRONG
+    await send_email.push_many(["a@b.c", "hi"])  # WRONG
+    await send_email.options(unique_key=5).push("a@b.c", "hi")  # WRONG
+    worker.task("later", unique=True, unique_until="later")  # WRONG
     await send_email("a@b.c")  # WRONG
     text: str = await send_email("a@b.c", "hi")  # WRONG
     takes_a_task(send_email)  # WRONG

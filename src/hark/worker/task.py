@@ -206,7 +206,7 @@ def _struct_of(task: str, function: Callable[..., Any], parameters: Sequence[ins
 
 
 P = ParamSpec("P")
-R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
 
 Arguments = tuple[Any, ...] | Mapping[str, Any]
@@ -237,7 +237,7 @@ class PushOptions(TypedDict, total=False):
     """The retry policy or the number of retries of this push. The default is the policy of the task."""
 
 
-class Task(Generic[P, R]):
+class Task(Generic[P, R_co]):
     """A function that workers run by name. `@worker.task` creates it.
 
     Calling it runs the function directly. `push` sends it to the queue, to run in a worker.
@@ -247,7 +247,7 @@ class Task(Generic[P, R]):
         self,
         worker: Worker,
         name: str,
-        function: Callable[P, R],
+        function: Callable[P, R_co],
         *,
         retry: RetryPolicy | int | None = None,
         timeout: float | timedelta | None = None,
@@ -277,7 +277,7 @@ class Task(Generic[P, R]):
         self._worker = worker
         self.__doc__ = function.__doc__
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Run the function directly, in this process."""
         return self.function(*args, **kwargs)
 
@@ -287,7 +287,7 @@ class Task(Generic[P, R]):
     @overload
     async def push(self: Task[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]: ...
     @overload
-    async def push(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]: ...
+    async def push(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R_co]: ...
     @overload
     async def push(self, *args: Any, delay: float | timedelta, **kwargs: Any) -> TaskHandle[Any]: ...
     async def push(self, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
@@ -304,7 +304,7 @@ class Task(Generic[P, R]):
     @overload
     def push_sync(self: Task[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]: ...
     @overload
-    def push_sync(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]: ...
+    def push_sync(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R_co]: ...
     def push_sync(self, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
         """Push the task from a function that is not async, and wait until it is stored.
 
@@ -318,7 +318,7 @@ class Task(Generic[P, R]):
         self: Task[P, Coroutine[Any, Any, T]], arguments: Iterable[Arguments]
     ) -> list[TaskHandle[T]]: ...
     @overload
-    async def push_many(self, arguments: Iterable[Arguments]) -> list[TaskHandle[R]]: ...
+    async def push_many(self, arguments: Iterable[Arguments]) -> list[TaskHandle[R_co]]: ...
     async def push_many(self, arguments: Iterable[Arguments]) -> list[TaskHandle[Any]]:
         """Push the task many times, once for each tuple or dict of arguments. Returns the handles in their order.
 
@@ -328,7 +328,7 @@ class Task(Generic[P, R]):
         """
         return await self.send_many({}, arguments)
 
-    def options(self, **options: Unpack[PushOptions]) -> TaskPush[P, R]:
+    def options(self, **options: Unpack[PushOptions]) -> TaskPush[P, R_co]:
         """Push options for this task: `await send_email.options(delay=60, priority=5).push(to="a@b.c", subject="hi")`.
 
         The options are the fields of `PushOptions`: `delay`, `deliver_at`, `priority`, `key`, `unique_key`,
@@ -407,19 +407,19 @@ class Task(Generic[P, R]):
         return outgoing.headers
 
 
-class TaskPush(Generic[P, R]):
+class TaskPush(Generic[P, R_co]):
     """A task with push options."""
 
     __slots__ = ("_options", "_task")
 
-    def __init__(self, task: Task[P, R], options: PushOptions) -> None:
+    def __init__(self, task: Task[P, R_co], options: PushOptions) -> None:
         self._task = task
         self._options = options
 
     @overload
     async def push(self: TaskPush[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]: ...
     @overload
-    async def push(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]: ...
+    async def push(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R_co]: ...
     async def push(self, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
         """Push the task to the queue. It is stored when this returns."""
         return await self._task.send(self._options, args, kwargs)
@@ -429,7 +429,7 @@ class TaskPush(Generic[P, R]):
         self: TaskPush[P, Coroutine[Any, Any, T]], arguments: Iterable[Arguments]
     ) -> list[TaskHandle[T]]: ...
     @overload
-    async def push_many(self, arguments: Iterable[Arguments]) -> list[TaskHandle[R]]: ...
+    async def push_many(self, arguments: Iterable[Arguments]) -> list[TaskHandle[R_co]]: ...
     async def push_many(self, arguments: Iterable[Arguments]) -> list[TaskHandle[Any]]:
         """Push the task once for each tuple or dict of arguments, all with these options."""
         return await self._task.send_many(self._options, arguments)
@@ -437,7 +437,7 @@ class TaskPush(Generic[P, R]):
     @overload
     def push_sync(self: TaskPush[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]: ...
     @overload
-    def push_sync(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]: ...
+    def push_sync(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R_co]: ...
     def push_sync(self, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
         """Push the task from a function that is not async, and wait until it is stored."""
         return self._task._worker.push_from_thread(lambda: self._task.send(self._options, args, kwargs))
