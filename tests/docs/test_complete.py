@@ -34,7 +34,7 @@ UNSAID = {
     | {"close_span", "settle_at_end"},
     Atomic: {"body", "empty", "repeatable"},
     Worker: {"client", "connect_to", "group", "middleware", "name", "run_from_thread", "queue", "send", "tasks"},
-    Task: {"function", "is_async", "name", "node", "returns", "send", "send_from_thread", "signature"}
+    Task: {"function", "is_async", "name", "node", "result_type", "returns", "send", "send_from_thread", "signature"}
     | {"unique", "worker"},
     TaskContext: {"lose", "lost"},
     RetryPolicy: {"delay", "delays", "jittered"},

@@ -6,7 +6,18 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 
 import hark
-from hark.worker import Flow, FlowHandle, RetryPolicy, SyncTaskHandle, Task, TaskHandle, Worker, WorkerRunOptions
+import hark.sync
+from hark.worker import (
+    Flow,
+    FlowHandle,
+    RetryPolicy,
+    SyncTaskHandle,
+    Task,
+    TaskHandle,
+    Worker,
+    WorkerRunOptions,
+    current,
+)
 
 worker = Worker("http://localhost:6632", queue="emails", concurrency=20)
 
@@ -34,6 +45,22 @@ async def total(sizes: list[bytes]) -> int:
     return len(sizes)
 
 
+@worker.task(result=True)
+def add(a: int, b: int) -> float:
+    """With a result."""
+    current().progress(0.5, "adding")
+    assert_type(current().sync_client.queue("sums"), hark.sync.Queue)
+    assert_type(current().client.queue("sums"), hark.Queue)
+    return a + b
+
+
+async def other_process(client: hark.Client, blocking: hark.sync.Client) -> None:
+    """Handles from ids."""
+    assert_type(client.handle("id", "key", float), TaskHandle[float])
+    assert_type(client.handle("id", "key"), TaskHandle[Any])
+    assert_type(blocking.handle("id", "key", list[int]).result(), list[int])
+
+
 async def calls() -> None:
     """All of it."""
     assert_type(await send_email("a@b.c", "hi"), int)
@@ -49,6 +76,10 @@ async def calls() -> None:
     assert_type(await (await send_email.push("a@b.c", "hi")).result(), int)
     assert_type(await send_email.options(priority=1).push("a@b.c", "hi"), TaskHandle[int])
     assert_type(resize.push_sync(b"", width=5), SyncTaskHandle[bytes])
+    assert_type(await (await add.push(1, 2)).result(), float)
+    assert_type(await (await add.options(delay=1).push(1, 2)).cancel(), bool)
+    assert_type((await (await add.push(1, 2)).state()).progress, float | None)
+    assert_type(resize.push_sync(b"", width=5).result(timeout=timedelta(seconds=1)), bytes)
     await tidy_up.push()
     assert_type(send_email.s("a@b.c", "hi"), Flow[int])
     assert_type(hark.chain(resize.s(b"", width=5), send_email.s("hi", 2), tidy_up.si()), Flow[None])

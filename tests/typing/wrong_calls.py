@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hark
-from hark.worker import FlowHandle, Task, Worker, WorkerRunOptions
+from hark.client.client import Client
+from hark.worker import FlowHandle, Task, Worker, WorkerRunOptions, current
 
 worker = Worker("http://localhost:6632", queue="emails")
 
@@ -14,7 +15,7 @@ async def send_email(to: str, subject: str, copies: int = 1) -> int:
     return copies * len(to + subject)
 
 
-async def calls() -> None:
+async def calls(client: Client) -> None:
     """Each line is wrong."""
     await send_email.push("a@b.c")  # WRONG
     await send_email.push(to="a@b.c", subject=5)  # WRONG
@@ -39,7 +40,18 @@ async def calls() -> None:
     text: str = await send_email("a@b.c", "hi")  # WRONG
     takes_a_task(send_email)  # WRONG
     await worker.run(WorkerRunOptions(polling="adaptive"))  # WRONG
-    assert text and count
+    handle = await send_email.push("a@b.c", "hi")
+    words: str = await handle.result()  # WRONG
+    await handle.result(timeout="soon")  # WRONG
+    number: int = handle.result()  # WRONG
+    blocked: int = await send_email.push_sync("a@b.c", "hi").result()  # WRONG
+    shown: str = client.handle(handle.id, handle.transaction_id, int).result()  # WRONG
+    current().progress("half")  # WRONG
+    current().client.queue("mails").push("x").wait()  # WRONG
+    worker.task(result="yes")  # WRONG
+    worker.task(result_ttl="1h")  # WRONG
+    client.handle(handle.id)  # WRONG
+    assert text, (count, words, number, blocked, shown)
 
 
 def takes_a_task(task: Task[[int], None]) -> None:

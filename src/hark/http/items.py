@@ -208,7 +208,7 @@ def _task_end(end: TaskEndBody, status: str, where: str) -> TaskEnd:
         expected = " or ".join(states) or "no task"
         raise InvalidInput(f"{where}state: expected {expected} with the status {status}, got {short(end.state)}")
     seconds = check_int(end.result_ttl, f"{where}resultTtl", 1, MAX_SECONDS)
-    transaction_id = check_text(end.transaction_id, f"{where}transactionId")
+    transaction_id = check_name(end.transaction_id, f"{where}transactionId")
     flow = None
     if end.flow is not None:
         names = {name: check_text(getattr(end.flow, name), f"{where}flow.{name}") for name in ("queue", "id", "path")}

@@ -173,7 +173,7 @@ class Client:
 
 
 class BorrowedClient(Client):
-    """A client that runs on the event loop of somebody else, who closes it: `current().sync_client` of a worker."""
+    """The client of a worker, for handlers in threads: `current().sync_client`. The worker closes it."""
 
     def __init__(self, inner: AsyncClient, loop: asyncio.AbstractEventLoop) -> None:
         self.inner = inner

@@ -68,7 +68,7 @@ class BorrowedLoop(Portal):
         self.loop = loop
         self.closed = False
         self._lock = threading.Lock()
-        self._thread = threading.Thread()  # Nobody: its users are other threads than that of the loop.
+        self._thread = threading.Thread()  # Its users are other threads than that of the loop.
 
     def run(self, work: Coroutine[object, object, T], interrupted: Callable[[], object] | None = None) -> T:
         """Wait for a coroutine, from any thread but that of the loop."""
@@ -79,7 +79,7 @@ class BorrowedLoop(Portal):
         return super().run(work, interrupted)
 
     def close(self) -> None:
-        """Do nothing: the loop is somebody else's."""
+        """Do nothing: the loop belongs to its creator."""
 
 
 A = TypeVar("A")

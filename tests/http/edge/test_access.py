@@ -426,3 +426,25 @@ async def test_rule_27_a_restricted_token_labels_queues_of_a_namespace_that_its_
     await ask("POST", "/api/v1/push", "mine-writer", {"items": [{"queue": "mine.jobs.1", **ITEM}]})
     [queue] = (await ask("GET", QUEUES, "admin")).json["queues"]
     assert (queue["namespace"], queue["task"]) == ("mine", "jobs")
+
+
+async def test_a_restricted_token_sees_no_task_of_another_queue_and_does_not_cancel_it(
+    ask: AppClient, other_queue: OtherQueue
+) -> None:
+    path = f"/api/v1/messages/{other_queue.partition_id}/{other_queue.transaction_id}"
+    cancel = f"/api/v1/messages/{other_queue.message_id}/cancel"
+    report = {"leaseId": other_queue.lease_id, "progress": 0.5, "note": PAYLOAD}
+    assert (await ask("POST", f"{path}/progress", "mine-writer", report)).status in (404, 409)
+    assert (await ask("POST", cancel, "mine-writer", query={"running": "true"})).status == 404
+    assert "progress" not in (await ask("GET", f"{path}/task", "reader")).json
+    popped = {"transactionId": other_queue.message_id, "partitionId": other_queue.partition_id}
+    end = {"transactionId": other_queue.transaction_id, "state": "done", "resultTtl": 60, "result": PAYLOAD}
+    settlement = popped | {"leaseId": other_queue.lease_id, "task": end}
+    assert not (await ask("POST", "/api/v1/ack", "mine-writer", settlement)).json[0]["success"]
+    one = {"consumerGroup": "__QUEUE_MODE__"}
+    assert (await ask("GET", f"{path}/task", "reader", query=one)).json["state"] == "running"
+    assert (await ask("POST", "/api/v1/ack", "writer", settlement)).json[0]["success"]
+    assert (await ask("GET", f"{path}/task", "reader")).json == {"state": "done", "result": PAYLOAD}
+    for who in ("mine-reader", "mine-admin"):
+        found = await ask("GET", f"{path}/task", who, query={"wait": "true"})
+        assert found.status == 404 and PAYLOAD not in found.body.decode()

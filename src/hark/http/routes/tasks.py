@@ -100,7 +100,9 @@ async def report_progress(call: Call) -> types.Success:
     body = await call.json(types.messages.ProgressBody, "progress")
     if body.progress is not None and not 0 <= body.progress <= 1:
         raise InvalidInput(f"progress: expected a number from 0 to 1, got {body.progress}")
-    note = None if body.note is None else check_text(body.note, "note")[:MAX_NOTE_CHARACTERS]
+    if body.note is not None and "\0" in body.note:
+        raise InvalidInput("note: must not contain NUL characters")
+    note = None if body.note is None else body.note[:MAX_NOTE_CHARACTERS]
     partition_id = await reached(call.identity, call.broker, call.id("partition_id"))
     transaction_id = call.id("transaction_id")
     await call.broker.tasks.progress(partition_id, transaction_id, body.lease_id, body.progress, note)
