@@ -387,7 +387,9 @@ class Flows:
         timers = self._keyvalue.watchers.timers
         deadline = timers.now() + round(wait_seconds * SECOND)
         while True:
-            entries = await self.fetch(keys)
+            [plan, *entries] = await self.fetch([_key(flow, "plan"), *keys])
+            if plan is None:  # It has ended, or its queue was deleted.
+                self._maps.pop(flow, None)
             status = await self._status(flow, entries[0])
             left = deadline - timers.now()
             if status.final or left <= 0:
@@ -496,6 +498,7 @@ class Flows:
     async def cancel(self, queue: str, id: str) -> bool:
         """Stop a flow: no step is pushed any more, and pending and running steps are cancelled. False if it ended."""
         flow = queue, id
+        self._maps.pop(flow, None)
         map = await self._map(flow)
         [entry] = await self.fetch([_key(flow, "end")])
         if entry is not None:
