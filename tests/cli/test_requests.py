@@ -105,6 +105,8 @@ REQUESTS = [
     Row("message list", "GET /messages?limit=100&offset=0"),
     Row("message show p1 t/1", "GET /messages/p1/t%2F1"),
     Row("message show m1", "GET /explain/m1 GET /messages/p/m1"),
+    Row("flow show images f/1", "GET /flows/images/f%2F1"),
+    Row("flow cancel images f1", "POST /flows/images/f1/cancel", None, "cancelled flow f1\n"),
     Row("message delete m1", "DELETE /messages/m1"),
     Row("message delete p1 t1", "DELETE /messages/p1/t1"),
     # Queues

@@ -19,6 +19,7 @@ PAGES = (
     "quickstart.md",
     "client.md",
     "worker.md",
+    "flows.md",
     "polling.md",
     "schedules.md",
     "testing.md",

@@ -11,8 +11,9 @@ import hark
 from hark.client.client import Client
 from hark.connecting import connect
 from hark.errors import InvalidInput
+from hark.testing import HarkServer
 from hark.worker import Discard, RetryPolicy, TaskCancelled, TaskFailed, Worker, WrongArguments
-from tests.worker.workers import SECONDS, running
+from tests.worker.workers import SECONDS, burst, running
 
 
 @pytest.fixture
@@ -245,3 +246,24 @@ async def test_a_group_of_a_thousand(worker: Worker) -> None:
     async with running(worker, concurrency=500):
         handle = await (hark.group(*(one.s(number) for number in range(1000))) | total.s()).push()
         assert await handle.result(timeout=120) == 499_500
+
+
+async def test_flows_run_in_the_testing_kit_with_its_clock() -> None:
+    with HarkServer() as server:
+        worker = Worker(server.url, queue="images")
+
+        @worker.task
+        async def first() -> int:
+            return 1
+
+        @worker.task
+        async def second(number: int) -> int:
+            return number + 1
+
+        async with worker:
+            handle = await (first.s() | second.options(delay=3600).s()).push()
+            await burst(worker)
+            assert [step.state for step in (await handle.steps()).values()] == ["done", "scheduled"]
+            await asyncio.to_thread(server.clock.advance, 3600)
+            await burst(worker)
+            assert await handle.result(timeout=SECONDS) == 2

@@ -35,6 +35,7 @@ from hark.model import (
     KeyRange,
     KeyWrite,
     NewMessage,
+    PushOutcome,
     Settlement,
     SettleOutcome,
     StepRef,
@@ -233,11 +234,54 @@ class Flows:
 
     # Settlements -------------------------------------------------------------------------------------------
 
-    async def settle(self, item: Settlement, ref: StepRef, queue: str, plain: Settle) -> SettleOutcome:
-        """Settle a step that is done or was cancelled, and push what comes after it.
+    async def settle(self, items: Sequence[tuple[Settlement, StepRef, str]], plain: Settle) -> list[SettleOutcome]:
+        """Settle steps that are done or were cancelled, and push what comes after them.
 
-        Steps of one flow that are settled at the same time share a transaction.
+        The steps of several flows share a transaction if they end no member of a group, because this costs less. If
+        anything is refused, and for the members of groups, those of one flow share a transaction.
         """
+        outcomes: dict[int, SettleOutcome] = {}
+        maps = [await self._map((ref.queue, ref.id)) for _, ref, _ in items]
+        simple = [
+            (index, _Waiting(*items[index], asyncio.get_running_loop().create_future()), map)
+            for index, map in enumerate(maps)
+            if map is not None
+            and (step := map.steps.get(items[index][1].path)) is not None
+            and step.message.queue == items[index][2]
+            and not map.ends_member(step.path)
+            and (map.queue, map.id) not in self._waiting
+        ]
+        # One of each flow: they would be applied in one transaction, and each one checks the state before it.
+        simple = list({(map.queue, map.id): (index, one, map) for index, one, map in simple}.values())
+        if len(simple) > 1 and await self._apply_all([(one, map) for _, one, map in simple]):
+            outcomes.update((index, one.answer.result()) for index, one, _ in simple)
+        left = [index for index in range(len(items)) if index not in outcomes]
+        settled = await asyncio.gather(*(self._settle(*items[index], plain) for index in left), return_exceptions=True)
+        for index, outcome in zip(left, settled, strict=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+            outcomes[index] = outcome
+        return [outcomes[index] for index in range(len(items))]
+
+    async def _apply_all(self, some: Sequence[tuple[_Waiting, FlowMap]]) -> bool:
+        """Settle steps of several flows in one transaction. False: something was refused, and nothing is changed."""
+        checks: list[KeyCheck] = []
+        mutations: list[KeyMutation] = []
+        messages: list[NewMessage] = []
+        for one, map in some:
+            known = _Known(self, map)
+            known.expect_nothing(one.ref.path)
+            changes, pushes = self._consequences(map, [one], known)
+            checks += known.versions.values()
+            mutations += changes
+            messages += pushes
+        operations: list[NewMessage | Settlement] = [*(one.item for one, _ in some), *messages]
+        outcome = await self._broker.transact(Transaction(operations, keys=KeyWrite(checks, mutations)))
+        if outcome.success:
+            _answer_with([one for one, _ in some], outcome.results)
+        return outcome.success
+
+    async def _settle(self, item: Settlement, ref: StepRef, queue: str, plain: Settle) -> SettleOutcome:
         flow = ref.queue, ref.id
         answer: asyncio.Future[SettleOutcome] = asyncio.get_running_loop().create_future()
         waiting = self._waiting.get(flow)
@@ -314,9 +358,7 @@ class Flows:
         operations: list[NewMessage | Settlement] = [*(one.item for one in some), *messages]
         outcome = await self._broker.transact(Transaction(operations, keys=keys))
         if outcome.success:
-            for one, settled in zip(some, outcome.results, strict=False):
-                if isinstance(settled, SettleOutcome) and not one.answer.done():
-                    one.answer.set_result(settled)
+            _answer_with(some, outcome.results)
             return []
         if outcome.code == "check_failed":
             self._maps.pop((map.queue, map.id), None)  # The plan may be gone.
@@ -387,7 +429,9 @@ class Flows:
         timers = self._keyvalue.watchers.timers
         deadline = timers.now() + round(wait_seconds * SECOND)
         while True:
-            entries = await self.fetch(keys)
+            [plan, *entries] = await self.fetch([_key(flow, "plan"), *keys])
+            if plan is None:  # It has ended, or its queue was deleted.
+                self._maps.pop(flow, None)
             status = await self._status(flow, entries[0])
             left = deadline - timers.now()
             if status.final or left <= 0:
@@ -496,6 +540,7 @@ class Flows:
     async def cancel(self, queue: str, id: str) -> bool:
         """Stop a flow: no step is pushed any more, and pending and running steps are cancelled. False if it ended."""
         flow = queue, id
+        self._maps.pop(flow, None)
         map = await self._map(flow)
         [entry] = await self.fetch([_key(flow, "end")])
         if entry is not None:
@@ -564,6 +609,12 @@ async def _answer(some: Sequence[_Waiting], plain: Settle) -> None:
     for one, outcome in zip(some, outcomes, strict=True):
         if not one.answer.done():
             one.answer.set_result(outcome)
+
+
+def _answer_with(some: Sequence[_Waiting], results: Sequence[PushOutcome | SettleOutcome]) -> None:
+    for one, settled in zip(some, results, strict=False):  # The messages follow.
+        if isinstance(settled, SettleOutcome) and not one.answer.done():
+            one.answer.set_result(settled)
 
 
 def _refusal(code: str | None, text: str | None) -> HarkError:

@@ -36,7 +36,6 @@ from hark.model import (
     RenewOutcome,
     Settlement,
     SettleOutcome,
-    StepRef,
     TaskEnd,
     Transaction,
     TransactionOutcome,
@@ -166,12 +165,16 @@ class Tasks:
             else:  # Nothing was changed. One of them was refused, and must not affect the others.
                 await _together([settle_with([index]) for index in indexes])
 
-        async def settle_step(index: int, ref: StepRef, queue: str) -> None:
-            outcomes[index] = await self.flows.settle(items[index], ref, queue, plain)
+        steps = {index: (end.flow, queue) for index, (end, queue) in stored.items() if end.flow is not None}
 
-        steps = [settle_step(index, end.flow, queue) for index, (end, queue) in stored.items() if end.flow is not None]
+        async def settle_steps() -> None:
+            settled = await self.flows.settle([(items[index], *step) for index, step in steps.items()], plain)
+            outcomes.update(zip(steps, settled, strict=True))
+
         # At once, so that they share calls of the engine. Each must end before the answer is sent.
-        await _together([settle_others(), *([settle_with(list(writes))] if writes else []), *steps])
+        await _together(
+            [settle_others(), *([settle_with(list(writes))] if writes else []), *([settle_steps()] if steps else [])]
+        )
         for index, entry in before.items():
             end, queue = items[index].task, queues[index]
             if outcomes[index].dead_lettered and end is not None and queue is not None:

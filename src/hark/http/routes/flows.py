@@ -165,4 +165,6 @@ def _shown(status: FlowStatus, identity: Identity) -> types.flows.FlowStatus:
         else types.flows.FlowStep(path=step.path, task=step.task, queue=step.queue, state=step.state)
         for step in status.steps
     )
-    return answer_of(types.flows.FlowStatus, status, steps=steps)
+    # It has the error text of a step.
+    error = status.error if all(identity.may_use(step.queue) for step in status.steps) else None
+    return answer_of(types.flows.FlowStatus, status, steps=steps, error=error)
