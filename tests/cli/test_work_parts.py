@@ -16,7 +16,7 @@ from hark.cli.output import Failure
 from hark.cli.working import ConsoleLog, JsonDisplay, LogDisplay, View, drawn, find_worker, options_of, view_of
 from hark.polling import PollingStrategy
 from hark.settings import load
-from hark.worker import Counts, Snapshot
+from hark.worker import Counts, QueueState, Snapshot
 from hark.worker.worker import plan_for
 
 from .conftest import Run
@@ -202,6 +202,7 @@ def _view(done: int = 0, *, seconds: float = 60.0, ended: bool = False) -> View:
         stuck=0,
         stopping=False,
         totals=counts,
+        queues={"emails": QueueState(1, 3, counts)},
         tasks={"send\x1b[2Jemail": counts},
         rate=12.5,
         poll_interval=0.4,

@@ -3,7 +3,7 @@
 from hark.worker.handle import ResultMissing, TaskCancelled, TaskFailed, TaskHandle
 from hark.worker.middleware import LoggingContext, MetricsMiddleware, Middleware, Outgoing, TaskContext, current
 from hark.worker.retrying import Discard, Retry, RetryPolicy
-from hark.worker.stats import Counts, Snapshot, Summary, TaskEvent
+from hark.worker.stats import Counts, QueueState, Snapshot, Summary, TaskEvent
 from hark.worker.task import Task, WrongArguments
 from hark.worker.worker import Worker, WorkerRunOptions
 
@@ -14,6 +14,7 @@ __all__ = [
     "MetricsMiddleware",
     "Middleware",
     "Outgoing",
+    "QueueState",
     "ResultMissing",
     "Retry",
     "RetryPolicy",
