@@ -184,7 +184,7 @@ class QueueFetcher(Fetcher):
                 return
             if messages or not self._waits_there:
                 self._poller.saw(bool(messages))
-            if self._waits_there and len(messages) < slots:
+            if self._waits_there and len(messages) < slots and not self._poller.stopped:
                 await self._wait()
                 continue
             while self._due_times and self._due_times[0] <= began:
