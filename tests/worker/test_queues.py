@@ -143,7 +143,7 @@ def test_a_task_names_a_queue_of_its_worker() -> None:
     worker = Worker(queues=["emails", "reports"])
     assert worker.queue == "emails"
     with pytest.raises(InvalidInput, match=r"expected a queue of the worker \('emails', 'reports'\), got 'bills'"):
-        worker.task("pay", queue="bills")(str)
+        worker.task("pay", queue="bills")(lambda: None)
 
 
 # Runs -------------------------------------------------------------------------------------------------------

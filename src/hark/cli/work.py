@@ -49,6 +49,7 @@ def _interval(default: float, text: str, unit: str = "MS") -> Any:
     "work",
     "hark work app:worker",
     "hark work app:worker --concurrency 50 --health-port 9000",
+    "hark work app:worker --processes 4",
     "hark work app:worker --reload",
     "hark work app:make_worker --burst --json",
     "hark work app:worker --polling adaptive --max-interval-ms 30000",
@@ -119,6 +120,16 @@ def work(
         str | None, typer.Option(metavar="ADDRESS", help="Address for --health-port.", show_default=_HEALTH_HOST)
     ] = None,
     burst: Annotated[bool, typer.Option("--burst", help="Exit when the queue is empty.")] = False,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=256,
+            metavar="N",
+            help="Number of processes. Each has its own slots; one that crashes is started again.",
+            show_default="one, not supervised",
+        ),
+    ] = None,
     reload: Annotated[
         bool, typer.Option("--reload", help="Restart when a Python file below the current directory changes.")
     ] = False,
@@ -128,6 +139,7 @@ def work(
     log_format: params.LogFormat = None,
     config: params.Config = None,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
+    member: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run the worker of an application.
 
@@ -173,6 +185,17 @@ def work(
             exit_code=USAGE,
         )
     options = options_of(loaded, health_host=health_host or _HEALTH_HOST, burst=burst)
+    if processes is not None and member is None:
+        from hark.cli.working_many import run_processes
+
+        arguments = sys.argv[sys.argv.index("work") + 1 :]
+        raise typer.Exit(
+            run_processes(processes, arguments, options, loaded.settings, live=not no_progress, as_json=as_json)
+        )
+    if parent is not None and member is not None:
+        os.environ["HARK_WORKER_HEALTH_PORT"] = "0"  # The parent serves the health of all processes.
+        options = msgspec.structs.replace(options, health=None)
+        raise typer.Exit(run(worker, options, loaded.settings, live=False, as_json=False, member=(parent, member)))
     raise typer.Exit(run(worker, options, loaded.settings, live=not no_progress, as_json=as_json))
 
 

@@ -25,6 +25,10 @@ SUMMED = frozenset(
         "hark_streams",
         "hark_subscriptions",
         "hark_waiting_pops",
+        "worker_queue_running",
+        "worker_running",
+        "worker_slots",
+        "worker_stuck",
     )
 )
 """Gauges that are summed over the processes. Others, such as the backlog of the store, come from the first process."""

@@ -24,7 +24,7 @@ from hark.settings import load
 from hark.worker.middleware import AnyMiddleware, current_task
 from hark.worker.queues import weights_of
 from hark.worker.retrying import RetryPolicy
-from hark.worker.stats import Snapshot, Summary, TaskEvent
+from hark.worker.stats import Health, Snapshot, Summary, TaskEvent
 from hark.worker.task import AnyTask, Task
 from hark.worker.worker_run import WorkerRun
 
@@ -404,6 +404,16 @@ class Worker:
     def stats(self) -> Snapshot | None:
         """Counts and state of the running worker. None if it is not running."""
         return None if self._worker_run is None else self._worker_run.snapshot()
+
+    @property
+    def health(self) -> Health | None:
+        """The answer to /health of the running worker. None if it does not run yet."""
+        return None if self._worker_run is None else self._worker_run.health()
+
+    @property
+    def metrics(self) -> str | None:
+        """The answer to /metrics of the running worker. None if it does not run."""
+        return None if self._worker_run is None else self._worker_run.metrics()
 
     @property
     def health_port(self) -> int | None:

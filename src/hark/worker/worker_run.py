@@ -188,9 +188,7 @@ class WorkerRun:
         self._poll_metrics = self._own_polls if poll_metrics is None else poll_metrics
         """The polls that cost something: the worker's own, or those of the store that polls for it."""
         self._fetcher: Fetcher | Fetchers | None = None
-        self._endpoint = HealthEndpoint(
-            self._health, lambda: prometheus(self.snapshot(), self._poll_metrics.text(), worker.middleware)
-        )
+        self._endpoint = HealthEndpoint(self._health, self.metrics)
         self._executor = Executor(
             worker.tasks,
             worker.middleware,
@@ -452,6 +450,14 @@ class WorkerRun:
             self.io_thread.post(callback)
 
     # Health ---------------------------------------------------------------------------------------------------
+
+    def metrics(self) -> str:
+        """The metrics in the text format of Prometheus."""
+        return prometheus(self.snapshot(), self._poll_metrics.text(), self._worker.middleware)
+
+    def health(self) -> Health | None:
+        """The health. None before the run has begun."""
+        return None if self._fetcher is None else self._health()
 
     def _health(self) -> Health:
         fetcher = self._opened
