@@ -11,6 +11,7 @@ from typing import Any
 
 import uvloop
 
+from hark.http.app import App
 from hark.http.exchange import Exchange
 from hark.http.responses import Receive, Scope, Send
 from hark.http.wire.server import Server
@@ -30,6 +31,8 @@ class PushServer(ABC):
     def admit(self, exchange: Exchange) -> None:
         """Admit everything."""
         del exchange
+
+    begin = staticmethod(App.begin)
 
     def body_limit(self, exchange: Exchange) -> int:
         """Return the limit of every request."""
@@ -52,7 +55,7 @@ class PushServer(ABC):
 
 def answer(exchange: Exchange, body: bytes) -> None:
     """Say that something was made, and what."""
-    exchange.respond(201, HEADERS, body)
+    exchange.carrier.respond(exchange, 201, HEADERS, body)
 
 
 def serve(app: PushServer, port: int) -> None:

@@ -61,7 +61,7 @@ class Floor(PushServer):
                 await self._push(jobs)
             except (asyncpg.PostgresError, HarkError) as error:
                 for _, exchange in jobs:
-                    exchange.respond(500, HEADERS, self._encode(str(error)))
+                    exchange.carrier.respond(exchange, 500, HEADERS, self._encode(str(error)))
         self._writer = None
 
     async def _push(self, jobs: list[Job]) -> None:

@@ -19,51 +19,45 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 
+def _completing(complete: Callable[[Any, Any], T]) -> Callable[[Any, Any], T]:
+    """Let a method that completes an `Answer` call back at once."""
+
+    def completing(self: Answer[Any], value: Any) -> T:
+        completed = complete(self, value)
+        if callbacks := self.callbacks:
+            self.callbacks = ()
+            for callback in callbacks:
+                try:
+                    callback(self)
+                except Exception as error:  # It must not affect the answers to others.
+                    context = {"message": f"{callback} failed", "exception": error, "future": self}
+                    self.get_loop().call_exception_handler(context)
+        return completed
+
+    return completing
+
+
 class Answer(asyncio.Future[A]):
     """A future with callbacks that run as soon as it is done, not a turn of the event loop later.
 
     At low load a turn of the loop costs as much as the work that it delays.
     """
 
-    _first: tuple[Callable[[asyncio.Future[A]], object], ...] = ()
+    callbacks: tuple[Callable[[asyncio.Future[A]], object], ...] = ()
+    """What `when_done` has added, in this order."""
 
-    def set_result(self, result: A) -> None:
-        asyncio.Future.set_result(self, result)
-        if self._first:
-            self._call_back()
-
-    def set_exception(self, exception: type | BaseException) -> None:
-        asyncio.Future.set_exception(self, exception)
-        if self._first:
-            self._call_back()
+    set_result = _completing(asyncio.Future.set_result)
+    set_exception = _completing(asyncio.Future.set_exception)
+    _cancel = _completing(asyncio.Future.cancel)
 
     def cancel(self, msg: Any | None = None) -> bool:
-        cancelled = asyncio.Future.cancel(self, msg)
-        if cancelled and self._first:
-            self._call_back()
-        return cancelled
-
-    def then(self, callback: Callable[[asyncio.Future[A]], object]) -> None:
-        """Call a function when the future is done, in the order of these calls."""
-        if self.done():
-            self.add_done_callback(callback)
-        else:
-            self._first += (callback,)
-
-    def _call_back(self) -> None:
-        callbacks, self._first = self._first, ()
-        for callback in callbacks:
-            try:
-                callback(self)
-            except Exception as error:  # It must not affect the answers to others.
-                context = {"message": f"{callback} failed", "exception": error, "future": self}
-                self.get_loop().call_exception_handler(context)
+        return self._cancel(msg)
 
 
 def when_done(future: asyncio.Future[A], callback: Callable[[asyncio.Future[A]], object]) -> None:
     """Call a function as soon as a future is done."""
-    if isinstance(future, Answer):
-        future.then(callback)
+    if isinstance(future, Answer) and not future.done():
+        future.callbacks += (callback,)
     else:
         future.add_done_callback(callback)
 
@@ -76,13 +70,6 @@ class BatchSizes(msgspec.Struct, eq=False):
     largest: int = 0
     counts: list[int] = msgspec.field(default_factory=lambda: [0] * 64)
     """At i: calls for more than 2**(i-1) and at most 2**i requests."""
-
-    def add(self, number: int) -> None:
-        """Count a call for this number of requests."""
-        self.calls += 1
-        self.requests += number
-        self.largest = max(self.largest, number)
-        self.counts[(number - 1).bit_length()] += 1
 
 
 class _Batch(msgspec.Struct, Generic[Q, A], eq=False):
@@ -173,7 +160,11 @@ class Batcher(Generic[Q, A]):
         while waiting and self._calls < self._max_calls:
             batch = waiting.popleft()
             self._calls += 1
-            self.sizes.add(len(batch.entries))
+            sizes, number = self.sizes, len(batch.entries)
+            sizes.calls += 1
+            sizes.requests += number
+            sizes.largest = max(sizes.largest, number)
+            sizes.counts[(number - 1).bit_length()] += 1
             context = batch.context
             try:
                 call = context.run(self._call, [request for request, _, _ in batch.entries])

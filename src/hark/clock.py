@@ -1,8 +1,10 @@
-"""Clocks: integer microseconds since the epoch, injected everywhere."""
+"""Clocks: integer microseconds since the epoch, injected everywhere, and how they are written."""
 
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Protocol
 
 SECOND = 1_000_000
@@ -36,9 +38,9 @@ class SystemClock:
 class ShiftedClock:
     """A clock that is ahead of another one."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, ahead: int = 0) -> None:
         self._clock = clock
-        self.ahead = 0
+        self.ahead = ahead
         """The difference in microseconds."""
 
     def now(self) -> int:
@@ -58,3 +60,28 @@ class FakeClock:
         """Move the clock forward. Returns the new time."""
         self._now += round(seconds * SECOND)
         return self._now
+
+
+# Times as text --------------------------------------------------------------------------------------------
+
+
+def format_time(us: int) -> str:
+    """Format a time with microseconds; called for every delivered message."""
+    if us < SECOND:
+        return f"{_second_text(str(us // SECOND))}.{us % SECOND:06d}Z"
+    digits = str(us)
+    return f"{_second_text(digits[:-6])}.{digits[-6:]}Z"
+
+
+def format_time_ms(us: int) -> str:
+    """Format a time with milliseconds."""
+    return f"{_second_text(str(us // SECOND))}.{us % SECOND // MILLISECOND:03d}Z"
+
+
+# Messages of one response mostly share a few seconds. Splitting the digits as text is cheaper than a division, a
+# remainder and their formatting.
+@lru_cache(maxsize=4096)
+def _second_text(seconds: str) -> str:
+    # A store can contain times that are not accepted: they must not break a list.
+    shown = min(max(int(seconds), EARLIEST // SECOND), LATEST // SECOND)
+    return datetime.fromtimestamp(shown, UTC).strftime("%Y-%m-%dT%H:%M:%S").rjust(19, "0")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import ssl
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeGuard, runtime_checkable
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 import msgspec
 
@@ -16,8 +16,9 @@ from hark.client.http import FailoverTransport, HttpTransport
 from hark.client.inprocess import AsgiApp, AsgiTransport, BesideTransport
 from hark.clock import Clock, SystemClock
 from hark.errors import InvalidInput, InvalidSetting
-from hark.polling import PollingStrategy, PollMetrics
+from hark.polling import PollingStrategy
 from hark.settings import Settings, load
+from hark.settings.tree import S3_SCHEME
 
 if TYPE_CHECKING:
     from hark.engine.api import Engine
@@ -26,18 +27,9 @@ Target: TypeAlias = "str | Sequence[str] | AsgiApp | Engine | Transport"
 """Everything that `hark.connect` can connect to."""
 
 DEFAULT_URL = "http://127.0.0.1:6632"
-_BUCKET_SCHEME = "s3://"
 _OVER_HTTP = {"ws": "http", "wss": "https"}
 _ENGINE_VERBS = ("start", "push", "pop", "settle", "transact", "close")
 _TRANSPORT_VERBS = ("send", "fork", "close")
-
-
-@runtime_checkable
-class PollsItsStore(Protocol):
-    """An engine that polls its store for changes by other processes."""
-
-    def poll_as(self, strategy: PollingStrategy) -> PollMetrics:
-        """Use this polling strategy from now on, before or after the start. Returns the metrics of these polls."""
 
 
 def connect(
@@ -79,7 +71,13 @@ def connect(
     """
     if target is None:
         target = os.environ.get("HARK_URL") or DEFAULT_URL
-    bucket = _bucket_of(target)
+    listed = _listed(target)
+    bucket = next((one for one in listed or () if isinstance(one, str) and one.startswith(S3_SCHEME)), None)
+    if bucket is not None and listed != [bucket]:
+        raise InvalidInput(
+            f"target: {S3_SCHEME}... is a store and cannot be combined with other targets; "
+            "give one bucket, or only URLs of servers"
+        )
     if bucket is None and not _is_engine(target) and (settings is not None or clock is not None):
         name = "settings" if settings is not None else "clock"
         raise InvalidInput(f"{name}: only valid if the target is an engine or an s3:// bucket")
@@ -90,9 +88,9 @@ def connect(
     for name, value in (headers or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidInput(f"headers: expected strings as names and values, got {value!r} for {name!r}")
-    if bucket is None and _is_list(target):
+    if bucket is None and listed is not None:
         headers = with_token(headers or {}, token, os.environ.get("HARK_TOKEN") or None)
-        transport, sockets = _over_http(_split(target), headers, ca_file)
+        transport, sockets = _over_http(listed, headers, ca_file)
     elif given := [name for name, value in (("headers", headers), ("token", token), ("ca_file", ca_file)) if value]:
         raise InvalidInput(f"{given[0]}: only valid if the target is the URL of a server")
     elif bucket is None:
@@ -125,9 +123,7 @@ def _over_http(given: Sequence[object], headers: dict[str, str], ca_file: str | 
     for url in given:
         if not isinstance(url, str):
             raise InvalidInput(f"target: expected URLs, got {type(url).__name__}")
-        if not url.strip():
-            continue  # A comma at the end.
-        scheme, colon, rest = url.strip().partition(":")
+        scheme, colon, rest = url.partition(":")
         kinds.add(scheme in _OVER_HTTP)
         urls.append(_OVER_HTTP.get(scheme, scheme) + colon + rest)
     if not urls:
@@ -166,7 +162,7 @@ def in_process(
         on_open=broker.start,
         on_close=broker.close,
         url=url,
-        poll_as=engine.poll_as if isinstance(engine, PollsItsStore) else None,
+        poll_as=getattr(engine, "poll_as", None),
     )
 
 
@@ -185,29 +181,13 @@ def on_bucket(
     return BesideTransport(in_process(make_engine(settings, clock, polling), settings, clock, url=url))
 
 
-def _bucket_of(target: object) -> str | None:
-    """The address of the bucket if the target is one, otherwise None."""
-    if not _is_list(target):
+def _listed(target: object) -> list[object] | None:
+    """The addresses in a list, or in a string that may contain commas; None for other targets."""
+    if isinstance(target, bytes) or not isinstance(target, Sequence):
         return None
-    given = _split(target)
-    buckets = [one.strip() for one in given if isinstance(one, str) and one.strip().startswith(_BUCKET_SCHEME)]
-    if not buckets:
-        return None
-    if sum(not isinstance(one, str) or bool(one.strip()) for one in given) > 1:
-        raise InvalidInput(
-            f"target: {_BUCKET_SCHEME}... is a store and cannot be combined with other targets; "
-            "give one bucket, or only URLs of servers"
-        )
-    return buckets[0]
-
-
-def _is_list(target: object) -> TypeGuard[Sequence[object]]:
-    """Whether the target is a list of URLs, or a string that may contain commas."""
-    return isinstance(target, Sequence) and not isinstance(target, bytes)
-
-
-def _split(target: Sequence[object]) -> Sequence[object]:
-    return target.split(",") if isinstance(target, str) else target
+    given = target.split(",") if isinstance(target, str) else target
+    stripped = (one.strip() if isinstance(one, str) else one for one in given)
+    return [one for one in stripped if one != ""]  # A comma at the end.
 
 
 def _is_engine(target: object) -> TypeGuard[Engine]:

@@ -8,6 +8,7 @@ prefix are a range of bytes. The part `OWN` sorts before all others, outside the
 from __future__ import annotations
 
 import math
+import re
 import struct
 
 from hark.model.messages import OWN, Key, KeyPart
@@ -86,6 +87,16 @@ def prefix_bounds(prefix: Key) -> tuple[bytes, bytes]:
     """Return the bounds of the keys below a prefix: first bytes inclusive, end exclusive."""
     start = encode_key(prefix)
     return start + _TEXT, start + _NO_PART
+
+
+# Text ------------------------------------------------------------------------------------------------------
+
+_INTEGER = re.compile(r"-?[0-9]{1,16}", re.ASCII)
+
+
+def part_of_text(text: str) -> str | int:
+    """Return a part of a key that is written as a path: an integer that a double cannot represent is text."""
+    return int(text) if _INTEGER.fullmatch(text) and abs(int(text)) < EXACT else text
 
 
 # Checks ----------------------------------------------------------------------------------------------------

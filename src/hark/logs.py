@@ -17,6 +17,7 @@ from typing import TextIO
 import msgspec
 
 from hark.settings import LogFormat
+from hark.settings.sections import HIDDEN
 
 Filter = logging.Filter | Callable[[logging.LogRecord], bool]
 
@@ -27,7 +28,6 @@ _OURS = ("at", "level", "logger", "event", "request_id", "error")
 _LEVEL_COLORS = {logging.WARNING: "33", logging.ERROR: "31", logging.CRITICAL: "1;31", logging.DEBUG: "2"}
 _NEEDS_QUOTES = re.compile(r'[\s"=]|^$')
 
-_HIDDEN = "******"
 _SECRETS = re.compile(
     # A match never crosses the end of a string, so that a JSON line stays valid JSON.
     r"(?P<url>://[^\s:/@\"]*:)[^\s/@\"]+(?=@)"  # The password of a URL.
@@ -162,7 +162,7 @@ def _escaped(text: str) -> str:
 
 
 def _without_secrets(line: str) -> str:
-    return _SECRETS.sub(lambda found: (found["url"] or found["query"] or "") + _HIDDEN, line)
+    return _SECRETS.sub(lambda found: (found["url"] or found["query"] or "") + HIDDEN, line)
 
 
 def _log_the_end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

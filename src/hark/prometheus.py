@@ -18,17 +18,17 @@ CALL_SECONDS = (0.0005, 0.002, 0.01, 0.05, 0.25, 1.0, 5.0, 30.0)
 class Histogram:
     """Number of values in each bucket, and their sum."""
 
-    __slots__ = ("_bounds", "counts", "sum")
+    __slots__ = ("bounds", "counts", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = tuple(bounds)
+        self.bounds = tuple(bounds)
         self.counts = [0] * (len(bounds) + 1)
         """Number of values in each bucket; the last bucket has no upper bound."""
         self.sum = 0.0
 
     def add(self, value: float) -> None:
-        """Add a value."""
-        self.counts[bisect_left(self._bounds, value)] += 1
+        """Add a value. `App.begin` and `EngineCalls.ended` do the same in place, because they run for every request."""
+        self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
     @property
@@ -38,7 +38,7 @@ class Histogram:
 
     def cumulative(self) -> Iterator[tuple[str, int]]:
         """The upper bound of each bucket, and the number of values up to this bound."""
-        bounds = (*(f"{bound:.15g}" for bound in self._bounds), "+Inf")
+        bounds = (*(f"{bound:.15g}" for bound in self.bounds), "+Inf")
         return zip(bounds, accumulate(self.counts), strict=True)
 
 

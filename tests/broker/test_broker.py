@@ -52,13 +52,13 @@ async def broker() -> AsyncIterator[Broker]:
 
 async def until_waiting(broker: Broker, number: int) -> None:
     """Let the loop turn until so many pops wait."""
-    while broker.waiting < number:  # noqa: ASYNC110  # the loop itself is what we wait for
+    while len(broker.delivery.intentions) < number:  # noqa: ASYNC110  # the loop itself is what we wait for
         await asyncio.sleep(0)
 
 
 async def test_a_waiting_pop_ends_empty_at_its_timeout_and_is_answered_when_a_delay_is_over(broker: Broker) -> None:
     assert (await broker.pop(PopRequest(queue="orders"), 0.01)).messages == ()
-    assert broker.waiting == 0
+    assert len(broker.delivery.intentions) == 0
     await broker.push([NewMessage("orders", payload=b"1", delay_ms=30)])
     assert len((await broker.pop(PopRequest(queue="orders"), 60)).messages) == 1
 

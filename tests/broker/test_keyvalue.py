@@ -63,7 +63,7 @@ async def test_reads_and_writes_of_the_same_moment_share_a_call_and_equal_search
     assert len({one.version for one in written}) == 50
     entries = await asyncio.gather(*(broker.keyvalue.read_keys([key, ("none",)]) for key in keys))
     assert [(found and found.key, none) for found, none in entries] == [(key, None) for key in keys]
-    sizes = broker.batch_sizes()
+    sizes = broker.batchers.sizes()
     assert (sizes["write_keys"].calls, sizes["read_keys"].calls) == (1, 1)
     await broker.keyvalue.write_keys(put((1,), b'"number"'))
     await broker.keyvalue.write_keys(put((True,), b'"boolean"'))

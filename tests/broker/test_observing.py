@@ -9,7 +9,8 @@ from typing import cast
 
 import pytest
 
-from hark.broker.observer import BusyQueues, Meter, Observer, Standing, percentiles
+from hark.api.types.server import BusyQueue, Stopped, Waiting
+from hark.broker.observer import BusyQueues, Meter, Observer, percentiles
 from hark.broker.survey import Counting, Depths, QueueDepth, Surveyor, SurveyTotals, list_queues
 from hark.broker.tallies import Tallies
 from hark.clock import SECOND, FakeClock
@@ -191,7 +192,7 @@ def test_the_backlog_of_a_queue_is_what_its_slowest_group_waits_for() -> None:
 # The observer: a sample a second, an hour of history, and those who watch ----------------------------------
 
 
-STANDING = Standing(pops=1, streams=2, browsers=3, push_maintenance=False, pop_maintenance=True)
+STANDING = Waiting(pops=1, streams=2, browsers=3), Stopped(push=False, pop=True)
 
 
 class Bench:
@@ -224,7 +225,7 @@ async def test_a_sample_says_what_happened_in_its_second_and_backlogs_are_those_
     sample = await watcher.next()
     assert sample is not None
     assert (sample.point.rates.pushed, sample.point.rates.delivered) == (7, 3)
-    assert (sample.changed, sample.more, sample.standing) == (("orders",), False, STANDING)
+    assert (sample.changed, sample.more, (sample.waiting, sample.maintenance)) == (("orders",), False, STANDING)
     assert [one.queue for one in sample.busiest] == ["orders"]
     assert sample.point.depths is not None
     assert (sample.point.depths.backlog, sample.point.depths.partitions) == (5, 4)
@@ -344,8 +345,8 @@ def test_the_busiest_queues_come_first_over_ten_seconds() -> None:
         busy.note(tallies, tallies.changed_queues)
         tallies.changed_queues = set()
     first, second_one = busy.busiest()
-    assert (first.queue, first.pushed, first.delivered, first.settled) == ("steady", 2, 1, 0)
-    assert (second_one.queue, second_one.pushed) == ("once", 2.5)
+    assert first == BusyQueue("steady", 2, 1, 0)
+    assert (second_one.queue, second_one.pushed_per_second) == ("once", 2.5)
     tally(tallies, "steady", pushed=1)
     busy.note(tallies, tallies.changed_queues)
     assert [one.queue for one in busy.busiest()] == ["steady"], "ten seconds later it is forgotten"
@@ -363,7 +364,7 @@ def test_a_queue_that_was_forgotten_and_came_back_has_no_negative_rate() -> None
     tally(tallies, "a", pushed=5)
     busy.note(tallies, ["a", "b"])
     [found] = busy.busiest()
-    assert (found.queue, found.pushed) == ("a", (100 + 5) / 2)
+    assert (found.queue, found.pushed_per_second) == ("a", (100 + 5) / 2)
 
 
 @pytest.fixture

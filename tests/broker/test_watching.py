@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hark.broker.keyvalue import AT_ONCE, Change, PrefixWatcher, Shown, Watchers
+from hark.broker.keyvalue import AT_ONCE, Change, KeyValue, PrefixWatcher, Shown, Watchers
 from hark.clock import SECOND
 from hark.errors import EngineFailure, HarkError, Overloaded, Unavailable
 from hark.keys import encode_key, prefix_bounds
@@ -34,7 +34,7 @@ class Store:
         self.behind = 0.0
         """Seconds that the store's clock is behind."""
         settings = Settings(limits=Limits(max_streams=most), fallback=Fallback(initial_ms=100, max_ms=1000, jitter=0))
-        self.watchers = Watchers(self, settings, self.timers, lambda: 0.5, polls=polls)
+        self.watchers = Watchers(cast("KeyValue", self), settings, self.timers, lambda: 0.5, polls=polls)
         self._version = 0
 
     # What is watched ---------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from typing import Any, cast
 import msgspec
 
 from hark.broker import Broker
-from hark.http.app import App
-from hark.http.routing import JSON, Router
+from hark.http.app import App, Router
+from hark.http.routing import JSON
 from hark.settings import Settings
 from tests.whole import whole
 

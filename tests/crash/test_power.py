@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from hark.clock import SystemClock
-from hark.engine.core.store import Store
-from hark.engine.sqlite import SqliteEngine, files
+from hark.engine.sqlite import SqliteEngine
+from hark.engine.sqlite.store import Store
 from hark.errors import EngineFailure, HarkError
 from hark.model import NewMessage, PopRequest, PopResult, Read, Settlement
 from tests.crash.power import Disk, Kind, powered_by, put
@@ -145,8 +145,8 @@ async def check(directory: Path, answered: Answered, sent: int) -> None:
 @pytest.fixture(autouse=True)
 def checkpoints_are_frequent(monkeypatch: pytest.MonkeyPatch) -> None:
     """The log is moved into the database many times in each life, and begins anew."""
-    monkeypatch.setattr(files, "_PAGES", 20)
-    monkeypatch.setattr(files, "_BLOCKING_PAGES", 60)
+    monkeypatch.setattr("hark.engine.sqlite.store._PAGES", 20)
+    monkeypatch.setattr("hark.engine.sqlite.store._BLOCKING_PAGES", 60)
 
 
 async def a_disk(directory: Path, chance: random.Random) -> Disk:

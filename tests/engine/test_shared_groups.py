@@ -378,6 +378,20 @@ async def test_a_cancelled_or_deleted_message_is_no_changes_for_a_shared_group(q
     assert counts(q) == {}
 
 
+async def test_a_message_that_is_removed_before_its_retry_is_not_waited_for(q: Driver, workers: Workers) -> None:
+    await q.push("orders", "p1", 1, 2, 3)
+    first, second, third = await workers.take(3)
+    await q.ack(first)
+    await q.retry(second, delay_ms=5000)
+    await q.retry(third, delay_ms=9000)
+    assert await q.engine.delete_messages([second.message.id]) == [True]
+    left = await workers.take(partition="p1")
+    assert (left.reason, left.look_again_at) == ("waiting", third.message.created_at + 9 * SECOND)
+    assert await q.engine.delete_messages([third.message.id]) == [True]
+    left = await workers.take(partition="p1")
+    assert (left.reason, left.look_again_at) == ("nothing_ready", None)
+
+
 async def test_an_ordered_group_beside_it_has_a_hint_of_its_own(q: Driver, workers: Workers) -> None:
     await known(q, workers)
     await q.pop("orders", group="ordered")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from hark.clock import EARLIEST, LATEST
+from hark.clock import EARLIEST, LATEST, format_time, format_time_ms
 from hark.errors import InvalidInput
 from hark.http.checks import (
     check_name,
     check_status,
     decode_json,
-    format_time,
-    format_time_ms,
     parse_time,
     path_segments,
 )

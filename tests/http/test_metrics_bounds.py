@@ -15,6 +15,7 @@ from hark.clock import SECOND, FakeClock, SystemClock
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import EngineFailure
 from hark.http import metrics as scraping
+from hark.http.app import App
 from hark.http.exchange import Exchange, Requests
 from hark.http.metrics import ELSEWHERE, REST, STORE, BusiestQueues, Metrics, depth_metrics
 from hark.model import NewMessage, PushOutcome
@@ -81,7 +82,7 @@ def noted(requests: Requests, route: str, method: str, status: int) -> None:
     """A request that is answered."""
     exchange = Exchange(method, route.encode(), b"", {}, None, secure=False)
     exchange.answers = requests.admit(route, method)
-    exchange.begin(status, ())
+    App.begin(exchange, status, ())
 
 
 async def at_its_worst(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> tuple[Metrics, Requests]:
@@ -92,7 +93,7 @@ async def at_its_worst(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> tuple
     for verb in VERBS:
         broker.engine_calls.ended(verb, broker.engine_calls.timer())
         for code in range(10):
-            broker.engine_calls.failed(verb, EngineFailure("x", code=f"code-{code}"))
+            broker.engine_calls.ended(verb, broker.engine_calls.timer(), EngineFailure("x", code=f"code-{code}"))
     requests = Requests()
     for route in range(200):
         for status in (*range(200, 210), 999, 12345):

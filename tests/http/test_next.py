@@ -162,7 +162,7 @@ class OneAnswer:
         self.sent: list[bytes] = []
 
     def respond(
-        self, exchange: Exchange, status: int, headers: tuple[Header, ...], body: bytes, lost: Lost | None
+        self, exchange: Exchange, status: int, headers: tuple[Header, ...], body: bytes, lost: Lost | None = None
     ) -> None:
         """Note the response."""
         del status, headers, lost

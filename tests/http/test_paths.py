@@ -9,8 +9,9 @@ import pytest
 
 from hark.api.operations import WEBSOCKET, Reach, Role
 from hark.errors import InvalidInput, MethodNotAllowed, NotFound
+from hark.http.app import Found, Router
 from hark.http.exchange import Exchange
-from hark.http.routing import Found, Operation, Router, Table
+from hark.http.routing import Operation, Table
 from tests.http.api import Api, data, read, refusal
 
 

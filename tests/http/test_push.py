@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from hark.api.types.delivery import PushItem
 from hark.errors import HarkError, InvalidInput
 from hark.http.checks import MAX_DEPTH, Scan, check_nesting
-from hark.http.items import PushItem, to_new_message
+from hark.http.items import to_new_message
 from hark.model import NewMessage
 from tests.http.api import Api, read
 

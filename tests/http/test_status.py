@@ -15,9 +15,9 @@ import hark
 from hark.access.identity import Identity
 from hark.api.operations import Role
 from hark.api.types import encode
-from hark.api.types.server import LiveSample
+from hark.api.types.server import BusyQueue, LiveSample, Stopped, Waiting
 from hark.broker import Broker
-from hark.broker.observer import Point, QueueRates, Rates, Sample, Standing
+from hark.broker.observer import Point, Rates, Sample
 from hark.broker.tallies import EngineCalls
 from hark.broker.upkeep import Readiness
 from hark.engine.api import Engine
@@ -275,8 +275,8 @@ def test_so_many_may_watch_those_who_leave_make_room_and_all_end_with_the_server
 
 def test_who_may_use_only_some_queues_sees_nothing_of_the_others() -> None:
     point = Point(0, Rates(1, 2, 3, 4, 5), None, None)
-    busiest = (QueueRates("orders", 1, 0, 0), QueueRates("secret", 9, 0, 0))
-    whole = Sample(point, Standing(7, 7, 7, True, False), busiest, ("orders", "secret"), False)
+    busiest = (BusyQueue("orders", 1, 0, 0), BusyQueue("secret", 9, 0, 0))
+    whole = Sample(point, Waiting(7, 7, 7), Stopped(push=True, pop=False), busiest, ("orders", "secret"), False)
     shown = json.loads(encode(restricted_sample_of(whole, Identity("me", Role.READ_ONLY, ("orders",)))))
     assert set(shown) == LIVE_SAMPLE
     assert [one["queue"] for one in shown["busiest"]] == ["orders"]

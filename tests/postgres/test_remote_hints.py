@@ -112,10 +112,10 @@ async def test_a_lease_that_ended_elsewhere_is_forgotten(there: Driver) -> None:
     assert isinstance(there.engine, PostgresEngine)
     await there.push("orders", "p1", 1, transaction_id="t")
     [leased] = await there.pop("orders")
-    assert there.engine._store.deliveries.knows(leased.lease)
+    assert there.engine.deliveries.partitions_of(leased.lease)
     ended = Hint("orders", leased.group, (), ended=(leased.lease,))
     assert there.engine.on_hints([ended]) == [ended]
-    assert not there.engine._store.deliveries.knows(leased.lease)
+    assert not there.engine.deliveries.partitions_of(leased.lease)
 
 
 @pytest.mark.parametrize("leased_by", ["the one that hears", "the one that tells"])

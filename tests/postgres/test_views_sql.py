@@ -9,7 +9,7 @@ from functools import partial
 import asyncpg
 import pytest
 
-from hark.clock import SystemClock
+from hark.clock import FakeClock
 from hark.engine.postgres import browse, views
 from hark.engine.postgres.partitions import Store
 from hark.engine.postgres.pool import Pool
@@ -136,12 +136,15 @@ async def fill(pool: Pool, partitions: int, messages: int, many: int | None = No
 
 def store_on(pool: Pool) -> Store:
     """What the verbs need."""
-    return Store(pool, CODEC, SystemClock())
+    pool.clock = FakeClock(NOW)
+    store = Store(pool)
+    store.codec = CODEC
+    return store
 
 
 async def look(pool: Pool, where: MessageFilter) -> list[MessageView]:
     """A page of messages."""
-    return await browse.messages(store_on(pool), NOW, where)
+    return await browse.messages(store_on(pool), where)
 
 
 # Pages -----------------------------------------------------------------------------------------------------
@@ -186,14 +189,14 @@ async def test_text_that_can_not_be_stored_is_found_nowhere(pool: Pool) -> None:
     partition = (await look(pool, MessageFilter()))[0].partition_id
     nul = "p\0"
     assert await look(pool, MessageFilter(queue=nul)) == []
-    assert await browse.message(store_on(pool), NOW, partition, nul) is None
+    assert await browse.message(store_on(pool), partition, nul) is None
     for where in (QueueFilter(names=[nul]), QueueFilter(search=nul), QueueFilter(namespace=nul)):
-        assert await views.queue_stats(store_on(pool), NOW, where) == QueuePage([], 0)
-    assert await views.partition_stats(store_on(pool), NOW, "one", nul, 10, 0) == []
-    assert await views.group_stats(store_on(pool), NOW, nul, None) == []
-    assert await views.position_stats(store_on(pool), NOW, nul, None, 0, 10) == []
-    assert await browse.dead_letters(store_on(pool), NOW, DeadLetterFilter(ids=[nul])) == DeadLetters([], 0)
-    assert await browse.traces(store_on(pool), NOW, None, None, nul, 10, 0) == ([], 0)
+        assert await views.queue_stats(store_on(pool), where) == QueuePage([], 0)
+    assert await views.partition_stats(store_on(pool), "one", nul, 10, 0) == []
+    assert await views.group_stats(store_on(pool), nul, None) == []
+    assert await views.position_stats(store_on(pool), nul, None, 0, 10) == []
+    assert await browse.dead_letters(store_on(pool), DeadLetterFilter(ids=[nul])) == DeadLetters([], 0)
+    assert await browse.traces(store_on(pool), None, None, nul, 10, 0) == ([], 0)
 
 
 # Cost ------------------------------------------------------------------------------------------------------
@@ -210,8 +213,8 @@ PENDING = MessageFilter(queue="two", partition="p1", state="pending")
         (lambda pool: look(pool, ONE_PARTITION), [(500, 3), (10_000, 3)]),
         (lambda pool: look(pool, PENDING), [(500, 3), (10_000, 3)]),
         (lambda pool: look(pool, MessageFilter(limit=20)), [(10, 500), (10, 5000)]),
-        (lambda pool: views.queue_stats(store_on(pool), NOW, QueueFilter()), [(500, 5), (500, 100)]),
-        (lambda pool: views.survey(store_on(pool), NOW, (0, ""), 100), [(500, 3), (5000, 30)]),
+        (lambda pool: views.queue_stats(store_on(pool), QueueFilter()), [(500, 5), (500, 100)]),
+        (lambda pool: views.survey(store_on(pool), (0, ""), 100), [(500, 3), (5000, 30)]),
     ],
     ids=["a partition", "what is pending in a partition", "the newest", "counts", "a step of a survey"],
 )
@@ -234,6 +237,6 @@ async def test_a_page_of_queues_costs_the_same_beside_many_others(pool: Pool, ex
             await pool.fetch(sql, first, last)
         await pool.fetch("analyze hark.queues, hark.partitions, hark.groups")
         pages = [QueueFilter(sort=sort, limit=10) for sort in sorts]
-        looks = [partial(views.queue_stats, store_on(explaining), NOW, page) for page in pages]
+        looks = [partial(views.queue_stats, store_on(explaining), page) for page in pages]
         costs.append([await explaining.cost(look) for look in looks])
     assert all(late < 2 * early for early, late in zip(*costs, strict=True)), costs

@@ -31,7 +31,7 @@ class Rests:
 
     def retries(self, seconds: float = 30.0) -> BucketRetries:
         """Patience by this clock, without jitter."""
-        return BucketRetries(seconds, pause=self.pause, random=no_jitter, monotonic=self.monotonic)
+        return BucketRetries(seconds=seconds, pause=self.pause, random=no_jitter, monotonic=self.monotonic)
 
 
 def no_jitter() -> float:

@@ -13,8 +13,8 @@ import pytest
 from hark.clock import SECOND, FakeClock
 from hark.engine.s3 import housekeeping, objects
 from hark.engine.s3.flush import OTHERS_SECONDS, TURNS, WritePacing
-from hark.engine.s3.log import Appender, LogFreshness, boot_seconds
-from hark.engine.s3.objects import Record, encode, load_newest, nonce_of, publish, read_pointer
+from hark.engine.s3.log import LogFreshness, append, boot_seconds
+from hark.engine.s3.objects import BucketRetries, Record, encode, load_newest, nonce_of, publish, read_pointer
 from hark.errors import EngineFailure
 from tests.s3.rests import Rests
 from tests.s3.stub.faults import Faults
@@ -285,7 +285,7 @@ class Process:
             GRACE_SECONDS, lambda: self.bucket.time.now() / SECOND, lambda: self.clock.now() / SECOND
         )
         rests = Rests()
-        self.appender = Appender(self.bucket, 1.0, pause=rests.pause, monotonic=rests.monotonic)
+        self.retries = BucketRetries(seconds=1.0, pause=rests.pause, monotonic=rests.monotonic)
 
     @property
     def applied(self) -> int:
@@ -329,9 +329,9 @@ class Process:
             await self.look_again()
             seq, since, sent = self.applied + 1, self.freshness.at, self.freshness.now()
             nonce = f"{self.name}-{self.world.random.random()}"
-            body = encode(Record(seq, EPOCH, 0, self.name, nonce, "", 1, b"", b""))
+            body = encode(Record(seq, EPOCH, 0, nonce, 1, self.name, "", b"", b""))
             try:
-                found = await self.appender.append(seq, body, nonce)
+                found = await append(self.bucket, self.retries, seq, body, nonce)
             except EngineFailure:
                 # The number was taken, and removed before it could be read.
                 self.freshness.lose()
@@ -354,7 +354,7 @@ class Process:
         await housekeeping.collect(self.bucket, EPOCH, applied=self.applied, grace=grace, now=now, segments=no_segments)
 
 
-async def no_segments(_after: int, _up_to: int) -> Collection[int]:
+def no_segments(_after: int, _up_to: int) -> Collection[int]:
     """No record here has payloads."""
     return ()
 
@@ -384,8 +384,8 @@ def no_answer_is_void(patch: pytest.MonkeyPatch) -> None:
 
 
 def there_is_no_grace(patch: pytest.MonkeyPatch) -> None:
-    promise = housekeeping.promise
-    patch.setattr(housekeeping, "promise", lambda epoch, now, _grace, applied: promise(epoch, now, 0, applied))
+    promised = housekeeping.promised
+    patch.setattr(housekeeping, "promised", lambda pointer, now, _grace, applied: promised(pointer, now, 0, applied))
 
 
 def only_the_clock_of_the_machine_counts(patch: pytest.MonkeyPatch) -> None:

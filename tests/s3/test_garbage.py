@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterator
+from functools import partial
 
 import apsw
 import msgspec
@@ -12,7 +13,7 @@ import pytest
 from hark.clock import SECOND, FakeClock
 from hark.engine.core import schema
 from hark.engine.s3 import housekeeping, objects
-from hark.engine.s3.objects import UNWITNESSED, Kept, Pointer, advance, announce, load_newest, publish, read_pointer
+from hark.engine.s3.objects import UNWITNESSED, Kept, Pointer, advance, announced, load_newest, publish, read_pointer
 from hark.errors import StoreUnusable
 from tests.s3.stub.faults import Faults
 from tests.s3.stub.inprocess import StubBucket
@@ -45,12 +46,10 @@ def test_what_may_go_is_between_what_is_removed_and_what_is_promised_but_for_seg
 
 
 def test_a_watermark_never_turns_back_and_what_came_since_is_not_confirmed() -> None:
-    turned = housekeeping.promise(EPOCH, lambda: 1100, 100, 30)(msgspec.structs.replace(POINTER, collected=20))
-    assert turned is not None and turned.collected == 20
+    assert housekeeping.promised(msgspec.structs.replace(POINTER, collected=20), 1100, 100, 30).collected == 20
     done = msgspec.structs.replace(POINTER, collected=10)
     since = msgspec.structs.replace(POINTER, collected=20, announced=(7, 8, 25, 40))
-    changed = housekeeping.confirm(done)(since)
-    assert changed is not None
+    changed = housekeeping.confirmed(since, done)
     assert (changed.collected, changed.removed, changed.announced) == (20, 10, (8, 25, 40))
     assert changed.snapshots == POINTER.snapshots
 
@@ -82,7 +81,7 @@ class Store:
             await bucket.create(objects.record(seq), b"record")
         for seq in (10, 15, 20, 25, 30):
             if seq in {15, 25}:
-                await advance(bucket, announce(EPOCH, seq), self.clock.now)
+                await advance(bucket, EPOCH, partial(announced, seq=seq), self.clock.now)
             else:
                 await publish(bucket, EPOCH, seq, b"snapshot", self.clock.now)
             self.clock.advance(1800)
@@ -95,7 +94,7 @@ class Store:
             bucket, epoch, applied=applied, grace=GRACE, now=self.clock.now, segments=self.known_segments
         )
 
-    async def known_segments(self, after: int, up_to: int) -> Collection[int]:
+    def known_segments(self, after: int, up_to: int) -> Collection[int]:
         """What the state says."""
         return frozenset(seq for seq in self.segments if after < seq <= up_to)
 

@@ -10,8 +10,8 @@ import pytest
 from hark.clock import FakeClock
 from hark.engine.s3 import objects
 from hark.engine.s3.bucket import Unclear
-from hark.engine.s3.log import Appender
-from hark.engine.s3.objects import KIND, PAYLOADS_AT, Record, decode, encode, nonce_of
+from hark.engine.s3.log import append
+from hark.engine.s3.objects import KIND, PAYLOADS_AT, BucketRetries, Record, decode, encode, nonce_of
 from hark.errors import EngineFailure, StoreUnusable
 from tests.s3.rests import Party, no_jitter, refuse
 from tests.s3.stub.faults import Fault, Faults
@@ -122,7 +122,7 @@ LOG = "log/"
 
 def body_of(nonce: str, seq: int = 1) -> bytes:
     """A record of somebody."""
-    return encode(Record(seq, "epoch", 0, "writer", nonce, "", 1, b"changes", b"payload"))
+    return encode(Record(seq, "epoch", 0, nonce, 1, "writer", "", b"changes", b"payload"))
 
 
 MINE, THEIRS = body_of("mine"), body_of("theirs")
@@ -140,10 +140,10 @@ class Writer(Party):
     async def append(self, nonce: str = "mine", seq: int = 1) -> bytes | None:
         """Append a record; what is there instead, if it did not win."""
         rests = self.rests
-        appender = Appender(
-            self.bucket, self.retry_seconds, pause=rests.pause, random=self.random, monotonic=rests.monotonic
+        retries = BucketRetries(
+            seconds=self.retry_seconds, pause=rests.pause, random=self.random, monotonic=rests.monotonic
         )
-        found = await appender.append(seq, body_of(nonce, seq), nonce)
+        found = await append(self.bucket, retries, seq, body_of(nonce, seq), nonce)
         return None if found is None else found.body
 
     async def fails(self, text: str | None = None) -> EngineFailure:

@@ -32,10 +32,11 @@ from hark.engine.core.push import room_left
 from hark.engine.core.shared import SharedPosition
 from hark.engine.core.state import Group, State
 from hark.engine.core.transaction import WriteTransaction
-from hark.engine.s3.bucket import Stored
+from hark.engine.s3 import log
+from hark.engine.s3.bucket import Bucket, Stored
 from hark.engine.s3.following import LogClient
 from hark.engine.s3.leases import LeaseRows
-from hark.engine.s3.log import Appender
+from hark.engine.s3.objects import BucketRetries
 from hark.engine.s3.state import LocalState, Memory
 from hark.errors import HarkError
 from hark.ids import IdCodec, IdSource
@@ -199,7 +200,7 @@ class Comparison:
         self.loader.positions(other, list(group.positions))
         pairs: list[tuple[str, object, object]] = [
             (f"in flight of {key}", group.in_flight, other.in_flight),
-            (f"in flight of {key}, counted", group.in_flight, sum(one.in_flight for one in group.positions.values())),
+            (f"in flight of {key}, counted", group.in_flight, sum(map(_in_flight, group.positions.values()))),
             (f"group {key}", _group(group), _group(other)),
         ]
         for number, position in group.positions.items():
@@ -253,6 +254,15 @@ def _leases(state: State) -> dict[str, object]:
 def _group(group: Group) -> tuple[object, ...]:
     limits = group.bounds.limits
     return group.id, group.mode, group.subscription, group.highest_partition, group.paused, group.created_at, limits
+
+
+def _in_flight(position: Position) -> int:
+    """How many messages are under leases, counted anew."""
+    if isinstance(position, OrderedPosition):
+        part = None if position.lease is None else position.lease.parts.get(position)
+        return 0 if part is None else part.open
+    assert isinstance(position, SharedPosition)
+    return len(position.leased)
 
 
 def _position(position: Position) -> dict[str, object]:
@@ -314,13 +324,13 @@ Break = Callable[[pytest.MonkeyPatch], None]
 
 def lost_numbers_count_as_won(patch: pytest.MonkeyPatch) -> None:
     """What somebody else put there is taken for our own."""
-    append = Appender.append
+    append = log.append
 
-    async def broken(self: Appender, seq: int, body: bytes, nonce: str) -> Stored | None:
-        await append(self, seq, body, nonce)
+    async def broken(bucket: Bucket, retries: BucketRetries, seq: int, body: bytes, nonce: str) -> Stored | None:
+        await append(bucket, retries, seq, body, nonce)
         return None
 
-    patch.setattr(Appender, "append", broken)
+    patch.setattr("hark.engine.s3.following.append", broken)
 
 
 def lost_replies_count_as_failures(patch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,8 @@ from hark.engine.s3.objects import (
     Meta,
     Pointer,
     advance,
-    announce,
-    promote,
+    announced,
+    promoted,
     read_or_create,
     read_pointer,
 )
@@ -145,21 +145,21 @@ EPOCH = "epoch"
 class Process(Party):
     """One of those who change the pointer."""
 
-    async def change(self, change: Change, retries: float = 1e6) -> Pointer | None:
+    async def change(self, change: Change, retries: float = 1e6, epoch: str = EPOCH) -> Pointer:
         """Change the pointer."""
-        return await advance(self.bucket, change, self.clock.now, retries=self.rests.retries(retries))
+        return await advance(self.bucket, epoch, change, self.clock.now, self.rests.retries(retries))
 
-    async def promote(self, seq: int, epoch: str = EPOCH) -> Pointer | None:
+    async def promote(self, seq: int, epoch: str = EPOCH) -> Pointer:
         """Say that a snapshot is the newest."""
-        return await self.change(promote(epoch, seq))
+        return await self.change(lambda pointer: promoted(pointer, seq), epoch=epoch)
 
-    async def witness(self) -> Pointer | None:
+    async def witness(self) -> Pointer:
         """Change nothing, but say when it was so."""
         return await self.change(lambda pointer: pointer)
 
-    async def announce(self, seq: int) -> Pointer | None:
+    async def announce(self, seq: int) -> Pointer:
         """Say that a snapshot is being written."""
-        return await self.change(announce(EPOCH, seq))
+        return await self.change(lambda pointer: announced(pointer, seq))
 
     async def read(self) -> Pointer:
         """The pointer as it stands."""
@@ -231,7 +231,7 @@ async def test_an_answer_that_is_not_clear_ends_with_the_change_made_once(
 async def test_a_store_that_refuses_or_never_answers_is_an_engine_failure(process: Process) -> None:
     process.faults.next(Fault.ERROR, kind="put", times=float("inf"))
     with pytest.raises(EngineFailure, match="cannot update snap/latest"):
-        await process.change(promote(EPOCH, 1), retries=5)
+        await process.change(lambda pointer: promoted(pointer, 1), retries=5)
     process.faults.heal()
     process.faults.hook("before", refuse, kind="put")
     with pytest.raises(EngineFailure, match="rejects the update of snap/latest: 403 AccessDenied"):
@@ -305,5 +305,5 @@ async def test_the_clock_is_read_after_the_pointer(process: Process) -> None:
         order.append("clock")
         return next(ticks)
 
-    await advance(process.bucket, lambda pointer: pointer, now)
+    await advance(process.bucket, EPOCH, lambda pointer: pointer, now)
     assert order == ["read", "clock"]

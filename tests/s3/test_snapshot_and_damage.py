@@ -108,7 +108,7 @@ def test_a_snapshot_has_all_of_the_database_and_says_which_moment_it_is(
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     made, body = make_snapshot(reader, EPOCH)
     header, database = read_snapshot(body, 17)
-    assert header == made == SnapshotHeader(17, 1700, "n17", EPOCH, VERSION, len(database))
+    assert header == made == SnapshotHeader(17, EPOCH, 1700, "n17", VERSION, len(database))
     opened.deserialize("main", database)
     assert list(opened.execute("select * from things")) == list(writer.execute("select * from things"))
     assert (opened.pragma("user_version"), opened.pragma("application_id")) == (3, 7)

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from hark.clock import FakeClock
-from hark.engine.core.store import AUTO, least_free
 from hark.engine.sqlite import SqliteEngine
+from hark.engine.sqlite.store import AUTO, least_free
 from hark.errors import DiskFull, HarkError, error_of
 from hark.model import (
     KeyMutation,
@@ -44,7 +44,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """A disk of 100 GB with as much free space as the test says."""
     disk = SimpleNamespace(free=50_000 * MIB)
     usage = lambda _path: Usage(100_000 * MIB, 0, disk.free)  # noqa: E731
-    monkeypatch.setattr("hark.engine.core.store.disk_usage", usage)
+    monkeypatch.setattr("hark.engine.sqlite.store.disk_usage", usage)
     yield disk
     disk.free = 50_000 * MIB
 

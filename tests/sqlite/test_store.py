@@ -14,8 +14,8 @@ import pytest
 
 from hark.clock import FakeClock
 from hark.engine.core import schema
-from hark.engine.core.store import check_library
 from hark.engine.sqlite import SqliteEngine
+from hark.engine.sqlite.store import check_library
 from hark.errors import StoreUnusable
 from hark.model import (
     DeadLetterFilter,

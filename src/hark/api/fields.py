@@ -395,7 +395,7 @@ _SCHEMAS: Mapping[str, Mapping[str, str]] = {
     "Cancelled Settled": {"ok": "Always true."},
     "Cancelled": {"reason": "Why the message was not cancelled: `not_found`, `leased` or `settled`."},
     "CheckBody": {"versionstamp": "Required. Version that the key must have. Null: the key must not exist."},
-    "Committed": {
+    "AtomicResult": {
         "ok": "Whether all checks held and the mutations were applied.",
         "versionstamp": "Version of all written keys. Absent if a check failed.",
         "ids": "Ids of the enqueued messages, in the order of the request.",

@@ -256,6 +256,6 @@ KEYVAL_LIST_EXACTLY = _read("POST", "/keyval/api/keys/list", Reach.SERVER, lambd
 KEYVAL_GET_KEY = _read("GET", "/keyval/api/keys/{key:path}", Reach.SERVER, lambda: types.keys.WireEntry)
 KEYVAL_PUT_KEY = _write("PUT", "/keyval/api/keys/{key:path}", Reach.SERVER, lambda: types.keys.Written)
 KEYVAL_DELETE_KEY = _write("DELETE", "/keyval/api/keys/{key:path}", Reach.SERVER, lambda: types.keys.Deleted)
-KEYVAL_COMMIT = _write("POST", "/keyval/api/atomic", Reach.SERVER, lambda: types.keys.Committed)
+KEYVAL_COMMIT = _write("POST", "/keyval/api/atomic", Reach.SERVER, lambda: types.keys.AtomicResult)
 KEYVAL_METRICS = _read("GET", "/keyval/api/metrics", Reach.SERVER, lambda: types.keys.KeyvalMetrics)
 KEYVAL_PROMETHEUS = _read("GET", "/keyval/api/metrics/prometheus", Reach.SERVER, lambda: str)

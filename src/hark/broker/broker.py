@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from hark import model
+from hark.api.types.server import Stopped, Waiting
 from hark.batching import Answer, Batcher, BatchSizes
 from hark.broker.delivery.delivery import Delivery, Gone
 from hark.broker.explain import Circumstances, explain, explain_without_groups
 from hark.broker.export import export_queue
 from hark.broker.keyvalue import KeyValue, read_together
-from hark.broker.observer import Observer, Standing
+from hark.broker.observer import Observer
 from hark.broker.peers import Peers
 from hark.broker.sealing import ReadablePops, SealedQueues, shown_dead_letters
 from hark.broker.tallies import EngineCalls, LastPolls, Operations, Tallies, instrumented
@@ -29,7 +30,6 @@ from hark.clock import Clock, ShiftedClock
 from hark.engine.api import Engine
 from hark.errors import EngineFailure, HarkError, Unavailable
 from hark.model import PopRequest, PopResult, Settlement
-from hark.prometheus import Histogram
 from hark.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -137,25 +137,26 @@ class Broker:
         self._random = random
         self._flags: dict[str, bool] = {}
         self._flag_changes = 0
-        self._duties = Duties()
+        self.duties = Duties()
 
     async def start(self) -> None:
         """Open the engine and start the background tasks."""
-        self._batchers = Batchers(self.engine, self._settings, self.give_back, self._pop_at_once, self._renew_all)
+        self.batchers = Batchers(self.engine, self._settings, self.give_back, self._pop_at_once, self._renew_all)
         self._releases: set[asyncio.Task[None]] = set()
-        self.delivery = Delivery(self.engine, self._settings, self._timers, self._random, self)
+        self.delivery = Delivery(self.engine, self._settings, self._timers, self._random, self, self.tallies)
         self.keyvalue = KeyValue(
             self.engine,
             self._settings,
             self._sealed,
             self._timers,
             self._random,
-            reads=self._batchers.read_keys,
-            writes=self._batchers.write_keys,
+            reads=self.batchers.read_keys,
+            writes=self.batchers.write_keys,
             check_pushes=self.check_pushes,
         )
         self.tasks = Tasks(self, self.engine, self.keyvalue, self._sealed)
-        await self.engine.start(self._hint, self._on_key_notification)
+        hint = self.delivery.hint if self._peers is None else self._hint
+        await self.engine.start(hint, self._on_key_notification)
         self._clock.ahead = self.engine.ahead
         self._last_polls = LastPolls(self._clock)
         # In real time, independent of the clock: a test that advances a year must not observe every second of it.
@@ -167,22 +168,19 @@ class Broker:
         if self._peers is not None:
             secret = self._settings.peer.secret.encode() or await self.engine.peer_secret()
             await self._peers.start(secret, self._on_peer_hints, self.keyvalue.watchers.notify)
-        self._duties.begin(self.engine, self._settings, self._clock, self.operations, self.refresh_flags)
+        self.duties.begin(self.engine, self._settings, self._clock, self.operations, self.refresh_flags)
         self.observed.start()
 
-    def _standing(self) -> Standing:
-        return Standing(
-            pops=len(self.delivery.intentions),
-            streams=len(self.delivery.streams),
-            browsers=len(self.delivery.browsers),
-            push_maintenance=self.maintenance(PUSH_MAINTENANCE),
-            pop_maintenance=self.maintenance(POP_MAINTENANCE),
+    def _standing(self) -> tuple[Waiting, Stopped]:
+        """What a sample says of waiting consumers and of maintenance."""
+        delivery = self.delivery
+        return (
+            Waiting(len(delivery.intentions), len(delivery.streams), len(delivery.browsers)),
+            Stopped(push=self.maintenance(PUSH_MAINTENANCE), pop=self.maintenance(POP_MAINTENANCE)),
         )
 
     def _hint(self, hints: Sequence[model.Hint]) -> None:
-        """Distribute hints about changes through this server."""
-        for hint in hints:
-            self.tallies.changed_queues.add(hint.queue)
+        """Distribute hints about changes through this server, also to its peers."""
         self.delivery.hint(hints)
         if self._peers is not None:
             self._peers.notify(hints)
@@ -210,9 +208,9 @@ class Broker:
         """Finish the accepted requests, then close the engine."""
         self.stop_waiting()
         await self.delivery.drain()
-        await self._duties.end()
+        await self.duties.end()
         await self.observed.close()
-        await self._batchers.drain()
+        await self.batchers.drain()
         if self._releases:
             await asyncio.wait(self._releases)
         await self.engine.close()
@@ -222,20 +220,6 @@ class Broker:
     def peer_metrics(self) -> dict[str, float]:
         """Metrics of notifications to and from peers; empty without peers."""
         return {} if self._peers is None else self._peers.metrics()
-
-    def batch_sizes(self) -> dict[str, BatchSizes]:
-        """By verb, the number of requests that shared an engine call."""
-        return self._batchers.sizes()
-
-    @property
-    def loop_lateness(self) -> Histogram:
-        """Latency of the event loop in seconds."""
-        return self._duties.lateness
-
-    @property
-    def waiting(self) -> int:
-        """The number of waiting pops."""
-        return len(self.delivery.intentions)
 
     # Messages ----------------------------------------------------------------------------------------------
 
@@ -249,7 +233,7 @@ class Broker:
         # Large payloads count as more than one item in `limits.max_pending`.
         size = len(items[0].payload) if len(items) == 1 else sum([len(item.payload) for item in items])
         sealed = self._sealed.seal(items) if self._sealed.names else items
-        return self._batchers.push.submit(sealed, len(items) + size // _BYTES_PER_ITEM)
+        return self.batchers.push.submit(sealed, len(items) + size // _BYTES_PER_ITEM)
 
     async def push(self, items: Sequence[model.NewMessage]) -> list[model.PushOutcome]:
         """Append messages. Returns when they are on stable storage."""
@@ -292,9 +276,10 @@ class Broker:
             request = msgspec.structs.replace(request, patient=True)
         self._last_polls.note(request)
         # An engine that follows others keeps payloads elsewhere. With auto-ack too, only what was read is settled.
-        if self._sealed.may_concern(request) or self.engine.follows:
+        sealed = self._sealed
+        if self.engine.follows or ((sealed.names or sealed.unreadable) and sealed.may_concern(request)):
             return asyncio.ensure_future(self.readable.pop(request))
-        return (self._batchers.pop_auto_ack if request.auto_ack else self._batchers.pop).submit(request)
+        return (self.batchers.pop_auto_ack if request.auto_ack else self.batchers.pop).submit(request)
 
     async def _pop_at_once(self, requests: Sequence[PopRequest]) -> Sequence[PopResult | HarkError]:
         """Pop with auto-ack. Encrypted messages come on a lease, and are settled when they have been read."""
@@ -308,7 +293,7 @@ class Broker:
         return answers
 
     async def _take(self, request: PopRequest) -> PopResult:
-        return await self._received(self._batchers.pop.submit(request))
+        return await self._received(self.batchers.pop.submit(request))
 
     async def _received(self, answer: asyncio.Future[PopResult]) -> PopResult:
         try:
@@ -346,12 +331,12 @@ class Broker:
         if any(item.error for item in items) and self._may_seal:
 
             async def settle_sealed() -> list[model.SettleOutcome]:
-                return await self._batchers.settle.submit(await self._seal_errors(items), len(items))
+                return await self.batchers.settle.submit(await self._seal_errors(items), len(items))
 
             answer = asyncio.ensure_future(settle_sealed())
         else:
-            answer = self._batchers.settle.submit(items, len(items))
-        if self.delivery.streams:
+            answer = self.batchers.settle.submit(items, len(items))
+        if self.delivery.streams.by_number:
             answer.add_done_callback(partial(self._note_settlements, items))
         return answer
 
@@ -393,7 +378,7 @@ class Broker:
 
         async def attempt() -> model.TransactionOutcome | None:
             wanted = self._sealed.seal_transaction(sealed) if self._sealed.names else sealed
-            outcome = await self._batchers.transact.submit(wanted, weight)
+            outcome = await self.batchers.transact.submit(wanted, weight)
             return None if outcome.code == "sealing_mismatch" else outcome
 
         outcome = await self._sealed.repeat(attempt)
@@ -402,8 +387,8 @@ class Broker:
 
     def renew(self, renewal: model.Renewal) -> asyncio.Future[model.RenewOutcome]:
         """Renew a lease."""
-        answer = self._batchers.renew.submit(renewal)
-        if self.delivery.streams:
+        answer = self.batchers.renew.submit(renewal)
+        if self.delivery.streams.by_number:
             answer.add_done_callback(partial(self._note_renewal, renewal.lease_id))
         return answer
 
@@ -609,7 +594,7 @@ class Broker:
         async def attempt() -> list[model.PushOutcome] | None:
             again = rejected()
             retried = [self._sealed.reseal(items[index]) for index in again]
-            answers = await self._batchers.push.submit(retried, len(retried))
+            answers = await self.batchers.push.submit(retried, len(retried))
             for index, answer in zip(again, answers, strict=True):
                 outcomes[index] = answer
             return None if rejected() else outcomes
@@ -625,12 +610,14 @@ class Broker:
 
     def unseal(self, result: PopResult) -> None:
         """Decrypt payloads. If a key is missing, release all messages and raise."""
-        try:
-            self._sealed.unseal(result)
-        except HarkError:
-            # No attempt is used: the operator has to add the key.
-            self.give_back(result)
-            raise
+        # Without a key and encrypted queues nothing is encrypted, unless another server created a queue just now.
+        if self._sealed.names or self._sealed.may_open:
+            try:
+                self._sealed.unseal(result)
+            except HarkError:
+                # No attempt is used: the operator has to add the key.
+                self.give_back(result)
+                raise
 
 
 def _answer_nothing(answer: asyncio.Future[PopResult]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -165,47 +165,43 @@ def _message_line(message: model.StoredMessage, ahead: int) -> MessageLine | Unr
     """The line of a message. Another store needs its times by the system clock."""
     if message.unreadable is not None:
         return _unreadable_line("message", message)
-    traceparent, tracestate = (None, None) if message.trace_context is None else parted(message.trace_context)
     return MessageLine(
-        partition=message.partition,
+        **_attributes(message),
         offset=message.offset,
-        transaction_id=message.transaction_id,
-        payload=message.payload,
-        created_at=message.created_at,
-        trace_id=message.trace_id,
-        producer_sub=message.producer,
-        priority=message.priority,
         deliver_at=None if message.deliver_at is None else message.deliver_at - ahead,
         expires_at=None if message.expires_at is None else message.expires_at - ahead,
-        backoff_schedule=message.backoff_ms,
-        keys_if_undelivered=message.undelivered_keys,
-        traceparent=traceparent,
-        tracestate=tracestate,
     )
 
 
 def _letter_line(letter: model.DeadLetter) -> DeadLetterLine | UnreadableLine:
     if letter.unreadable is not None:
         return _unreadable_line("dead letter", letter)
-    traceparent, tracestate = (None, None) if letter.trace_context is None else parted(letter.trace_context)
     return DeadLetterLine(
+        **_attributes(letter),
         id=letter.id,
-        partition=letter.partition,
         group=letter.group,
-        transaction_id=letter.transaction_id,
-        payload=letter.payload,
         attempts=letter.attempts,
         error=letter.error,
-        created_at=letter.created_at,
         failed_at=letter.failed_at,
-        trace_id=letter.trace_id,
-        producer_sub=letter.producer,
-        priority=letter.priority,
-        backoff_schedule=letter.backoff_ms,
-        keys_if_undelivered=letter.undelivered_keys,
-        traceparent=traceparent,
-        tracestate=tracestate,
     )
+
+
+def _attributes(left: model.StoredMessage | model.DeadLetter) -> dict[str, Any]:
+    """The fields that the lines of messages and of dead letters have in common."""
+    traceparent, tracestate = (None, None) if left.trace_context is None else parted(left.trace_context)
+    return {
+        "partition": left.partition,
+        "transaction_id": left.transaction_id,
+        "payload": left.payload,
+        "created_at": left.created_at,
+        "trace_id": left.trace_id,
+        "producer_sub": left.producer,
+        "priority": left.priority,
+        "backoff_schedule": left.backoff_ms,
+        "keys_if_undelivered": left.undelivered_keys,
+        "traceparent": traceparent,
+        "tracestate": tracestate,
+    }
 
 
 def _unreadable_line(

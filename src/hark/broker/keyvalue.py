@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -129,7 +129,9 @@ class Shown(NamedTuple):
 class Watcher(ABC):
     """A watch of one client. It holds versions, never values; a changed key that was not read yet is kept once."""
 
-    def __init__(self, watchers: Watchers, shown: Mapping[bytes, Shown]) -> None:
+    def __init__(self, watchers: Watchers, shown: Mapping[bytes, Shown], watched: Collection[bytes]) -> None:
+        self.watched = watched
+        """The bytes of its keys, or of its prefix."""
         self.closed = False
         self.polled = False
         """Whether the next read is a fallback poll, not the consequence of a notification."""
@@ -261,7 +263,7 @@ class KeyWatcher(Watcher):
     """A watch of individual keys."""
 
     def __init__(self, watchers: Watchers, keys: Mapping[bytes, Key], shown: Mapping[bytes, Shown]) -> None:
-        super().__init__(watchers, shown)
+        super().__init__(watchers, shown, keys)
         self.keys = keys
         self.notify_all()
 
@@ -279,7 +281,7 @@ class PrefixWatcher(Watcher):
     """
 
     def __init__(self, watchers: Watchers, prefix: Key, limit: int, shown: Mapping[bytes, Shown]) -> None:
-        super().__init__(watchers, shown)
+        super().__init__(watchers, shown, [encode_key(prefix)])
         self.prefix = prefix
         self._limit = limit
         self._edge: bytes | None = None
@@ -343,19 +345,6 @@ W = TypeVar("W", bound=Watcher)
 _Index = dict[bytes, dict[Watcher, None]]
 
 
-class Store(Protocol):
-    """The store whose keys are watched."""
-
-    async def fetch(self, keys: Sequence[Key]) -> list[KeyEntry | None]:
-        """Entries as they are stored."""
-
-    async def fetch_range(self, wanted: KeyRange) -> list[KeyEntry]:
-        """A page of entries as they are stored."""
-
-    def open(self, entry: KeyEntry) -> KeyEntry:
-        """An entry with a readable value."""
-
-
 class Watchers:
     """The watchers of all clients, by key and by prefix. Without a notification nothing is read.
 
@@ -363,14 +352,14 @@ class Watchers:
     """
 
     def __init__(
-        self, store: Store, settings: Settings, timers: Timers, random: Callable[[], float], *, polls: bool
+        self, store: KeyValue, settings: Settings, timers: Timers, random: Callable[[], float], *, polls: bool
     ) -> None:
         self.timers = timers
         self.store = store
         self._most = settings.limits.max_streams
         self._by_key: _Index = {}
         self._by_prefix: _Index = {}
-        self._all: dict[Watcher, None] = {}
+        self._all: dict[Watcher, _Index] = {}
         self._fallback: FallbackPolls[Watcher] | None = None
         if polls:
             self._fallback = FallbackPolls(settings.fallback, timers, self._poll, random)
@@ -385,19 +374,14 @@ class Watchers:
         """Watch keys. Without `initial`, the client is assumed to know the current entries."""
         self._admit()
         watcher = KeyWatcher(self, {encode_key(key): key for key in keys}, shown or {})
-        # Before the first read, so that a write during the read is noted.
-        for identity in watcher.keys:
-            self._by_key.setdefault(identity, {})[watcher] = None
-        return await self._begin(watcher, initial)
+        return await self._begin(watcher, self._by_key, initial)
 
     async def watch_prefix(
         self, prefix: Key, limit: int, shown: Mapping[bytes, Shown] | None = None, *, initial: bool = True
     ) -> PrefixWatcher:
         """Watch the first keys below a prefix."""
         self._admit()
-        watcher = PrefixWatcher(self, prefix, limit, shown or {})
-        self._by_prefix.setdefault(encode_key(prefix), {})[watcher] = None
-        return await self._begin(watcher, initial)
+        return await self._begin(PrefixWatcher(self, prefix, limit, shown or {}), self._by_prefix, initial)
 
     async def first_changes(self, watcher: Watcher, wait_seconds: float) -> Sequence[Change]:
         """The changes so far, or the first changes within a number of seconds. Then the watcher is closed."""
@@ -434,12 +418,11 @@ class Watchers:
 
     def forget(self, watcher: Watcher) -> None:
         """Remove a closed watcher."""
-        self._all.pop(watcher, None)
-        if isinstance(watcher, KeyWatcher):
-            for identity in watcher.keys:
-                _remove(self._by_key, identity, watcher)
-        elif isinstance(watcher, PrefixWatcher):
-            _remove(self._by_prefix, encode_key(watcher.prefix), watcher)
+        index = self._all.pop(watcher)
+        for identity in watcher.watched:
+            del index[identity][watcher]
+            if not index[identity]:
+                del index[identity]
         if self._fallback is not None:
             self._fallback.forget(watcher)
 
@@ -464,8 +447,11 @@ class Watchers:
                 code="too_many_streams",
             )
 
-    async def _begin(self, watcher: W, initial: bool) -> W:
-        self._all[watcher] = None
+    async def _begin(self, watcher: W, index: _Index, initial: bool) -> W:
+        # Before the first read, so that a write during the read is noted.
+        self._all[watcher] = index
+        for identity in watcher.watched:
+            index.setdefault(identity, {})[watcher] = None
         if not initial:
             try:
                 await watcher.skip()
@@ -482,11 +468,3 @@ class Watchers:
         watcher.notify_all()
         # Do not wait for the read: a slow client reads late, and must not delay the other polls.
         self._fallback.polled(watcher, found=False)
-
-
-def _remove(index: _Index, identity: bytes, watcher: Watcher) -> None:
-    watchers = index.get(identity)
-    if watchers is not None:
-        watchers.pop(watcher, None)
-        if not watchers:
-            del index[identity]

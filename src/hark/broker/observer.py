@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from hark.api.types.server import BusyQueue, Stopped, Waiting
 from hark.broker.survey import Counting, Depths, Surveyor
 from hark.broker.tallies import Tallies, Tally
 from hark.broker.timers import Timer, Timers
@@ -34,25 +35,6 @@ class Latency(msgspec.Struct, frozen=True):
     p99: float
 
 
-class QueueRates(msgspec.Struct, frozen=True):
-    """Messages per second of one queue."""
-
-    queue: str
-    pushed: float
-    delivered: float
-    settled: float
-
-
-class Standing(msgspec.Struct, frozen=True):
-    """The numbers of waiting consumers on this server process, and the maintenance flags."""
-
-    pops: int
-    streams: int
-    browsers: int
-    push_maintenance: bool
-    pop_maintenance: bool
-
-
 class Point(msgspec.Struct, frozen=True):
     """The rates of the time before a moment, and the last survey."""
 
@@ -75,8 +57,9 @@ class Sample(msgspec.Struct, frozen=True):
     """A point of one second, with details for watching clients."""
 
     point: Point
-    standing: Standing
-    busiest: tuple[QueueRates, ...]
+    waiting: Waiting
+    maintenance: Stopped
+    busiest: tuple[BusyQueue, ...]
     """The rates of the last ten seconds, the busiest queue first."""
     changed: tuple[str, ...]
     """Queues with events in this second."""
@@ -161,7 +144,7 @@ class BusyQueues:
             done = dict(heapq.nlargest(_BUSY_EACH_SECOND, done.items(), key=lambda item: sum(item[1])))
         self._window.append(done)
 
-    def busiest(self) -> tuple[QueueRates, ...]:
+    def busiest(self) -> tuple[BusyQueue, ...]:
         """Messages per second over the last seconds."""
         sums: dict[str, tuple[int, int, int]] = {}
         for done in self._window:
@@ -171,7 +154,7 @@ class BusyQueues:
         active = [(name, counts) for name, counts in sums.items() if any(counts)]
         seconds = len(self._window)
         return tuple(
-            QueueRates(name, *(number / seconds for number in counts))
+            BusyQueue(name, *(round(number / seconds, 2) for number in counts))
             for name, counts in heapq.nsmallest(_BUSIEST, active, key=lambda item: (-sum(item[1]), item[0]))
         )
 
@@ -225,7 +208,7 @@ class Observer:
         engine: Engine,
         tallies: Tallies,
         timers: Timers,
-        standing: Callable[[], Standing],
+        standing: Callable[[], tuple[Waiting, Stopped]],
         max_watchers: int,
     ) -> None:
         self._tallies = tallies
@@ -319,9 +302,11 @@ class Observer:
             self._history.append(Point(now, *self._history_meter.read(now), self.depths))
             # From now, not from the due time: after a sleep of the machine, missed points are not added.
             self._history_due = now + INTERVAL_SECONDS * SECOND
+        waiting, maintenance = self._standing()
         self.latest = Sample(
             point=Point(now, *self._meter.read(now), self.depths),
-            standing=self._standing(),
+            waiting=waiting,
+            maintenance=maintenance,
             busiest=self._busy.busiest() if self.watchers else (),
             changed=tuple(sorted(changed)[:_MOST_CHANGED]),
             more=len(changed) > _MOST_CHANGED,

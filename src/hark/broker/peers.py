@@ -15,8 +15,9 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 
 from hark.clock import SECOND, Clock
+from hark.engine.hints import HintBook
 from hark.keys import InvalidKey, decode_key, encode_key
-from hark.model import Hint, HintKind, Key, KeyNotification
+from hark.model import Hint, Key, KeyNotification
 from hark.settings import Address
 
 log = logging.getLogger(__name__)
@@ -336,35 +337,33 @@ class Directory:
         return {"family": self._family, "type": socket.SOCK_DGRAM, "flags": flags}
 
 
-MAX_PARTITIONS = 1000
-"""Maximum number of partitions of one queue and group; above it, peers look anywhere in the queue."""
 MAX_KEYS = 1000
 """Maximum number of keys; above it, peers assume that any key may have changed."""
 
-_Subject = tuple[HintKind, str, str | None]
-
 
 class Gathering:
-    """The hints of the last few milliseconds, by kind, queue and group."""
+    """The hints and the changed keys of the last few milliseconds."""
 
     def __init__(self) -> None:
-        self._subjects: dict[_Subject, _MergedHints] = {}
+        self._book: HintBook | None = None
         self._keys: dict[bytes, Key] | None = {}
         """The changed keys by their bytes; None: any key."""
 
     def __bool__(self) -> bool:
-        return bool(self._subjects) or self._keys != {}
+        return self._book is not None or self._keys != {}
 
     def add(self, hints: Iterable[Hint]) -> None:
         """Add hints that peers need. Arrivals for one group are left out, because the general hint covers them."""
         for hint in hints:
             if hint.kind == "message" and hint.group is not None:
                 continue
-            subject = (hint.kind, hint.queue, hint.group)
-            merged = self._subjects.get(subject)
-            if merged is None:
-                merged = self._subjects[subject] = _MergedHints()
-            merged.add(hint)
+            if self._book is None:
+                self._book = HintBook()
+            counts = dict(zip(hint.partitions, hint.counts, strict=True)) if hint.partitions and hint.counts else None
+            self._book.add(hint.queue, hint.group, hint.partitions, hint.kind, counts)
+            if hint.group is not None:
+                for lease in hint.ended:
+                    self._book.ended(hint.queue, hint.group, lease)
 
     def add_keys(self, notification: KeyNotification) -> None:
         """Add changed keys."""
@@ -383,46 +382,9 @@ class Gathering:
         return KeyNotification(tuple(keys.values())) if keys else None
 
     def take(self) -> list[Hint]:
-        """Remove and return the hints."""
-        subjects, self._subjects = self._subjects, {}
-        return [
-            Hint(
-                queue,
-                group,
-                partitions=None if merged.partitions is None else tuple(merged.partitions),
-                kind=kind,
-                ended=tuple(merged.ended),
-                counts=merged.counts(),
-            )
-            for (kind, queue, group), merged in subjects.items()
-        ]
-
-
-class _MergedHints(msgspec.Struct, eq=False):
-    """The merged hints of one subject. `ended` is a set that keeps its order."""
-
-    partitions: dict[str, int] | None = msgspec.field(default_factory=dict)
-    """Partitions with the number of messages that became ready; 0: not counted."""
-    ended: dict[str, None] = {}
-
-    def add(self, hint: Hint) -> None:
-        self.ended |= dict.fromkeys(hint.ended)
-        if self.partitions is None or hint.partitions is None:
-            self.partitions = None
-            return
-        if hint.counts:
-            for partition, count in zip(hint.partitions, hint.counts, strict=True):
-                self.partitions[partition] = self.partitions.get(partition, 0) + count
-        else:
-            for partition in hint.partitions:
-                self.partitions.setdefault(partition, 0)
-        if len(self.partitions) > MAX_PARTITIONS:
-            self.partitions = None
-
-    def counts(self) -> tuple[int, ...]:
-        if self.partitions is None or not any(self.partitions.values()):
-            return ()
-        return tuple(max(1, count) for count in self.partitions.values())
+        """Remove and return the hints, merged by kind, queue and group."""
+        book, self._book = self._book, None
+        return [] if book is None else book.hints()
 
 
 _DATAGRAMS_AT_ONCE = 64
@@ -527,9 +489,8 @@ class Peers:
     def _send(self, datagram: bytes, notices: int, address: SocketAddress) -> None:
         try:
             self._udp.sendto(datagram, address)
-        except (
-            OSError
-        ) as error:  # For example if the buffers of the system are full: then peers find the work by polling.
+        except OSError as error:
+            # For example if the buffers of the system are full: then peers find the work by polling.
             self._counts["send_errors"] += 1
             self._complain(
                 "send", f"cannot notify peer {_shown(address)}: {error.strerror}; check the network and peer.host"

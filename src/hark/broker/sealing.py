@@ -121,9 +121,11 @@ class SealedQueues:
         self._monotonic = monotonic
         self._engine = engine
         self._sealer = Sealer([key for key in (encryption.key, *encryption.old_keys) if key])
+        self.may_open = self._sealer.enabled or engine.shared
+        """Whether there can be encrypted messages although no queue is known to be encrypted."""
         self.names: set[str] = set()
         """The encrypted queues."""
-        self._unreadable: set[str] = set()
+        self.unreadable: set[str] = set()
         """Queues with a payload that could not be read, encrypted or not."""
         self._missing: dict[str, float] = {}
         """The ids of missing keys, and when each was last needed."""
@@ -167,7 +169,7 @@ class SealedQueues:
     def may_concern(self, request: model.PopRequest) -> bool:
         """Whether a pop may return payloads that are encrypted or cannot be read."""
         if request.queue is None:
-            return bool(self.names or self._unreadable)
+            return bool(self.names or self.unreadable)
         return self.concerns(request.queue)
 
     def seal(self, items: Sequence[model.NewMessage]) -> list[model.NewMessage]:
@@ -214,16 +216,14 @@ class SealedQueues:
 
     def unseal(self, result: model.PopResult) -> None:
         """Decrypt the payloads of a pop. Raises if a key is missing."""
-        # Without a key and encrypted queues nothing is encrypted, unless another server created a queue just now.
-        if self._sealer.enabled or self.names or self._engine.shared:
-            for message in result.messages:
-                if message.sealed:
-                    try:
-                        message.payload = self.read(message.queue, message.payload, sealed=True)
-                    except HarkError:
-                        self._unreadable.add(message.queue)  # The next pop sets the message aside.
-                        raise
-                    message.sealed = False
+        for message in result.messages:
+            if message.sealed:
+                try:
+                    message.payload = self.read(message.queue, message.payload, sealed=True)
+                except HarkError:
+                    self.unreadable.add(message.queue)  # The next pop sets the message aside.
+                    raise
+                message.sealed = False
 
     def open_all(self, result: model.PopResult) -> dict[str, HarkError]:
         """Decrypt the payloads of a pop. Returns the errors of unreadable ones by message id."""
@@ -244,7 +244,7 @@ class SealedQueues:
             message.sealed = False
 
     def _note(self, message: model.Delivery, error: HarkError) -> None:
-        self._unreadable.add(message.queue)
+        self.unreadable.add(message.queue)
         if error.code != "encryption_key_missing":
             log.error("message %s of queue %s becomes a dead letter: %s", message.id, message.queue, error.text)
             return
@@ -266,7 +266,7 @@ class SealedQueues:
 
     def concerns(self, queue: str) -> bool:
         """Whether a queue is encrypted, or has had messages that could not be read."""
-        return queue in self.names or queue in self._unreadable
+        return queue in self.names or queue in self.unreadable
 
     def seal_bytes(self, queue: str | None, data: bytes) -> bytes:
         """Data that belongs to a queue, encrypted if the queue is."""

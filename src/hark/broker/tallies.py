@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain
 from time import perf_counter
 from typing import Any, Literal, TypeVar, cast
 
@@ -180,20 +180,23 @@ class Tallies:
         if alone:
             self.push_requests += len(requests)
         queue, tally, run, stored = None, self.total, 0, 0
-        for message, outcome in _answered(requests, answers):
-            if message.queue != queue:
-                tally.pushed += run
-                stored += run
-                queue, run = message.queue, 0
-                tally = self.of(queue)
-            if outcome.status == "queued":
-                run += 1
-            elif outcome.status == "duplicate":
-                tally.duplicates += 1
-                self.total.duplicates += 1
-            elif outcome.code != "sealing_mismatch":  # These are encrypted again and pushed again.
-                tally.refused += 1
-                self.total.refused += 1
+        for messages, outcomes in zip(requests, answers, strict=True):
+            if isinstance(outcomes, HarkError):
+                continue
+            for message, outcome in zip(messages, outcomes, strict=True):
+                if message.queue != queue:
+                    tally.pushed += run
+                    stored += run
+                    queue, run = message.queue, 0
+                    tally = self.of(queue)
+                if outcome.status == "queued":
+                    run += 1
+                elif outcome.status == "duplicate":
+                    tally.duplicates += 1
+                    self.total.duplicates += 1
+                elif outcome.code != "sealing_mismatch":  # These are encrypted again and pushed again.
+                    tally.refused += 1
+                    self.total.refused += 1
         tally.pushed += run
         self.total.pushed += stored + run
 
@@ -244,21 +247,24 @@ class Tallies:
         if alone:
             self.settle_requests += len(requests)
         queue, tally, run, done = None, self.total, 0, 0
-        for item, outcome in _answered(requests, answers):
-            if outcome.lease_id is None or outcome.queue is None:  # It changed nothing.
-                self.refused_settlements += not outcome.success
+        for items, outcomes in zip(requests, answers, strict=True):
+            if isinstance(outcomes, HarkError):
                 continue
-            if outcome.queue != queue:
-                tally.completed += run
-                done += run
-                queue, run = outcome.queue, 0
-                tally = self.of(queue)
-            if item.status == "completed":
-                run += 1
-            else:
-                kind = "dead_lettered" if outcome.dead_lettered else _UNSETTLED[item.status]
-                for one in (tally, self.total):
-                    setattr(one, kind, getattr(one, kind) + 1)
+            for item, outcome in zip(items, outcomes, strict=True):
+                if outcome.lease_id is None or outcome.queue is None:  # It changed nothing.
+                    self.refused_settlements += not outcome.success
+                    continue
+                if outcome.queue != queue:
+                    tally.completed += run
+                    done += run
+                    queue, run = outcome.queue, 0
+                    tally = self.of(queue)
+                if item.status == "completed":
+                    run += 1
+                else:
+                    kind = "dead_lettered" if outcome.dead_lettered else _UNSETTLED[item.status]
+                    for one in (tally, self.total):
+                        setattr(one, kind, getattr(one, kind) + 1)
         tally.completed += run
         self.total.completed += done + run
 
@@ -290,14 +296,6 @@ class Tallies:
             for tally in (self.of(message.queue), self.total):
                 tally.delivered += 1
                 tally.completed += completed
-
-
-def _answered(requests: Sequence[Sequence[Q]], answers: Sequence[Sequence[A] | HarkError]) -> Iterator[tuple[Q, A]]:
-    """The items of all requests with their outcomes, without failed requests."""
-    found = [pair for pair in zip(requests, answers, strict=True) if not isinstance(pair[1], HarkError)]
-    items = chain.from_iterable([one for one, _ in found])
-    outcomes = chain.from_iterable([cast(Sequence[A], answer) for _, answer in found])
-    return zip(items, outcomes, strict=True)
 
 
 _MOST_TARGETS = 100_000
@@ -365,24 +363,25 @@ class EngineCalls(msgspec.Struct, eq=False):
     answered_at: float | None = None
     """When the store last answered; None after a later failure."""
 
-    def ended(self, verb: str, started: float, *, answered: bool = False) -> None:
-        """Record the end of a call, by an answer or an error."""
-        found = self.seconds.get(verb)
-        if found is None:
-            found = self.seconds[verb] = Histogram(CALL_SECONDS)
+    def ended(self, verb: str, started: float, error: BaseException | None = None) -> None:
+        """Record the end of a call, by an answer, an error or a cancellation."""
+        seconds = self.seconds.get(verb)
+        if seconds is None:
+            seconds = self.seconds[verb] = Histogram(CALL_SECONDS)
         now = self.timer()
-        found.add(now - started)
-        if answered and verb in _REACHING:
-            self.answered_at = now
-
-    def failed(self, verb: str, error: BaseException) -> None:
-        """Count a failed call."""
-        key = (verb, error.code if isinstance(error, HarkError) else "internal")
-        if key not in self.errors and len(self.errors) >= _MOST_CODES:
-            key = ("other", "other")
-        self.errors[key] = self.errors.get(key, 0) + 1
-        if not isinstance(error, HarkError) or isinstance(error, EngineFailure):
-            self.answered_at = None
+        took = now - started
+        seconds.counts[bisect_left(seconds.bounds, took)] += 1  # As `Histogram.add` does.
+        seconds.sum += took
+        if error is None:
+            if verb in _REACHING:
+                self.answered_at = now
+        elif isinstance(error, Exception):
+            key = (verb, error.code if isinstance(error, HarkError) else "internal")
+            if key not in self.errors and len(self.errors) >= _MOST_CODES:
+                key = ("other", "other")
+            self.errors[key] = self.errors.get(key, 0) + 1
+            if not isinstance(error, HarkError) or isinstance(error, EngineFailure):
+                self.answered_at = None
 
 
 def instrumented(engine: Engine, calls: EngineCalls, tallies: Tallies) -> Engine:
@@ -430,11 +429,9 @@ def _timed(engine: Engine, verb: str, calls: EngineCalls, note: Note | None) -> 
         try:
             answer = await getattr(engine, verb)(*args, **named)
         except BaseException as error:
-            if isinstance(error, Exception):
-                calls.failed(verb, error)
-            calls.ended(verb, started)
+            calls.ended(verb, started, error)
             raise
-        calls.ended(verb, started, answered=True)
+        calls.ended(verb, started)
         if note is not None:
             note(args[0], answer)
         return answer
@@ -451,8 +448,7 @@ def _hot(engine: Engine, verb: str, calls: EngineCalls, note: Note | None) -> Ve
         try:
             answer: Awaitable[Any] = inner(requests)
         except Exception as error:
-            calls.failed(verb, error)
-            calls.ended(verb, started)
+            calls.ended(verb, started, error)
             raise
         if not isinstance(answer, asyncio.Future):
             answer = asyncio.ensure_future(answer)
@@ -460,12 +456,9 @@ def _hot(engine: Engine, verb: str, calls: EngineCalls, note: Note | None) -> Ve
         return answer
 
     def done(requests: Any, started: float, answer: asyncio.Future[Any]) -> None:
-        cancelled = answer.cancelled()
-        error = None if cancelled else answer.exception()
-        calls.ended(verb, started, answered=not cancelled and error is None)
-        if error is not None:
-            calls.failed(verb, error)
-        elif note is not None and not cancelled:
+        error = asyncio.CancelledError() if answer.cancelled() else answer.exception()
+        calls.ended(verb, started, error)
+        if error is None and note is not None:
             note(requests, answer.result())
 
     return call

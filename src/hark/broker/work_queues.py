@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hark import model
+from hark.api.types.keys import WorkStats
 from hark.broker.delivery.delivery import Gone
 from hark.clock import SECOND, Clock
 from hark.engine.api import Engine
@@ -105,19 +106,6 @@ _REMEMBERED = 1 * SECOND
 """How long the existence of a queue is cached: another server can delete it without a notification."""
 
 
-class WorkStats(msgspec.Struct, frozen=True):
-    """The numbers of messages in a work queue."""
-
-    pending: int
-    processing: int
-    dlq: int
-
-    @property
-    def total(self) -> int:
-        """The sum of all states."""
-        return self.pending + self.processing + self.dlq
-
-
 class WorkQueues:
     """The verbs of work queues, on the verbs of the broker."""
 
@@ -169,7 +157,7 @@ class WorkQueues:
         elif queues := (await engine.queue_stats(model.QueueFilter(names=[queue]))).items:
             pending = queues[0].counts.total  # No consumer has received a message yet.
         dead = await engine.dead_letters(model.DeadLetterFilter(queue=queue, group=QUEUE_MODE, limit=1))
-        return WorkStats(pending, processing, dead.total)
+        return WorkStats(pending, processing, dlq=dead.total, total=pending + processing + dead.total)
 
     # Messages ----------------------------------------------------------------------------------------------
 

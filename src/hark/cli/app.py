@@ -51,16 +51,11 @@ def options(
 )
 def bench(context: typer.Context) -> None:
     """Pass all arguments on; the benchmark has too many imports to load for every command."""
-    make_bench()(context.args, prog_name="hark bench")
-
-
-def make_bench() -> typer.Typer:
-    """Make the app that parses the arguments of `hark bench`."""
     from hark.cli.bench import bench as run
 
     inner = make_app("", complete=False)
     command(inner, "bench", "hark bench", "hark bench --mode both --batch 10 --seconds 10")(run)
-    return inner
+    inner(context.args, prog_name="hark bench")
 
 
 @command(app, "version", "hark version", "hark version --json")

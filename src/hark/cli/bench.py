@@ -19,6 +19,7 @@ import typer
 
 from hark.api import operations
 from hark.cli.output import FAILED, Failure, complain, raw, table
+from hark.cli.params import option
 from hark.cli.remote import Server
 from hark.client.credentials import AUTHORIZATION, bearer, checked_token, trusting
 
@@ -59,16 +60,16 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """Number of requests to stop after, whatever the time; 0: stop by time only."""
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class Outcome(msgspec.Struct, kw_only=True):
     """The result of one stream."""
 
     kind: str
-    messages: int
-    requests: int
-    errors: int
-    empty: int
-    seconds: float
-    latencies_ms: list[float]
+    messages: int = 0
+    requests: int = 0
+    errors: int = 0
+    empty: int = 0
+    seconds: float = 0.0
+    latencies_ms: list[float] = []
     """Of each push, or of each pop with its ack."""
 
     @property
@@ -87,10 +88,6 @@ class _Message(msgspec.Struct, rename="camel"):
 
 class _Popped(msgspec.Struct):
     messages: list[_Message] = []
-
-
-class _Acks(msgspec.Struct):
-    acknowledgments: list[_Message]
 
 
 Reply = tuple[int, bytes]
@@ -141,7 +138,7 @@ def push_bodies(load: Load) -> Iterator[bytes]:
 def ack_body(reply: bytes) -> tuple[bytes, int]:
     """Make the body that acknowledges all messages of a pop, and count them."""
     messages = _popped.decode(reply).messages
-    return msgspec.json.encode(_Acks(messages)), len(messages)
+    return msgspec.json.encode({"acknowledgments": messages}), len(messages)
 
 
 class Wire(asyncio.Protocol):
@@ -208,23 +205,14 @@ class _Stream:
         self._pop += b"&autoAck=true" if load.auto_ack else b""
         self._pop += b"&groupMode=shared" if load.shared else b""
         self._pop += b"&wait=true&timeout=500" if load.wait else b""
-        self.messages = self.requests = self.errors = self.empty = 0
-        self.latencies: list[float] = []
-        self.start = self.end = 0.0
+        self.outcome = Outcome(kind=load.kind)
+        self.start = 0.0
 
     async def run(self, wires: Sequence[Wire]) -> Outcome:
         """Send requests until the time or the number of requests is reached."""
-        self.start = self.end = clock()
+        self.start = clock()
         await (self._open(wires) if self.load.rate else self._closed(wires))
-        return Outcome(
-            kind=self.load.kind,
-            messages=self.messages,
-            requests=self.requests,
-            errors=self.errors,
-            empty=self.empty,
-            seconds=self.end - self.start,
-            latencies_ms=self.latencies,
-        )
+        return self.outcome
 
     async def _closed(self, wires: Sequence[Wire]) -> None:
         deadline = self.start + self.load.seconds
@@ -261,25 +249,27 @@ class _Stream:
             worker.cancel()
         # Requests without a response have waited until now: without them, a server that cannot keep up looks too good.
         now = clock()
-        self.errors += len(unanswered)
-        self.latencies += [(now - due) * 1e3 for due in unanswered]
+        self.outcome.errors += len(unanswered)
+        self.outcome.latencies_ms += [(now - due) * 1e3 for due in unanswered]
 
     async def _step(self, wire: Wire, due: float) -> int:
         """Do one push, or one pop with its ack; return the number of messages."""
+        outcome = self.outcome
         try:
             got = await (self._push(wire) if self.load.kind == "push" else self._consume(wire))
         except (OSError, msgspec.DecodeError):
             got = -1
-        self.requests += 1
+        outcome.requests += 1
         if got < 0:
-            self.errors += 1
+            outcome.errors += 1
             return 0
         if got == 0:
-            self.empty += 1
+            outcome.empty += 1
             return 0
-        self.end = clock()
-        self.latencies.append((self.end - due) * 1e3)
-        self.messages += got
+        now = clock()
+        outcome.seconds = now - self.start
+        outcome.latencies_ms.append((now - due) * 1e3)
+        outcome.messages += got
         return got
 
     async def _push(self, wire: Wire) -> int:
@@ -416,19 +406,13 @@ def _measure(server: Server, first: Sequence[Load], timed: Sequence[Load], queue
 def bench(
     server: Server,
     mode: Annotated[Mode, typer.Option(help="Operation to measure; pop includes the ack.")] = "push",
-    connections: Annotated[int, typer.Option(min=1, metavar="N", help="Number of connections.")] = 32,
-    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Messages per request.")] = 1,
-    partitions: Annotated[int, typer.Option(min=1, metavar="N", help="Number of partitions.")] = 1000,
-    size: Annotated[int, typer.Option(min=10, metavar="BYTES", help="Payload size, in bytes.")] = 256,
-    seconds: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="Duration of the measurement, in seconds.")
-    ] = 5,
-    rate: Annotated[
-        float, typer.Option(min=0, metavar="N", help="Requests per second; 0 sends as fast as possible.")
-    ] = 0,
-    backlog: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Messages to push before --mode pop starts.")
-    ] = 50_000,
+    connections: Annotated[int, option("N", "Number of connections.", least=1)] = 32,
+    batch: Annotated[int, option("N", "Messages per request.", least=1)] = 1,
+    partitions: Annotated[int, option("N", "Number of partitions.", least=1)] = 1000,
+    size: Annotated[int, option("BYTES", "Payload size, in bytes.", least=10)] = 256,
+    seconds: Annotated[float, option("SECONDS", "Duration of the measurement, in seconds.", least=0.1)] = 5,
+    rate: Annotated[float, option("N", "Requests per second; 0 sends as fast as possible.", least=0)] = 0,
+    backlog: Annotated[int, option("N", "Messages to push before --mode pop starts.", least=1)] = 50_000,
 ) -> None:
     """Measure the throughput and latency of a running server.
 

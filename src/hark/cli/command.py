@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
 import typer
@@ -15,6 +16,7 @@ from hark.cli import params
 from hark.cli.output import FAILED, USAGE, Failure, complain
 from hark.cli.remote import Server
 from hark.errors import HarkError, InvalidSetting
+from hark.settings import load
 
 C = TypeVar("C", bound=Callable[..., None])
 
@@ -76,10 +78,13 @@ main = make_app(
 )
 
 
-def command(app: typer.Typer, name: str, *lines: str, json: bool = True) -> Callable[[C], C]:
+def command(
+    app: typer.Typer, name: str, *lines: str, json: bool = True, settings: Collection[str] = ()
+) -> Callable[[C], C]:
     """Register a command with examples in its help; its failures go to stderr.
 
     A parameter `server` becomes the options --url, --token and --ca-file, and --json if the command can print JSON.
+    A parameter `loaded` becomes --config and the options of these settings.
     """
 
     def register(function: C) -> C:
@@ -89,7 +94,13 @@ def command(app: typer.Typer, name: str, *lines: str, json: bool = True) -> Call
         }
         needs_server = parameters.pop("server", None) is not None
         if needs_server:
-            parameters |= {option.name: option for option in _SERVER_OPTIONS[: None if json else -1]}
+            parameters |= _options(_SERVER_OPTIONS[: None if json else -1])
+        needs_settings = parameters.pop("loaded", None) is not None
+        flags = {setting.replace(".", "_"): setting for setting in settings}
+        if needs_settings:
+            annotations = {flag: params.of_setting(setting) for flag, setting in flags.items()}
+            options = _options((flag, annotation, None) for flag, annotation in annotations.items())
+            parameters = options | parameters | _options([("config", params.Config, None)])
 
         @functools.wraps(function)
         def run(**given: Any) -> None:
@@ -97,6 +108,10 @@ def command(app: typer.Typer, name: str, *lines: str, json: bool = True) -> Call
                 token, ca_file = (((given.pop(option) or "").strip() or None) for option in ("token", "ca_file"))
                 given["server"] = Server(given.pop("url"), token, ca_file, given.pop("as_json", False))
             try:
+                if needs_settings:
+                    chosen = {setting: given.pop(flag) for flag, setting in flags.items()}
+                    config = given["config"] if "config" in signature.parameters else given.pop("config")
+                    given["loaded"] = load(chosen, os.environ, config)
                 function(**given)
                 return
             except Failure as failure:
@@ -119,12 +134,17 @@ def command(app: typer.Typer, name: str, *lines: str, json: bool = True) -> Call
     return register
 
 
-_SERVER_OPTIONS = [
-    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-    for name, annotation, default in (
-        ("url", params.Url, params.DEFAULT_URL),
-        ("token", params.Token, None),
-        ("ca_file", params.CaFile, None),
-        ("as_json", params.Json, False),
-    )
-]
+def _options(described: Iterable[tuple[str, Any, object]]) -> dict[str, inspect.Parameter]:
+    """Make parameters from their names, types and defaults."""
+    return {
+        name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, annotation, default in described
+    }
+
+
+_SERVER_OPTIONS = (
+    ("url", params.Url, params.DEFAULT_URL),
+    ("token", params.Token, None),
+    ("ca_file", params.CaFile, None),
+    ("as_json", params.Json, False),
+)

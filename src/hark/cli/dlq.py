@@ -5,12 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-import typer
-
 from hark.api import operations, types
 from hark.cli import params
 from hark.cli.command import command, make_app
-from hark.cli.output import USAGE, Failure, complain, confirm, group_name, raw, say, say_rest, table
+from hark.cli.output import Failure, Misuse, complain, confirm, group_name, raw, say, say_rest, table
+from hark.cli.params import argument, flag, option
 from hark.cli.remote import Server
 
 app = make_app(
@@ -20,13 +19,8 @@ app = make_app(
     "hark dlq purge orders",
 )
 
-_ID = typer.Argument(metavar="ID", help="ID of a dead letter, as `hark dlq list` shows it.", show_default=False)
-Search = Annotated[
-    str | None,
-    typer.Option(
-        "--search", callback=params.not_empty, metavar="TEXT", help="Only dead letters whose error contains this text."
-    ),
-]
+_ID = argument("ID", "ID of a dead letter, as `hark dlq list` shows it.")
+Search = Annotated[str | None, option("TEXT", "Only dead letters whose error contains this text.", empty=False)]
 
 
 @command(app, "list", "hark dlq list", "hark dlq list --queue orders --group billing --limit 20")
@@ -35,9 +29,7 @@ def list_dead_letters(
     queue: params.OnlyQueue = None,
     group: params.OnlyGroup = None,
     partition: params.OnlyPartition = None,
-    letter: Annotated[
-        str | None, typer.Option("--id", metavar="ID", help="Only the dead letter with this ID or message ID.")
-    ] = None,
+    letter: Annotated[str | None, option("ID", "Only the dead letter with this ID or message ID.", "--id")] = None,
     search: Search = None,
     since: params.Since = None,
     until: params.Until = None,
@@ -80,7 +72,7 @@ def list_dead_letters(
 def requeue(
     server: Server,
     ids: Annotated[list[str] | None, _ID] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Requeue all dead letters that match the options.")] = False,
+    everything: Annotated[bool, flag("Requeue all dead letters that match the options.", "--all")] = False,
     queue: params.OnlyQueue = None,
     group: params.OnlyGroup = None,
     partition: params.OnlyPartition = None,
@@ -97,7 +89,7 @@ def requeue(
     where = types.dead_letters.FilterBody(queue, group, partition, since, until, search)
     chosen = where != types.dead_letters.FilterBody()
     if bool(ids) == everything or (chosen and not everything):
-        raise Failure("give either the IDs of dead letters, or --all with optional filters", exit_code=USAGE)
+        raise Misuse("give either the IDs of dead letters, or --all with optional filters")
     if ids:
         _each(server, operations.REQUEUE, ids, "requeued")
         return

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -20,13 +20,12 @@ from hark.cli.command import command, main
 from hark.cli.output import Failure, raw, table
 from hark.cli.remote import Answer, Server
 from hark.errors import InvalidSetting
-from hark.settings import Settings, load
+from hark.settings import load
+from hark.settings.tree import S3_SCHEME
 
 MIB = 1024 * 1024
 LITTLE_DISK = 1024 * MIB
 CLOCK_SECONDS = 5.0
-OLDEST_PYTHON = (3, 11)
-BUCKET = "s3://"
 MANY_FAILED, FAILED_SHARE = 20, 0.05
 """The number and the share of failed requests to the bucket above which the check warns."""
 
@@ -58,10 +57,11 @@ def doctor(server: Server) -> None:
     For a server on this machine, the command also checks its settings and its store. With --url s3://..., it checks a
     bucket instead of a server. The exit code is 1 if a check fails; warnings do not change it.
     """
-    if server.url.startswith(BUCKET):
-        checks = [_python(), *_store(server.url)]
+    checks = [Check("python", "ok", platform.python_version())]
+    if server.url.startswith(S3_SCHEME):
+        checks += _store(server.url)
     else:
-        checks = [_python(), *_server(server), *(_store() if server.is_local else ())]
+        checks += [*_server(server), *(_store() if server.is_local else ())]
     if server.as_json:
         raw(msgspec.json.encode(checks))
     else:
@@ -77,14 +77,6 @@ def doctor(server: Server) -> None:
         )
     if failed := sum(check.result == "fail" for check in checks):
         raise Failure(f"{failed} of {len(checks)} checks failed; follow the advice above and run the command again")
-
-
-def _python() -> Check:
-    """Check the version of Python."""
-    found = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info[:2] < OLDEST_PYTHON:
-        return Check("python", "fail", found, "install Python 3.11 or newer")
-    return Check("python", "ok", found)
 
 
 def _server(server: Server) -> Iterator[Check]:
@@ -149,12 +141,17 @@ def _clock(answer: Answer[object], sent: float, received: float) -> Check:
     except (KeyError, ValueError):
         return Check("clock", "warn", "the response has no valid Date header", "compare the two clocks manually")
     # A Date header has no fraction of a second: on average the server is half a second ahead of it.
-    behind = (sent + received) / 2 - (theirs + 0.5)
-    if abs(behind) <= CLOCK_SECONDS:
-        return Check("clock", "ok", f"differs from the server's by less than {CLOCK_SECONDS:g} s")
-    side = "behind" if behind > 0 else "ahead of"
-    detail = f"the server's clock is {abs(behind):.0f} s {side} this machine's"
-    return Check("clock", "warn", detail, "run NTP on both machines: times in seek and --from are inexact until then")
+    ahead = theirs + 0.5 - (sent + received) / 2
+    advice = "run NTP on both machines: times in seek and --from are inexact until then"
+    return compare_clocks("clock", "the server's", "this machine's", ahead, advice)
+
+
+def compare_clocks(name: str, one: str, other: str, ahead: float, advice: str) -> Check:
+    """Check by how many seconds a clock is ahead of another one."""
+    if abs(ahead) <= CLOCK_SECONDS:
+        return Check(name, "ok", f"{one} clock differs from {other} by less than {CLOCK_SECONDS:g} s")
+    side = "ahead of" if ahead > 0 else "behind"
+    return Check(name, "warn", f"{one} clock is {abs(ahead):.0f} s {side} {other}", advice)
 
 
 def _store(engine: str | None = None) -> Iterator[Check]:
@@ -165,24 +162,17 @@ def _store(engine: str | None = None) -> Iterator[Check]:
         yield Check("settings", "fail", error.text, "correct this setting; docs/settings.md lists all settings")
         return
     yield Check("settings", "ok", "hark.toml and HARK_* variables are valid")
-    if settings.engine.startswith(("postgresql://", "postgres://", BUCKET)):
+    path = settings.sqlite_path
+    if settings.on_postgres or settings.on_s3:
         import asyncio
 
         from hark.cli.doctor_stores import bucket_checks, database_checks
 
-        checks = bucket_checks if settings.engine.startswith(BUCKET) else database_checks
+        checks = bucket_checks if settings.on_s3 else database_checks
         yield from asyncio.run(checks(settings))
-    elif (directory := _directory(settings)) is not None:
-        yield _writable(directory)
-        yield _disk(directory, settings.limits.min_free_bytes)
-
-
-def _directory(settings: Settings) -> Path | None:
-    """Find the directory of a SQLite store; None for other stores."""
-    if not settings.engine:
-        return Path(settings.data)
-    scheme, _, file = settings.engine.partition(":///")
-    return Path(file).parent if scheme == "sqlite" else None
+    elif path is not None and path != ":memory:":
+        yield _writable(Path(path).parent)
+        yield _disk(Path(path).parent, settings.limits.min_free_bytes)
 
 
 def _existing(directory: Path) -> Path:
@@ -203,7 +193,7 @@ def _writable(directory: Path) -> Check:
 
 def _disk(directory: Path, min_free_bytes: int) -> Check:
     """Check the free disk space."""
-    from hark.engine.core.store import least_free
+    from hark.engine.sqlite.store import least_free
 
     disk = shutil.disk_usage(_existing(directory))
     free = disk.free

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from hark.cli.doctor import CLOCK_SECONDS, Check
+from hark.cli.doctor import Check, compare_clocks
 from hark.clock import SECOND, SystemClock
 from hark.errors import HarkError, InvalidSetting
 from hark.polling import Price, estimate, strategy_from
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hark.engine.s3.objects import Pointer
 
 
+_POSTGRES, _BUCKET = "the log of PostgreSQL", "the bucket with the tools of its provider"
 OLD_TRANSACTION_SECONDS = 600
 MANY_DEAD, DEAD_PER_LIVE = 10_000, 10
 
@@ -33,7 +34,7 @@ async def database_checks(settings: Settings) -> list[Check]:
         pool = Pool(settings.engine, size=1, wait_ms=about.wait_ms, prepared=about.prepared)
         await pool.open()
     except HarkError as error:
-        return [_postgres_failed("database", error)]
+        return [_failed("database", error, _POSTGRES)]
     try:
         version = await pool.fetchval("select current_setting('server_version')")
         return [
@@ -44,7 +45,7 @@ async def database_checks(settings: Settings) -> list[Check]:
             await _guarded("dead rows", _dead_rows, pool),
         ]
     except HarkError as error:
-        return [_postgres_failed("database", error)]
+        return [_failed("database", error, _POSTGRES)]
     finally:
         await pool.close()
 
@@ -53,12 +54,13 @@ async def _guarded(name: str, check: Callable[[Pool], Awaitable[Check]], pool: P
     try:
         return await check(pool)
     except HarkError as error:
-        return _postgres_failed(name, error)
+        return _failed(name, error, _POSTGRES)
 
 
-def _postgres_failed(name: str, error: HarkError) -> Check:
-    detail, _, advice = error.text.partition("; ")
-    return Check(name, "fail", detail, advice or "check the log of PostgreSQL")
+def _failed(name: str, error: Exception, store: str) -> Check:
+    detail, _, advice = str(error).partition("; ")
+    default = "correct it" if isinstance(error, InvalidSetting) else f"check {store}"
+    return Check(name, "fail", detail, advice or default)
 
 
 async def _schema(pool: Pool) -> Check:
@@ -138,7 +140,7 @@ async def bucket_checks(settings: Settings) -> list[Check]:
         bucket = S3Bucket(Address.parse(settings.engine), SystemClock(), settings.s3)
         await bucket.open()
     except (HarkError, BucketError) as error:
-        return [_s3_failed("bucket", error)]
+        return [_failed("bucket", error, _BUCKET)]
     try:
         return await examine(bucket, settings, secrets.token_hex(8))
     finally:
@@ -155,19 +157,13 @@ async def examine(
     try:
         await probe(bucket, unique, pause=pause)
     except HarkError as error:
-        return [_s3_failed("bucket", error)]
+        return [_failed("bucket", error, _BUCKET)]
     checks = [Check("bucket", "ok", f"{bucket.name} responds and supports conditional writes"), _clock(bucket)]
     try:
         checks += await _store(bucket, settings.s3)
     except (HarkError, BucketError) as error:
-        checks.append(_s3_failed("store", error))
+        checks.append(_failed("store", error, _BUCKET))
     return [*checks, _costs(bucket, settings)]
-
-
-def _s3_failed(name: str, error: Exception) -> Check:
-    detail, _, advice = str(error).partition("; ")
-    default = "correct it" if isinstance(error, InvalidSetting) else "check the bucket with the tools of its provider"
-    return Check(name, "fail", detail, advice or default)
 
 
 def _clock(bucket: Bucket) -> Check:
@@ -175,12 +171,8 @@ def _clock(bucket: Bucket) -> Check:
     if bucket.time.allowed() is None:
         detail = "the responses of the store have no valid Date header"
         return Check("store clock", "warn", detail, "compare the two clocks manually")
-    seconds = bucket.time.offset() / SECOND
-    if abs(seconds) <= CLOCK_SECONDS:
-        return Check("store clock", "ok", f"differs from the store's by {abs(seconds):.1f} s")
-    side = "behind" if seconds > 0 else "ahead of"
-    detail = f"this machine's clock is {abs(seconds):.0f} s {side} the store's"
-    return Check("store clock", "warn", detail, "run NTP on this machine: Hark corrects the difference only in part")
+    advice = "run NTP on this machine: Hark corrects the difference only in part"
+    return compare_clocks("store clock", "this machine's", "the store's", -bucket.time.offset() / SECOND, advice)
 
 
 async def _store(bucket: Bucket, settings: S3) -> list[Check]:

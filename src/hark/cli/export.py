@@ -19,18 +19,14 @@ import typer
 from msgspec import Raw
 
 from hark.api import operations, types
-from hark.cli import params
 from hark.cli.command import command, main
-from hark.cli.output import PARTIAL, USAGE, Failure, complain, counting, say
-from hark.cli.push import Item
+from hark.cli.output import PARTIAL, Failure, Misuse, complain, counting, say
+from hark.cli.params import argument, flag, option
+from hark.cli.push import BATCH_BYTES, BATCH_ITEMS, Item
 from hark.cli.remote import Query, Server
 from hark.clock import LATEST, MILLISECOND
 from hark.model import export as lines
-from hark.model.messages import Key
 
-# Well under the server's default limits (10,000 items, 10 MiB).
-_BATCH_ITEMS = 1000
-_BATCH_BYTES = 4 * 1024 * 1024
 _BOUND = "maxSize"
 _PART = ".part"
 _KEYS_AT_ONCE = 100
@@ -39,32 +35,19 @@ _TRIES = 5
 _decode: Callable[[bytes], lines.ExportLine] = msgspec.json.Decoder(lines.ExportLine).decode
 
 
-class _Letter(types.Body, kw_only=True):
-    """A dead letter to import."""
-
-    id: str
-    partition: str
-    consumer_group: str
-    transaction_id: str
-    payload: Raw
-    error: str
-    attempts: int
-    created_at: str
-    failed_at: str
-    trace_id: str | None = None
-    priority: int | None = None
-    backoff_schedule: tuple[int, ...] | None = None
-    keys_if_undelivered: tuple[Key, ...] | None = None
-    traceparent: str | None = None
-    tracestate: str | None = None
+_KEPT = frozenset(
+    (
+        *("partition", "payload", "transaction_id", "trace_id", "priority"),
+        *("keys_if_undelivered", "traceparent", "tracestate"),
+    )
+)
+"""The fields of a message or a dead letter that have the same names in lines and in bodies. Empty ones are left out."""
 
 
-class _Setting(types.Body, kw_only=True, tag_field="type", tag="set"):
-    """A key to set."""
-
-    key: Key
-    value: Raw
-    expires_in: int | None = None
+def _kept(line: lines.MessageLine | lines.DeadLetterLine) -> Item:
+    names = zip(line.__struct_fields__, line.__struct_encode_fields__, strict=True)
+    kept = {sent: value for name, sent in names if name in _KEPT and (value := getattr(line, name))}
+    return kept | {"backoffSchedule": line.backoff_schedule}
 
 
 def _iso(moment: int) -> str:
@@ -120,8 +103,8 @@ class Importer:
         self._batch: list[Item] = []
         self._marks: list[tuple[int, str, str, bool]] = []
         """Item of the batch at which a group starts, group, partition, and whether it is the first one there."""
-        self._letters: list[_Letter] = []
-        self._keys: list[_Setting] = []
+        self._letters: list[Item] = []
+        self._keys: list[Item] = []
         self._bytes = 0
         """Of all that waits to be sent."""
         self._counts: Counter[str] = Counter()
@@ -138,21 +121,23 @@ class Importer:
     def take(self, line: lines.ExportLine) -> None:
         """Process the next line."""
         if self._ended:
-            raise Failure(
-                "the file has lines after the end of the export; import one export at a time", exit_code=USAGE
-            )
+            raise Misuse("the file has lines after the end of the export; import one export at a time")
         if not self._began and not isinstance(line, lines.QueueLine | lines.KeysLine):
-            raise Failure(
-                "the file does not begin with a queue or with keys; use a complete file that `hark export` wrote",
-                exit_code=USAGE,
+            raise Misuse(
+                "the file does not begin with a queue or with keys; use a complete file that `hark export` wrote"
             )
         match line:
             case lines.QueueLine() | lines.KeysLine():
                 self._begin(line)
+            case lines.GroupLine() if line.name in self._known:
+                self.notes.append(f"the group {line.name} already exists and keeps its position")
             case lines.GroupLine():
-                self._note_group(line)
+                self._groups[line.name] = line
+                self._starts[line.name] = {}
             case lines.PositionLine():
-                self._note_position(line)
+                self._enter(line.partition)
+                if line.group in self._groups:
+                    self._positions[line.group] = line.offset
             case lines.MessageLine():
                 self._add(line)
             case lines.DeadLetterLine():
@@ -172,7 +157,7 @@ class Importer:
     def finish(self) -> None:
         """Create the groups and set their positions."""
         if not self._began:
-            raise Failure("the file is empty; use a file that `hark export` wrote", exit_code=USAGE)
+            raise Misuse("the file is empty; use a file that `hark export` wrote")
         if not self._ended:
             self._flush()
             self._set_bound()
@@ -219,18 +204,17 @@ class Importer:
 
     def _begin(self, line: lines.QueueLine | lines.KeysLine) -> None:
         if self._began:
-            raise Failure("the file has more than one queue; import one export at a time", exit_code=USAGE)
+            raise Misuse("the file has more than one queue; import one export at a time")
         if not 1 <= line.format <= lines.FORMAT:
-            raise Failure(
+            raise Misuse(
                 f"the export has format {line.format}, and this version of Hark reads formats up to {lines.FORMAT}; "
-                "use the version of Hark that wrote it, or a newer one",
-                exit_code=USAGE,
+                "use the version of Hark that wrote it, or a newer one"
             )
         self._began = True
         if isinstance(line, lines.QueueLine):
             self._begin_queue(line)
         elif self._wanted is not None:
-            raise Failure("--queue: the file has only keys; omit the option", exit_code=USAGE)
+            raise Misuse("--queue: the file has only keys; omit the option")
 
     def _begin_queue(self, line: lines.QueueLine) -> None:
         self._line, self._queue, self.expected = line, self._wanted or line.name, line.messages
@@ -253,18 +237,6 @@ class Importer:
         if self._line is not None and self._made_queue and _BOUND in self._line.options:
             self._configure(self._line, self._line.options)
 
-    def _note_group(self, line: lines.GroupLine) -> None:
-        if line.name in self._known:
-            self.notes.append(f"the group {line.name} already exists and keeps its position")
-        else:
-            self._groups[line.name] = line
-            self._starts[line.name] = {}
-
-    def _note_position(self, line: lines.PositionLine) -> None:
-        self._enter(line.partition)
-        if line.group in self._groups:
-            self._positions[line.group] = line.offset
-
     def _enter(self, partition: str) -> None:
         if partition != self._partition:
             self._partition, self._positions, self._is_first = partition, {}, True
@@ -275,62 +247,55 @@ class Importer:
         if ttl is not None and ttl <= 0:
             self._counts["expired"] += 1
             return
+        self._make_room(line.payload)
         self._position_groups(line)
         self._batch.append(
-            Item(
-                queue=self._queue,
-                partition=line.partition,
-                payload=line.payload,
-                transaction_id=line.transaction_id,
-                trace_id=line.trace_id or None,
-                priority=line.priority or None,
-                deliver_at=None if line.deliver_at is None else _iso(line.deliver_at),
-                ttl=ttl,
-                backoff_schedule=line.backoff_schedule,
-                keys_if_undelivered=line.keys_if_undelivered or None,
-                traceparent=line.traceparent or None,
-                tracestate=line.tracestate or None,
-            )
+            _kept(line)
+            | {
+                "queue": self._queue,
+                "deliverAt": None if line.deliver_at is None else _iso(line.deliver_at),
+                "ttl": ttl,
+            }
         )
-        self._note_size(len(self._batch), line.payload)
+        self._flush_if_full(len(self._batch))
 
     def _add_letter(self, line: lines.DeadLetterLine) -> None:
         if self._batch:
             self._flush()  # A dead letter belongs to its message, if that is stored.
         # The id is unique in a store, which can have the queue of the export and a copy of it.
+        self._make_room(line.payload)
         same = self._line is not None and self._line.name == self._queue
         self._letters.append(
-            _Letter(
-                id=line.id if same else str(uuid.uuid5(uuid.UUID(line.id), self._queue)),
-                partition=line.partition,
-                consumer_group=line.group,
-                transaction_id=line.transaction_id,
-                payload=line.payload,
-                error=line.error,
-                attempts=line.attempts,
-                created_at=_iso(line.created_at),
-                failed_at=_iso(line.failed_at),
-                trace_id=line.trace_id or None,
-                priority=line.priority or None,
-                backoff_schedule=line.backoff_schedule,
-                keys_if_undelivered=line.keys_if_undelivered or None,
-                traceparent=line.traceparent or None,
-                tracestate=line.tracestate or None,
-            )
+            _kept(line)
+            | {
+                "id": line.id if same else str(uuid.uuid5(uuid.UUID(line.id), self._queue)),
+                "consumerGroup": line.group,
+                "error": line.error,
+                "attempts": line.attempts,
+                "createdAt": _iso(line.created_at),
+                "failedAt": _iso(line.failed_at),
+            }
         )
-        self._note_size(len(self._letters), line.payload)
+        self._flush_if_full(len(self._letters))
 
     def _add_key(self, line: lines.KeyLine) -> None:
         expires_in = _left(line.expires_at)
         if expires_in is not None and expires_in <= 0:
             self._key_counts["expired"] += 1
             return
-        self._keys.append(_Setting(key=line.key, value=line.value, expires_in=expires_in))
-        self._note_size(len(self._keys), line.value)
+        self._make_room(line.value)
+        self._keys.append({"type": "set", "key": line.key, "value": line.value, "expiresIn": expires_in})
+        self._flush_if_full(len(self._keys))
 
-    def _note_size(self, items: int, payload: Raw) -> None:
-        self._bytes += len(bytes(payload))
-        if items >= _BATCH_ITEMS or self._bytes >= _BATCH_BYTES:
+    def _make_room(self, payload: Raw) -> None:
+        """Send what was gathered if it would be too large with this payload. A large payload is sent alone."""
+        size = len(bytes(payload))
+        if self._bytes and self._bytes + size > BATCH_BYTES:
+            self._flush()
+        self._bytes += size
+
+    def _flush_if_full(self, items: int) -> None:
+        if items >= BATCH_ITEMS:
             self._flush()
 
     def _position_groups(self, line: lines.MessageLine) -> None:
@@ -361,19 +326,19 @@ class Importer:
         if not self._keys:
             return
         for _ in range(_TRIES):
-            wanted = self._keys if self._replace else self._missing_keys()
-            checks = [] if self._replace else [{"key": one.key, "versionstamp": None} for one in wanted]
+            wanted, checks = self._keys, []
+            if not self._replace:
+                body: Item = {"keys": [one["key"] for one in self._keys]}
+                found = self._server.call(operations.KEYVAL_GET_BATCH, body=body).read()
+                pairs = zip(self._keys, found, strict=True)
+                wanted = [one for one, known in pairs if known.versionstamp is None]
+                checks = [{"key": one["key"], "versionstamp": None} for one in wanted]
             body = {"checks": checks, "mutations": wanted}
             if not wanted or self._server.call(operations.KEYVAL_COMMIT, body=body).read().ok:
                 self._key_counts.update(imported=len(wanted), kept=len(self._keys) - len(wanted))
                 self._keys = []
                 return
         raise Failure("other clients write the same keys; import the file again")
-
-    def _missing_keys(self) -> list[_Setting]:
-        body = {"keys": [one.key for one in self._keys]}
-        found = self._server.call(operations.KEYVAL_GET_BATCH, body=body).read()
-        return [one for one, known in zip(self._keys, found, strict=True) if known.versionstamp is None]
 
     def _push(self) -> None:
         if not self._batch:
@@ -430,14 +395,10 @@ class Importer:
 )
 def export(
     server: Server,
-    queue: Annotated[
-        str | None,
-        typer.Argument(metavar="QUEUE", callback=params.not_empty, help="Name of the queue.", show_default=False),
-    ] = None,
-    keys: Annotated[bool, typer.Option("--keys", help="Export the keys of the key-value store, too.")] = False,
+    queue: Annotated[str | None, argument("QUEUE", "Name of the queue.", empty=False)] = None,
+    keys: Annotated[bool, flag("Export the keys of the key-value store, too.", "--keys")] = False,
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="File to write.", show_default="standard output"),
+        Path | None, option("FILE", "File to write.", "--output", "-o", default="standard output")
     ] = None,
 ) -> None:
     """Export a queue as JSON lines.
@@ -546,16 +507,11 @@ def _export_keys(server: Server, written: _Written) -> None:
 )
 def import_(
     server: Server,
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Export to read; - reads standard input.", show_default=False)
-    ],
+    file: Annotated[Path, argument("FILE", "Export to read; - reads standard input.")],
     queue: Annotated[
-        str | None,
-        typer.Option(
-            callback=params.not_empty, metavar="QUEUE", help="Queue to import into.", show_default="the queue in FILE"
-        ),
+        str | None, option("QUEUE", "Queue to import into.", empty=False, default="the queue in FILE")
     ] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace the values of keys that exist.")] = False,
+    replace: Annotated[bool, flag("Replace the values of keys that exist.", "--replace")] = False,
 ) -> None:
     """Import an export.
 
@@ -590,9 +546,7 @@ def parse(line: bytes, where: str) -> lines.ExportLine:
     try:
         return _decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Failure(
-            f"{where} is not a line of an export: {error}; use a file that `hark export` wrote", exit_code=USAGE
-        ) from None
+        raise Misuse(f"{where} is not a line of an export: {error}; use a file that `hark export` wrote") from None
 
 
 @contextmanager
@@ -619,4 +573,4 @@ def _opened(file: Path) -> Iterator[BinaryIO]:
         with nullcontext(sys.stdin.buffer) if str(file) == "-" else file.open("rb") as source:
             yield source
     except OSError as error:
-        raise Failure(f"cannot read {file}: {error.strerror}", exit_code=USAGE) from error
+        raise Misuse(f"cannot read {file}: {error.strerror}") from error

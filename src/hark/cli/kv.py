@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from typing import Annotated
 
@@ -13,9 +12,10 @@ from msgspec import Raw
 from hark.api import operations, types
 from hark.cli import params
 from hark.cli.command import command, make_app
-from hark.cli.output import USAGE, Failure, confirm, say, table
+from hark.cli.output import Misuse, confirm, say, table
+from hark.cli.params import argument, flag, option
 from hark.cli.remote import Query, Server, decode, json_or_text
-from hark.keys import EXACT
+from hark.keys import part_of_text
 
 app = make_app(
     "Read, write and watch keys in the key-value store.",
@@ -30,14 +30,8 @@ app = make_app(
 
 _DOTS = frozenset({".", ".."})
 _HINT = """hark kv put users/ada '{"name": "Ada"}'\nor store the value as text: hark kv put users/ada --text Ada"""
-_INTEGER = re.compile(r"-?[0-9]{1,16}", re.ASCII)
-KeyName = Annotated[
-    str,
-    typer.Argument(metavar="KEY", callback=params.not_empty, help="Key: a path or a JSON array.", show_default=False),
-]
-Prefix = Annotated[
-    str | None, typer.Argument(metavar="PREFIX", help="Only keys below this key.", show_default="all keys")
-]
+KeyName = Annotated[str, argument("KEY", "Key: a path or a JSON array.", empty=False)]
+Prefix = Annotated[str | None, argument("PREFIX", "Only keys below this key.", default="all keys")]
 
 
 @command(app, "get", "hark kv get users/ada", """hark kv get '["users", "17"]' --json""")
@@ -59,14 +53,12 @@ def get(server: Server, key: KeyName) -> None:
 def put(
     server: Server,
     key: KeyName,
-    value: Annotated[str | None, typer.Argument(metavar="VALUE", help="Value, as JSON.", show_default=False)] = None,
+    value: Annotated[str | None, argument("VALUE", "Value, as JSON.")] = None,
     expires_in: Annotated[
-        int | None, typer.Option(min=1, metavar="MS", help="Time to live, in milliseconds.", show_default="unlimited")
+        int | None, option("MS", "Time to live, in milliseconds.", least=1, default="unlimited")
     ] = None,
-    stdin: Annotated[bool, typer.Option("--stdin", help="Read the value from standard input.")] = False,
-    text: Annotated[
-        bool, typer.Option("--text", help="Treat the value as text and store it as a JSON string.")
-    ] = False,
+    stdin: Annotated[bool, flag("Read the value from standard input.", "--stdin")] = False,
+    text: Annotated[bool, flag("Treat the value as text and store it as a JSON string.", "--text")] = False,
 ) -> None:
     """Set the value of a key.
 
@@ -84,24 +76,24 @@ def put(
 def delete(
     server: Server,
     key: KeyName,
-    tree: Annotated[bool, typer.Option("--tree", help="Also delete all keys below this key.")] = False,
+    tree: Annotated[bool, flag("Also delete all keys below this key.", "--tree")] = False,
     yes: params.Yes = False,
 ) -> None:
     """Delete a key, or a key and all keys below it."""
     if tree:
         confirm(f"Delete key {key} and all keys below it?", yes)
     answer = server.ask(operations.KEYVAL_DELETE_KEY, *_segments(key), query={"exact": not tree})
-    say(f"deleted {answer.deleted_count} key{'' if answer.deleted_count == 1 else 's'}")
+    say(f"deleted {answer.value} key{'' if answer.value == 1 else 's'}")
 
 
 @command(app, "list", "hark kv list", "hark kv list users --limit 10 --reverse", "hark kv list users --start users/b")
 def list_keys(
     server: Server,
     prefix: Prefix = None,
-    start: Annotated[str | None, typer.Option(metavar="KEY", help="First key of the list.")] = None,
-    end: Annotated[str | None, typer.Option(metavar="KEY", help="Key before which the list ends.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Maximum number of results.")] = 100,
-    reverse: Annotated[bool, typer.Option("--reverse", help="List the keys in descending order.")] = False,
+    start: Annotated[str | None, option("KEY", "First key of the list.")] = None,
+    end: Annotated[str | None, option("KEY", "Key before which the list ends.")] = None,
+    limit: Annotated[int, option("N", "Maximum number of results.", least=1, most=1000)] = 100,
+    reverse: Annotated[bool, flag("List the keys in descending order.", "--reverse")] = False,
 ) -> None:
     """List keys and their values, in key order."""
     query: Query = {"prefix": prefix, "start": start, "end": end, "limit": limit, "reverse": reverse}
@@ -121,7 +113,7 @@ def list_keys(
 @command(app, "count", "hark kv count", "hark kv count users")
 def count(server: Server, prefix: Prefix = None) -> None:
     """Count all keys, or the keys below a prefix."""
-    say(str(server.ask(operations.KEYVAL_COUNT_KEYS, query={"prefix": prefix}).count))
+    say(str(server.ask(operations.KEYVAL_COUNT_KEYS, query={"prefix": prefix}).value))
 
 
 @command(
@@ -133,18 +125,10 @@ def count(server: Server, prefix: Prefix = None) -> None:
 )
 def watch(
     server: Server,
-    keys: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY", help="Key to watch: a path or a JSON array.", show_default=False),
-    ] = None,
-    prefix: Annotated[
-        str | None,
-        typer.Option(callback=params.not_empty, metavar="KEY", help="Watch all keys below this key, instead of KEY."),
-    ] = None,
-    new: Annotated[bool, typer.Option("--new", help="Do not print the current values first.")] = False,
-    limit: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Stop after N changes.", show_default="no limit")
-    ] = None,
+    keys: Annotated[list[str] | None, argument("KEY", "Key to watch: a path or a JSON array.")] = None,
+    prefix: Annotated[str | None, option("KEY", "Watch all keys below this key, instead of KEY.", empty=False)] = None,
+    new: Annotated[bool, flag("Do not print the current values first.", "--new")] = False,
+    limit: Annotated[int | None, option("N", "Stop after N changes.", least=1, default="no limit")] = None,
 ) -> None:
     """Print keys as they change, until you press Ctrl-C.
 
@@ -176,7 +160,7 @@ def _segments(key: str) -> list[str]:
     segments = key.split("/")
     if key.startswith("["):
         return [key]
-    if isinstance(_part(key), str) and (len(segments) == 1 or not _DOTS.isdisjoint(segments)):
+    if isinstance(part_of_text(key), str) and (len(segments) == 1 or not _DOTS.isdisjoint(segments)):
         # A single word could name another route, and dots would be resolved as relative path segments.
         return [_json_text(_key(key))]
     return segments
@@ -188,17 +172,11 @@ def _key(text: str) -> object:
         try:
             return msgspec.json.decode(text)
         except msgspec.DecodeError as error:
-            raise Failure(
+            raise Misuse(
                 f"key {text} is not a JSON array: {error}; quote it for the shell, "
-                """such as '["users", "17"]'""",
-                exit_code=USAGE,
+                """such as '["users", "17"]'"""
             ) from None
-    return [_part(part) for part in text.split("/") if part]
-
-
-def _part(text: str) -> str | int:
-    """Parse a part of a key as the server does: an integer that a double cannot represent is text."""
-    return int(text) if _INTEGER.fullmatch(text) and abs(int(text)) < EXACT else text
+    return [part_of_text(part) for part in text.split("/") if part]
 
 
 def _text(value: Raw) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-import typer
 
 from hark.api import operations
 from hark.cli import params
 from hark.cli.command import command, main, make_app
 from hark.cli.output import Failure, details, group_name, raw, say, say_folded, say_rest, table
+from hark.cli.params import argument, option
 from hark.cli.remote import Server, decode
 from hark.model import QUEUE_MODE
 
@@ -18,10 +18,7 @@ from hark.model import QUEUE_MODE
 @command(main, "explain", "hark explain MESSAGE_ID", "hark explain MESSAGE_ID --group billing --json")
 def explain(
     server: Server,
-    message_id: Annotated[
-        str,
-        typer.Argument(metavar="MESSAGE_ID", callback=params.not_empty, help="ID of the message.", show_default=False),
-    ],
+    message_id: Annotated[str, argument("MESSAGE_ID", "ID of the message.", empty=False)],
     group: params.OnlyGroup = None,
 ) -> None:
     """Explain why a message is not delivered or settled yet.
@@ -92,15 +89,10 @@ def list_messages(
     partition: params.OnlyPartition = None,
     status: Annotated[
         str | None,
-        typer.Option(
-            metavar="STATUS",
-            help="Only this status: pending, scheduled, processing, completed or dead_letter.",
-            show_default="all",
-        ),
+        option("STATUS", "Only this status: pending, scheduled, processing, completed or dead_letter.", default="all"),
     ] = None,
     since: Annotated[
-        str | None,
-        typer.Option("--from", metavar="TIME", help="Start of the time range (ISO 8601).", show_default="one hour ago"),
+        str | None, option("TIME", "Start of the time range (ISO 8601).", "--from", default="one hour ago")
     ] = None,
     until: params.Until = None,
     limit: params.Limit = 100,
@@ -199,22 +191,15 @@ def names(server: Server, limit: params.Limit = 50, offset: params.Offset = 0) -
 @command(trace_app, "show", "hark trace show PARTITION_ID order-17")
 def show(
     server: Server,
-    partition_id: Annotated[
-        str, typer.Argument(metavar="PARTITION_ID", help="ID of the partition.", show_default=False)
-    ],
-    transaction_id: Annotated[
-        str,
-        typer.Argument(
-            metavar="TRANSACTION_ID", help="Transaction ID or message ID of the message.", show_default=False
-        ),
-    ],
+    partition_id: Annotated[str, argument("PARTITION_ID", "ID of the partition.")],
+    transaction_id: Annotated[str, argument("TRANSACTION_ID", "Transaction ID or message ID of the message.")],
     limit: params.Limit = 1000,
     offset: params.Offset = 0,
 ) -> None:
     """Show the trace events of one message, oldest first."""
     query = {"limit": limit, "offset": offset}
     table(
-        server.ask(operations.LIST_OF_MESSAGE, partition_id, transaction_id, query=query).traces,
+        server.ask(operations.LIST_OF_MESSAGE, partition_id, transaction_id, query=query).value,
         {
             "Time": lambda one: one.created_at,
             "Event": lambda one: one.event_type,
@@ -231,7 +216,7 @@ def show(
 @command(trace_app, "by-name", "hark trace by-name checkout-17", "hark trace by-name checkout-17 --limit 10")
 def by_name(
     server: Server,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Trace name.", show_default=False)],
+    name: Annotated[str, argument("NAME", "Trace name.")],
     limit: params.Limit = 100,
     offset: params.Offset = 0,
 ) -> None:

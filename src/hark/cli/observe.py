@@ -14,6 +14,7 @@ from hark.api import operations, types
 from hark.cli import params
 from hark.cli.command import command, main
 from hark.cli.output import group_name, say, say_rest, table
+from hark.cli.params import flag, option
 from hark.cli.remote import Server, decode
 
 _COLUMNS = ("Kind", "ID", "Queue", "Partition", "Group", "Consumer", "Batch", "State", "Since", "Until", "Credit")
@@ -71,16 +72,14 @@ def _source_of(subscription: types.groups.StreamSubscription) -> Row:
 @command(main, "audit", "hark audit", "hark audit --limit 20", "hark audit --json | jq '.records[].action'")
 def audit(
     server: Server,
-    limit: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Maximum number of results.", show_default="200")
-    ] = None,
+    limit: Annotated[int | None, option("N", "Maximum number of results.", least=1, default="200")] = None,
 ) -> None:
     """List recent administrative actions, newest first.
 
     The list has the last 200 actions of this server process. The server also writes them to its log (hark.audit).
     """
     table(
-        server.ask(operations.LIST_AUDIT, query={"limit": limit}).records,
+        server.ask(operations.LIST_AUDIT, query={"limit": limit}).value,
         {
             "Time": lambda one: one.at,
             "Subject": lambda one: one.subject,
@@ -105,9 +104,7 @@ def _target(record: types.server.AuditRecord) -> str:
 
 
 @command(main, "top", "hark top", "hark top --once", "hark top --json | jq .backlog")
-def top(
-    server: Server, once: Annotated[bool, typer.Option("--once", help="Print one sample and exit.")] = False
-) -> None:
+def top(server: Server, once: Annotated[bool, flag("Print one sample and exit.", "--once")] = False) -> None:
     """Show the activity of a server, until Ctrl-C.
 
     Every second, the command shows rates, backlog, latency and the busiest queues.

@@ -38,6 +38,13 @@ class Failure(Exception):
         self.exit_code = exit_code
 
 
+class Misuse(Failure):
+    """The arguments or what they name cannot be used."""
+
+    def __init__(self, text: str, *, hint: str = "") -> None:
+        super().__init__(text, hint=hint, exit_code=USAGE)
+
+
 def complain(text: str) -> None:
     """Write a message to stderr."""
     typer.echo(f"hark: {printable(text)}", err=True)
@@ -55,7 +62,7 @@ def confirm(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise Failure(f"{question} This needs a confirmation, and there is no terminal: add --yes", exit_code=USAGE)
+        raise Misuse(f"{question} This needs a confirmation, and there is no terminal: add --yes")
     typer.confirm(printable(question), abort=True, err=True)
 
 

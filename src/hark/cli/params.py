@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_args
 
 import typer
 
-from hark.settings import Settings
+from hark.settings import SETTINGS
 
 DEFAULT_URL = "http://127.0.0.1:6632"
-DEFAULTS = Settings()
 
 
 def not_empty(value: str | None) -> str | None:
@@ -20,91 +19,68 @@ def not_empty(value: str | None) -> str | None:
     return value
 
 
+def option(
+    metavar: str,
+    text: str,
+    *names: str,
+    least: float | None = None,
+    most: float | None = None,
+    default: str | bool = True,
+    empty: bool = True,
+) -> Any:
+    """Describe an option with a value; `default` is the text for a default that the server or a rule decides."""
+    callback = None if empty else not_empty
+    return typer.Option(
+        *names, metavar=metavar, help=text, min=least, max=most, show_default=default, callback=callback
+    )
+
+
+def flag(text: str, *names: str) -> Any:
+    """Describe an option without a value."""
+    return typer.Option(*names, help=text)
+
+
+def argument(metavar: str, text: str, *, default: str | bool = False, empty: bool = True) -> Any:
+    """Describe an argument."""
+    return typer.Argument(metavar=metavar, help=text, show_default=default, callback=None if empty else not_empty)
+
+
 Url = Annotated[str, typer.Option("--url", envvar="HARK_URL", metavar="URL", help="Server URL.")]
 Token = Annotated[str | None, typer.Option("--token", envvar="HARK_TOKEN", metavar="TOKEN", help="API token.")]
 CaFile = Annotated[
     str | None,
     typer.Option("--ca-file", envvar="HARK_CA_FILE", metavar="FILE", help="CA certificates to trust (PEM), for https."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation prompt.")]
-QueueName = Annotated[
-    str, typer.Argument(metavar="QUEUE", callback=not_empty, help="Name of the queue.", show_default=False)
-]
-OptionalQueueName = Annotated[
-    str | None, typer.Argument(metavar="QUEUE", callback=not_empty, help="Only this queue.", show_default="all queues")
-]
-GroupName = Annotated[
-    str, typer.Argument(metavar="GROUP", callback=not_empty, help="Name of the consumer group.", show_default=False)
-]
-MessageId = Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="ID of the message.", show_default=False)]
-MessageOrPartitionId = Annotated[
-    str,
-    typer.Argument(metavar="ID", help="Message ID; or partition ID, if TRANSACTION_ID is given.", show_default=False),
-]
-TransactionId = Annotated[
-    str | None, typer.Argument(metavar="TRANSACTION_ID", help="Transaction ID of the message.", show_default=False)
-]
-GroupOption = Annotated[
-    str | None,
-    typer.Option(
-        "--group", metavar="GROUP", callback=not_empty, help="Consumer group.", show_default="the default group"
-    ),
-]
-OnlyGroup = Annotated[
-    str | None,
-    typer.Option(
-        "--group", metavar="GROUP", callback=not_empty, help="Only this consumer group.", show_default="all groups"
-    ),
-]
-OnlyQueue = Annotated[
-    str | None,
-    typer.Option("--queue", metavar="QUEUE", callback=not_empty, help="Only this queue.", show_default="all queues"),
-]
+Json = Annotated[bool, flag("Print JSON instead of text.", "--json")]
+Yes = Annotated[bool, flag("Skip the confirmation prompt.", "--yes", "-y")]
+QueueName = Annotated[str, argument("QUEUE", "Name of the queue.", empty=False)]
+OptionalQueueName = Annotated[str | None, argument("QUEUE", "Only this queue.", empty=False, default="all queues")]
+GroupName = Annotated[str, argument("GROUP", "Name of the consumer group.", empty=False)]
+MessageId = Annotated[str, argument("MESSAGE_ID", "ID of the message.")]
+MessageOrPartitionId = Annotated[str, argument("ID", "Message ID; or partition ID, if TRANSACTION_ID is given.")]
+TransactionId = Annotated[str | None, argument("TRANSACTION_ID", "Transaction ID of the message.")]
+GroupOption = Annotated[str | None, option("GROUP", "Consumer group.", empty=False, default="the default group")]
+OnlyGroup = Annotated[str | None, option("GROUP", "Only this consumer group.", empty=False, default="all groups")]
+OnlyQueue = Annotated[str | None, option("QUEUE", "Only this queue.", empty=False, default="all queues")]
 OnlyPartition = Annotated[
-    str | None,
-    typer.Option(
-        "--partition",
-        metavar="PARTITION",
-        callback=not_empty,
-        help="Only this partition.",
-        show_default="all partitions",
-    ),
+    str | None, option("PARTITION", "Only this partition.", empty=False, default="all partitions")
 ]
-Limit = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Maximum number of results.")]
-Offset = Annotated[int, typer.Option("--offset", min=0, metavar="N", help="Number of results to skip.")]
-Since = Annotated[
-    str | None,
-    typer.Option(
-        "--from", callback=not_empty, metavar="TIME", help="Start of the time range (ISO 8601).", show_default=False
-    ),
-]
-Until = Annotated[
-    str | None,
-    typer.Option(
-        "--to", callback=not_empty, metavar="TIME", help="End of the time range (ISO 8601).", show_default=False
-    ),
-]
-Data = Annotated[str | None, typer.Option("--data", metavar="DIR", help="Data directory.", show_default=DEFAULTS.data)]
-Config = Annotated[
-    Path | None,
-    typer.Option("--config", metavar="FILE", help="Settings file.", show_default="HARK_CONFIG, otherwise ./hark.toml"),
-]
-LogLevel = Annotated[
-    str | None,
-    typer.Option(
-        "--log-level",
-        metavar="LEVEL",
-        help="Lowest level to log: debug, info, warning or error.",
-        show_default=DEFAULTS.log_level,
-    ),
-]
-LogFormat = Annotated[
-    str | None,
-    typer.Option(
-        "--log-format",
-        metavar="FORMAT",
-        help="Log format: text, json or auto (text on a terminal, otherwise json).",
-        show_default=DEFAULTS.log_format,
-    ),
-]
+Limit = Annotated[int, option("N", "Maximum number of results.", least=1)]
+Offset = Annotated[int, option("N", "Number of results to skip.", least=0)]
+Since = Annotated[str | None, option("TIME", "Start of the time range (ISO 8601).", "--from", empty=False)]
+Until = Annotated[str | None, option("TIME", "End of the time range (ISO 8601).", "--to", empty=False)]
+Config = Annotated[Path | None, option("FILE", "Settings file.", default="HARK_CONFIG, otherwise ./hark.toml")]
+
+
+def of_setting(name: str) -> Any:
+    """Return the type of the option that sets a setting, with its help text; `load` checks the value."""
+    setting = SETTINGS[name]
+    kind, *_ = get_args(setting.type)
+    option = typer.Option(
+        setting.flag,
+        metavar=None if setting.choices else name.replace(".", "_").rpartition("_")[2].upper(),
+        help=setting.meaning,
+        show_default=str(setting.default) if setting.default else False,
+        case_sensitive=False,
+    )
+    return Annotated[kind | None, option]

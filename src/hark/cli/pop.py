@@ -12,6 +12,7 @@ from hark.api import operations, types
 from hark.cli import params
 from hark.cli.command import command, main
 from hark.cli.output import NOTHING, Failure, complain, raw, say, table
+from hark.cli.params import argument, flag, option
 from hark.cli.remote import Query, Server, decode
 
 # The server's longest wait of a pop by default, and how much longer this command waits for the response.
@@ -31,41 +32,29 @@ _HINTS = 5
 )
 def pop(
     server: Server,
-    queue: Annotated[str | None, typer.Argument(metavar="QUEUE", help="Name of the queue.", show_default=False)] = None,
+    queue: Annotated[str | None, argument("QUEUE", "Name of the queue.")] = None,
     partition: params.OnlyPartition = None,
     group: params.GroupOption = None,
     group_mode: Annotated[
         Literal["ordered", "shared"] | None, typer.Option(help="Delivery mode of a new group.", show_default="ordered")
     ] = None,
-    batch: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Maximum number of messages.", show_default="1")
-    ] = None,
-    partitions: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Maximum number of partitions.", show_default="1")
-    ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for a message if there is none.")] = False,
+    batch: Annotated[int | None, option("N", "Maximum number of messages.", least=1, default="1")] = None,
+    partitions: Annotated[int | None, option("N", "Maximum number of partitions.", least=1, default="1")] = None,
+    wait: Annotated[bool, flag("Wait for a message if there is none.", "--wait")] = False,
     timeout: Annotated[
-        int | None,
-        typer.Option(min=0, metavar="MS", help="Longest wait with --wait, in milliseconds.", show_default="30000"),
+        int | None, option("MS", "Longest wait with --wait, in milliseconds.", least=0, default="30000")
     ] = None,
-    auto_ack: Annotated[bool, typer.Option("--auto-ack", help="Acknowledge at delivery (at most once).")] = False,
+    auto_ack: Annotated[bool, flag("Acknowledge at delivery (at most once).", "--auto-ack")] = False,
     consumer: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Consumer name for `hark leases`.", show_default="the client's address"),
+        str | None, option("NAME", "Consumer name for `hark leases`.", default="the client's address")
     ] = None,
-    namespace: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Pop from all queues of this namespace, instead of QUEUE.")
-    ] = None,
-    task: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Pop from all queues of this task, instead of QUEUE.")
-    ] = None,
+    namespace: Annotated[str | None, option("NAME", "Pop from all queues of this namespace, instead of QUEUE.")] = None,
+    task: Annotated[str | None, option("NAME", "Pop from all queues of this task, instead of QUEUE.")] = None,
     subscription_mode: Annotated[
         Literal["all", "new"] | None,
         typer.Option(help="Start of a new group: all messages, or only new ones.", show_default="all"),
     ] = None,
-    subscription_from: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Start of a new group: now, or an ISO 8601 time.")
-    ] = None,
+    subscription_from: Annotated[str | None, option("TIME", "Start of a new group: now, or an ISO 8601 time.")] = None,
 ) -> None:
     """Receive messages from one queue or from several.
 
@@ -153,17 +142,14 @@ def ack(
     server: Server,
     first: params.MessageOrPartitionId,
     transaction_id: params.TransactionId = None,
-    lease: Annotated[
-        str | None, typer.Option(metavar="LEASE_ID", help="Lease that the message was delivered under.")
-    ] = None,
+    lease: Annotated[str | None, option("LEASE_ID", "Lease that the message was delivered under.")] = None,
     group: params.GroupOption = None,
     status: Annotated[
         Literal["completed", "failed", "retry", "dlq"], typer.Option(help="Outcome of the message.")
     ] = "completed",
-    error: Annotated[str | None, typer.Option(metavar="TEXT", help="Reason of the failure.")] = None,
+    error: Annotated[str | None, option("TEXT", "Reason of the failure.")] = None,
     delay: Annotated[
-        int | None,
-        typer.Option(min=0, metavar="MS", help="Delay before redelivery, in milliseconds (failed or retry)."),
+        int | None, option("MS", "Delay before redelivery, in milliseconds (failed or retry).", least=0)
     ] = None,
 ) -> None:
     """Settle a message that you received with `hark pop`.
@@ -217,14 +203,9 @@ def tail(
     queue: params.QueueName,
     partition: params.OnlyPartition = None,
     start: Annotated[
-        str,
-        typer.Option(
-            "--from", metavar="START", help="Start: head (oldest message), tail (new messages) or an ISO 8601 time."
-        ),
+        str, option("START", "Start: head (oldest message), tail (new messages) or an ISO 8601 time.", "--from")
     ] = "tail",
-    limit: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Stop after N messages.", show_default="no limit")
-    ] = None,
+    limit: Annotated[int | None, option("N", "Stop after N messages.", least=1, default="no limit")] = None,
 ) -> None:
     """Print messages of a queue as they arrive, until Ctrl-C.
 

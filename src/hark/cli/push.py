@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -15,32 +15,17 @@ from hark.api import operations, types
 from hark.cli import params
 from hark.cli.command import command, main
 from hark.cli.output import Failure, complain, raw, say, table
+from hark.cli.params import argument, flag, option
 from hark.cli.remote import Server, json_or_text
 from hark.model import DEFAULT_PARTITION
-from hark.model.messages import Key
 
 # Both well under the server's default limits (10,000 items, 10 MiB).
-_BATCH_ITEMS = 1000
-_BATCH_BYTES = 4 * 1024 * 1024
+BATCH_ITEMS = 1000
+BATCH_BYTES = 4 * 1024 * 1024
 _HINT = """hark push orders '{"id": 17}'\nor send the payload as text: hark push orders --text hello"""
 
-
-class Item(types.Body, kw_only=True):
-    """A message to push; the payload is sent byte for byte."""
-
-    queue: str
-    payload: Raw
-    partition: str | None = None
-    transaction_id: str | None = None
-    trace_id: str | None = None
-    delay: int | None = None
-    deliver_at: str | None = None
-    ttl: int | None = None
-    priority: int | None = None
-    backoff_schedule: tuple[int, ...] | None = None
-    keys_if_undelivered: Raw | tuple[Key, ...] | None = None
-    traceparent: str | None = None
-    tracestate: str | None = None
+Item = dict[str, Any]
+"""A message to push, by the names of the API; the payload is sent byte for byte."""
 
 
 @command(
@@ -56,41 +41,28 @@ class Item(types.Body, kw_only=True):
 def push(
     server: Server,
     queue: params.QueueName,
-    payloads: Annotated[
-        list[str] | None, typer.Argument(metavar="PAYLOAD", help="Payload of a message, as JSON.", show_default=False)
-    ] = None,
+    payloads: Annotated[list[str] | None, argument("PAYLOAD", "Payload of a message, as JSON.")] = None,
     partition: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PARTITION", callback=params.not_empty, help="Partition to push to.", show_default=DEFAULT_PARTITION
-        ),
+        str | None, option("PARTITION", "Partition to push to.", empty=False, default=DEFAULT_PARTITION)
     ] = None,
     transaction_id: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ID", help="Idempotency key: a second push with it is a duplicate.", show_default="random"
-        ),
+        str | None, option("ID", "Idempotency key: a second push with it is a duplicate.", default="random")
     ] = None,
-    delay: Annotated[
-        int | None, typer.Option(min=0, metavar="MS", help="Delay before delivery, in milliseconds.", show_default="0")
-    ] = None,
-    deliver_at: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Earliest time of delivery (ISO 8601, UTC by default).")
-    ] = None,
+    delay: Annotated[int | None, option("MS", "Delay before delivery, in milliseconds.", least=0, default="0")] = None,
+    deliver_at: Annotated[str | None, option("TIME", "Earliest time of delivery (ISO 8601, UTC by default).")] = None,
     priority: Annotated[
-        int | None,
-        typer.Option(min=0, max=9, metavar="N", help="Priority in shared groups; 9 is first.", show_default="0"),
+        int | None, option("N", "Priority in shared groups; 9 is first.", least=0, most=9, default="0")
     ] = None,
     keys: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "JSON",
+            "JSON array of keys that get the payload if the message becomes a dead letter.",
             "--keys-if-undelivered",
-            metavar="JSON",
-            help="JSON array of keys that get the payload if the message becomes a dead letter.",
         ),
     ] = None,
-    stdin: Annotated[bool, typer.Option("--stdin", help="Read payloads from standard input, one per line.")] = False,
-    text: Annotated[bool, typer.Option("--text", help="Treat payloads as text and send them as JSON strings.")] = False,
+    stdin: Annotated[bool, flag("Read payloads from standard input, one per line.", "--stdin")] = False,
+    text: Annotated[bool, flag("Treat payloads as text and send them as JSON strings.", "--text")] = False,
 ) -> None:
     """Push one or more messages to a queue.
 
@@ -100,19 +72,18 @@ def push(
         raise typer.BadParameter("give either one or more PAYLOADs, or --stdin")
     if transaction_id is not None and (stdin or len(payloads or ()) > 1):
         raise typer.BadParameter("--transaction-id works with one PAYLOAD only; push the messages one by one")
-    undelivered = None if keys is None else _keys(keys)
+    options = {
+        "partition": partition,
+        "transactionId": transaction_id,
+        "delay": delay,
+        "deliverAt": deliver_at,
+        "priority": priority,
+        "keysIfUndelivered": None if keys is None else _keys(keys),
+    }
+    given = {name: value for name, value in options.items() if value is not None}
 
     def item(payload: bytes, what: str) -> Item:
-        return Item(
-            queue=queue,
-            payload=json_or_text(payload, what, text=text, hint=_HINT),
-            partition=partition,
-            transaction_id=transaction_id,
-            delay=delay,
-            deliver_at=deliver_at,
-            priority=priority,
-            keys_if_undelivered=undelivered,
-        )
+        return {"queue": queue, "payload": json_or_text(payload, what, text=text, hint=_HINT), **given}
 
     if stdin:  # One per line; empty lines are skipped.
         lines = ((number, line.rstrip(b"\r\n")) for number, line in enumerate(sys.stdin.buffer, 1) if line.strip())
@@ -162,11 +133,12 @@ def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
     batch: list[Item] = []
     size = 0
     for item in items:
-        if batch and (len(batch) == _BATCH_ITEMS or size + len(bytes(item.payload)) > _BATCH_BYTES):
+        added = len(bytes(item["payload"]))
+        if batch and (len(batch) == BATCH_ITEMS or size + added > BATCH_BYTES):
             yield batch
             batch, size = [], 0
         batch.append(item)
-        size += len(bytes(item.payload))
+        size += added
     if batch:
         yield batch
 

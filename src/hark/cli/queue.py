@@ -14,6 +14,7 @@ from hark.api.options import LIMITS, OPTIONS, limits_of
 from hark.cli import params
 from hark.cli.command import command, make_app
 from hark.cli.output import Failure, confirm, details, raw, say, table
+from hark.cli.params import flag, option
 from hark.cli.remote import Server
 from hark.model import Limits
 
@@ -25,9 +26,7 @@ app = make_app(
 )
 
 _KINDS: dict[str, type] = {"integer": int, "number": float, "boolean": bool}
-SomeOffset = Annotated[
-    int | None, typer.Option(min=0, metavar="N", help="Number of results to skip.", show_default="0")
-]
+SomeOffset = Annotated[int | None, option("N", "Number of results to skip.", least=0, default="0")]
 
 
 @command(
@@ -39,25 +38,20 @@ SomeOffset = Annotated[
 )
 def list_queues(
     server: Server,
-    search: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Only queues whose name contains this text.")
-    ] = None,
-    namespace: Annotated[str | None, typer.Option(metavar="NAME", help="Only queues of this namespace.")] = None,
-    task: Annotated[str | None, typer.Option(metavar="NAME", help="Only queues of this task.")] = None,
-    paused: Annotated[bool, typer.Option("--paused", help="Only paused queues.")] = False,
+    search: Annotated[str | None, option("TEXT", "Only queues whose name contains this text.")] = None,
+    namespace: Annotated[str | None, option("NAME", "Only queues of this namespace.")] = None,
+    task: Annotated[str | None, option("NAME", "Only queues of this task.")] = None,
+    paused: Annotated[bool, flag("Only paused queues.", "--paused")] = False,
     sort: Annotated[
-        str | None,
-        typer.Option(metavar="ORDER", help="Order: newest, name, or backlog (largest first).", show_default="newest"),
+        str | None, option("ORDER", "Order: newest, name, or backlog (largest first).", default="newest")
     ] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Maximum number of results.", show_default="10000")
-    ] = None,
+    limit: Annotated[int | None, option("N", "Maximum number of results.", least=1, default="10000")] = None,
     offset: SomeOffset = None,
 ) -> None:
     """List queues with their message counts."""
     query = {"search": search, "namespace": namespace, "task": task, "paused": paused or None}
     table(
-        server.ask(operations.LIST_QUEUES, query={**query, "sort": sort, "limit": limit, "offset": offset}).queues,
+        server.ask(operations.LIST_QUEUES, query={**query, "sort": sort, "limit": limit, "offset": offset}).items,
         {
             "Queue": lambda q: q.name,
             "Namespace": lambda q: q.namespace,
@@ -79,9 +73,7 @@ def list_queues(
 def show(
     server: Server,
     queue: params.QueueName,
-    search: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Only partitions whose name contains this text.")
-    ] = None,
+    search: Annotated[str | None, option("TEXT", "Only partitions whose name contains this text.")] = None,
     limit: params.Limit = 100,
     offset: SomeOffset = None,
 ) -> None:
@@ -135,10 +127,10 @@ def show(
 def create(
     server: Server,
     queue: params.QueueName,
-    namespace: Annotated[str | None, typer.Option(metavar="NAME", help="Namespace of the queue.")] = None,
-    task: Annotated[str | None, typer.Option(metavar="NAME", help="Task of the queue.")] = None,
+    namespace: Annotated[str | None, option("NAME", "Namespace of the queue.")] = None,
+    task: Annotated[str | None, option("NAME", "Task of the queue.")] = None,
     options: Annotated[
-        list[str] | None, typer.Option("--set", metavar="OPTION=VALUE", help="Queue option; repeat for more options.")
+        list[str] | None, option("OPTION=VALUE", "Queue option; repeat for more options.", "--set")
     ] = None,
 ) -> None:
     """Create a queue, or replace the options of an existing one.
@@ -190,13 +182,7 @@ def purge(
     server: Server,
     queue: params.QueueName,
     group: Annotated[
-        str | None,
-        typer.Option(
-            metavar="GROUP",
-            callback=params.not_empty,
-            help="Acknowledge the messages for this consumer group only.",
-            show_default=False,
-        ),
+        str | None, option("GROUP", "Acknowledge the messages for this consumer group only.", empty=False)
     ] = None,
     yes: params.Yes = False,
 ) -> None:
@@ -279,9 +265,7 @@ def list_groups(server: Server, queue: params.OnlyQueue = None) -> None:
 @command(groups, "lagging", "hark group lagging", "hark group lagging --seconds 60 --limit 10")
 def lagging(
     server: Server,
-    seconds: Annotated[
-        int, typer.Option(min=0, metavar="SECONDS", help="Least age of the oldest message, in seconds.")
-    ] = 60,
+    seconds: Annotated[int, option("SECONDS", "Least age of the oldest message, in seconds.", least=0)] = 60,
     limit: params.Limit = 100,
 ) -> None:
     """List consumer groups that lag behind, by partition.
@@ -337,14 +321,11 @@ def seek(
     server: Server,
     group: params.GroupName,
     queue: params.QueueName,
-    to_end: Annotated[bool, typer.Option("--to-end", help="Skip all current messages.")] = False,
+    to_end: Annotated[bool, flag("Skip all current messages.", "--to-end")] = False,
     timestamp: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="Continue with messages after this time (ISO 8601, UTC by default)."),
+        str | None, option("TIME", "Continue with messages after this time (ISO 8601, UTC by default).")
     ] = None,
-    offset: Annotated[
-        int | None, typer.Option(min=1, metavar="OFFSET", help="Continue with the message at this offset.")
-    ] = None,
+    offset: Annotated[int | None, option("OFFSET", "Continue with the message at this offset.", least=1)] = None,
     partition: params.OnlyPartition = None,
 ) -> None:
     """Move a consumer group to another position in a queue.
@@ -382,7 +363,7 @@ def delete_group(
     group: params.GroupName,
     queue: params.OnlyQueue = None,
     keep_subscription: Annotated[
-        bool, typer.Option("--keep-subscription", help="Keep the start of the group for a later group of this name.")
+        bool, flag("Keep the start of the group for a later group of this name.", "--keep-subscription")
     ] = False,
     yes: params.Yes = False,
 ) -> None:
@@ -412,8 +393,7 @@ def resume_group(server: Server, group: params.GroupName, queue: params.QueueNam
 
 
 MaxInFlight, RateLimit, RateBurst = (
-    typer.Option(min=0, metavar="N", help=LIMITS[name].text, show_default="unchanged")
-    for name in ("maxInFlight", "rateLimit", "rateBurst")
+    option("N", LIMITS[name].text, least=0, default="unchanged") for name in ("maxInFlight", "rateLimit", "rateBurst")
 )
 
 

@@ -16,9 +16,10 @@ import typer
 
 from hark.api import operations, types
 from hark.api.operations import Operation
-from hark.cli.output import USAGE, Failure, raw
+from hark.cli.output import Failure, Misuse, raw
 from hark.client.credentials import AUTHORIZATION, bearer, checked_token, refused_by_tls, trusting
 from hark.errors import InvalidInput, did_you_mean
+from hark.settings.tree import S3_SCHEME
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -169,7 +170,7 @@ class Server(msgspec.Struct, frozen=True):
 
     def _nearest(self, queue: str) -> str:
         try:
-            queues = self.send(operations.LIST_QUEUES).read().queues
+            queues = self.send(operations.LIST_QUEUES).read().items
         except Failure:
             return ""
         return did_you_mean(queue, [one.name for one in queues if one.name != queue])
@@ -192,16 +193,16 @@ class Server(msgspec.Struct, frozen=True):
     ) -> Iterator[http.client.HTTPResponse]:
         """Send a request and give the response to read; connection errors say what to do."""
         # The standard library, because it loads fast: a command is one request and must start quickly.
-        handlers: list[urllib.request.BaseHandler] = [_AsItIs()]
-        if self.is_local:
-            # Requests to this machine do not go through a proxy from the environment.
-            handlers.append(urllib.request.ProxyHandler({}))
-        if self.ca_file is not None:
-            trusted = _usable(trusting, self.ca_file, "--ca-file, HARK_CA_FILE")
-            handlers.append(urllib.request.HTTPSHandler(context=trusted))
+        opener = urllib.request.OpenerDirector()
+        # Without further handlers it returns every status as a response: no exceptions, no redirects.
+        trusted = None if self.ca_file is None else _usable(trusting, self.ca_file, "--ca-file, HARK_CA_FILE")
+        # Requests to this machine do not go through a proxy from the environment.
+        opener.add_handler(urllib.request.ProxyHandler({} if self.is_local else None))
+        opener.add_handler(urllib.request.HTTPHandler())
+        opener.add_handler(urllib.request.HTTPSHandler(context=trusted))
         request = self._request(method, route, query, body)
         try:
-            with urllib.request.build_opener(*handlers).open(request, timeout=timeout) as response:
+            with opener.open(request, timeout=timeout) as response:
                 yield response
         except urllib.error.URLError as error:
             raise Failure(self._unreachable(error.reason, timeout, connecting=True)) from error
@@ -227,10 +228,10 @@ class Server(msgspec.Struct, frozen=True):
             return urllib.request.Request(whole, data=content, headers=headers, method=method)
         except (ValueError, http.client.InvalidURL) as error:
             expected = "use a URL such as http://127.0.0.1:6632"
-            if self.url.startswith("s3://"):
+            if self.url.startswith(S3_SCHEME):
                 expected = "this command needs a server; start one on the bucket with: hark serve --engine s3://..."
             text = f"{self.url!r} is not the URL of a server (--url, HARK_URL); {expected}"
-            raise Failure(text, exit_code=USAGE) from error
+            raise Misuse(text) from error
 
     def _unreachable(self, error: str | BaseException, timeout: float, *, connecting: bool) -> str:
         """Describe why there is no response, and what to do next."""
@@ -249,7 +250,7 @@ class Server(msgspec.Struct, frozen=True):
 def _path(operation: Operation[Any], names: Sequence[str]) -> str:
     """Return the path of an operation; an empty name would make it that of another one."""
     if not all(names) and not operation.path.endswith(":path}"):
-        raise Failure("a name or an ID is empty; names and IDs must not be empty", exit_code=USAGE)
+        raise Misuse("a name or an ID is empty; names and IDs must not be empty")
     return operation.at(*names)
 
 
@@ -257,20 +258,7 @@ def _usable(check: Callable[[str, str], T], value: str, name: str) -> T:
     try:
         return check(value, name)
     except InvalidInput as error:
-        raise Failure(error.text, exit_code=USAGE) from error
-
-
-class _AsItIs(urllib.request.HTTPErrorProcessor):
-    """Returns every status as a response: no exceptions, no redirects."""
-
-    def http_response(
-        self, request: urllib.request.Request, response: http.client.HTTPResponse
-    ) -> http.client.HTTPResponse:
-        """Return the response unchanged."""
-        del request
-        return response
-
-    https_response = http_response
+        raise Misuse(error.text) from error
 
 
 def json_or_text(given: bytes, what: str, *, text: bool, hint: str) -> msgspec.Raw:
@@ -280,8 +268,8 @@ def json_or_text(given: bytes, what: str, *, text: bool, hint: str) -> msgspec.R
             return msgspec.Raw(msgspec.json.encode(given.decode()))
         msgspec.json.decode(given)
     except UnicodeDecodeError as error:
-        raise Failure(f"{what} is not UTF-8: {error}; correct its encoding", exit_code=USAGE) from None
+        raise Misuse(f"{what} is not UTF-8: {error}; correct its encoding") from None
     except (msgspec.DecodeError, RecursionError) as error:
         problem = f"{what} is not JSON: {given[:80].decode(errors='replace')} ({error})"
-        raise Failure(problem, hint=f"quote JSON for the shell: {hint}", exit_code=USAGE) from None
+        raise Misuse(problem, hint=f"quote JSON for the shell: {hint}") from None
     return msgspec.Raw(given)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from datetime import datetime
 from operator import itemgetter
 from pathlib import Path
@@ -14,14 +13,18 @@ import typer
 from hark.api import operations, types
 from hark.cli import params
 from hark.cli.command import command, main, make_app
-from hark.cli.output import USAGE, Failure, complain, confirm, counting, raw, say, table
-from hark.cli.params import DEFAULTS
+from hark.cli.output import Misuse, complain, confirm, counting, raw, say, table
+from hark.cli.params import argument, flag
 from hark.cli.remote import Server
 from hark.errors import InvalidSetting
-from hark.settings import SETTINGS, Loaded, Settings, load, shown
+from hark.settings import SETTINGS, Loaded, Settings, shown
 
 if TYPE_CHECKING:
     from hark.engine.postgres.migrate import Step
+
+
+_SQLITE = ("data", "engine")
+"""The settings that name the store of `hark backup` and `hark restore`."""
 
 
 @command(
@@ -34,47 +37,15 @@ if TYPE_CHECKING:
     "hark serve --engine s3://bucket/queues",
     "hark serve --tls-certificate cert.pem --tls-key key.pem",
     "hark serve --config hark.toml --show-settings",
+    settings=(
+        *("host", "port", "engine", "data", "workers", "tls.certificate", "tls.key"),
+        *("insecure_bind", "log_level", "log_format"),
+    ),
 )
 def serve(
-    host: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Address to listen on.", show_default=DEFAULTS.host)
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option(metavar="PORT", help="Port to listen on; 0 for a free port.", show_default=str(DEFAULTS.port)),
-    ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="Store URL: sqlite:///FILE, postgresql://..., s3://... or memory.",
-            show_default="a SQLite file in --data",
-        ),
-    ] = None,
-    data: params.Data = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Number of server processes; more than 1 needs PostgreSQL or S3.",
-            show_default=str(DEFAULTS.workers),
-        ),
-    ] = None,
-    tls_certificate: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Certificate file for HTTPS (PEM).")
-    ] = None,
-    tls_key: Annotated[str | None, typer.Option(metavar="FILE", help="Private key file for HTTPS (PEM).")] = None,
-    insecure_bind: Annotated[
-        bool | None,
-        typer.Option("--insecure-bind", help="Allow connections from other machines without authentication."),
-    ] = None,
-    config: params.Config = None,
-    log_level: params.LogLevel = None,
-    log_format: params.LogFormat = None,
-    show_settings: Annotated[
-        bool, typer.Option("--show-settings", help="Print all settings with their sources, and exit.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text, with --show-settings.")] = False,
+    loaded: Loaded,
+    show_settings: Annotated[bool, flag("Print all settings with their sources, and exit.", "--show-settings")] = False,
+    as_json: Annotated[bool, flag("Print JSON instead of text, with --show-settings.", "--json")] = False,
 ) -> None:
     """Start a server.
 
@@ -83,19 +54,6 @@ def serve(
     """
     if as_json and not show_settings:
         raise typer.BadParameter("--json needs --show-settings")
-    flags = {
-        "host": host,
-        "port": port,
-        "engine": engine,
-        "data": data,
-        "workers": workers,
-        "log_level": log_level,
-        "log_format": log_format,
-        "insecure_bind": insecure_bind,
-        "tls.certificate": tls_certificate,
-        "tls.key": tls_key,
-    }
-    loaded = load(flags, os.environ, config)
     for note in loaded.notes:
         complain(f"warning: {note}")
     if show_settings:
@@ -119,18 +77,11 @@ def _show(loaded: Loaded, as_json: bool) -> None:
     )
 
 
-Engine = Annotated[
-    str | None, typer.Option(metavar="URL", help="Store URL: sqlite:///FILE.", show_default="the SQLite file in --data")
-]
-
-
-@command(main, "backup", "hark backup copy.db", "hark backup copy.db --data /var/lib/hark --replace")
+@command(main, "backup", "hark backup copy.db", "hark backup copy.db --data /var/lib/hark --replace", settings=_SQLITE)
 def backup(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Backup file to write.", show_default=False)],
-    data: params.Data = None,
-    engine: Engine = None,
-    config: params.Config = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Overwrite FILE once the new backup is complete.")] = False,
+    loaded: Loaded,
+    file: Annotated[Path, argument("FILE", "Backup file to write.")],
+    replace: Annotated[bool, flag("Overwrite FILE once the new backup is complete.", "--replace")] = False,
 ) -> None:
     """Back up a SQLite store to a file.
 
@@ -138,19 +89,17 @@ def backup(
     """
     from hark.engine.sqlite.files import backup as run
 
-    path = _store(data, engine, config)
+    path = _store(loaded.settings)
     with counting("Backing up", "pages") as progress:
         run(path, file, progress, replace=replace)
     say(f"backed up {path} to {file} ({file.stat().st_size:,} bytes)")
 
 
-@command(main, "restore", "hark restore copy.db", "hark restore copy.db --data new-data")
+@command(main, "restore", "hark restore copy.db", "hark restore copy.db --data new-data", settings=_SQLITE)
 def restore(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Backup file to restore.", show_default=False)],
-    data: params.Data = None,
-    engine: Engine = None,
-    config: params.Config = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Rename an existing store instead of failing.")] = False,
+    loaded: Loaded,
+    file: Annotated[Path, argument("FILE", "Backup file to restore.")],
+    replace: Annotated[bool, flag("Rename an existing store instead of failing.", "--replace")] = False,
     yes: params.Yes = False,
 ) -> None:
     """Restore a SQLite store from a backup.
@@ -160,7 +109,7 @@ def restore(
     """
     from hark.engine.sqlite.files import restore as run
 
-    path = _store(data, engine, config)
+    path = _store(loaded.settings)
     aside = None
     if replace:
         confirm(f"Replace the store {path} with the backup {file}?", yes)
@@ -172,16 +121,14 @@ def restore(
         say(f"the previous store is now {aside}")
 
 
-def _store(data: str | None, engine: str | None, config: Path | None) -> Path:
-    from hark.serving.server import describe, sqlite_path
+def _store(settings: Settings) -> Path:
+    from hark.serving.server import describe
 
-    settings = load({"data": data, "engine": engine}, os.environ, config).settings
-    path = sqlite_path(settings)
+    path = settings.sqlite_path
     if path is None or path == ":memory:":
-        raise Failure(
+        raise Misuse(
             f"the store is {describe(settings)}, and this command only works with SQLite; "
-            "docs/operations.md shows how to back up other stores",
-            exit_code=USAGE,
+            "docs/operations.md shows how to back up other stores"
         )
     return Path(path)
 
@@ -192,31 +139,23 @@ def _store(data: str | None, engine: str | None, config: Path | None) -> Path:
     "hark migrate --engine postgresql://hark@localhost/hark --dry-run",
     "hark migrate --engine postgresql://hark@localhost/hark",
     "hark migrate --engine postgresql://hark@localhost/hark --post",
+    settings=("engine",),
 )
 def migrate(
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="Store URL: postgresql://USER:PASSWORD@HOST:PORT/DATABASE.",
-            show_default="the engine in the settings",
-        ),
-    ] = None,
-    config: params.Config = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the migrations without applying them.")] = False,
+    loaded: Loaded,
+    dry_run: Annotated[bool, flag("Print the migrations without applying them.", "--dry-run")] = False,
     post: Annotated[
-        bool, typer.Option("--post", help="Also remove parts that only older servers use; shut those down first.")
+        bool, flag("Also remove parts that only older servers use; shut those down first.", "--post")
     ] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also print the SQL.")] = False,
+    verbose: Annotated[bool, flag("Also print the SQL.", "--verbose", "-v")] = False,
 ) -> None:
     """Update the schema of a PostgreSQL store.
 
     A server applies the same migrations when it starts, except those of --post. Other stores need no command.
     """
-    loaded = load({"engine": engine}, os.environ, config)
     for note in loaded.notes:
         complain(f"warning: {note}")
-    if not loaded.settings.engine.startswith(("postgresql://", "postgres://")):
+    if not loaded.settings.on_postgres:
         raise InvalidSetting("engine: the store is not a PostgreSQL database; use --engine postgresql://...")
     import asyncio
 
@@ -253,10 +192,7 @@ app = make_app(
 )
 
 
-State = Annotated[
-    Literal["on", "off"],
-    typer.Argument(metavar="on|off", help="on to stop the requests, off to resume them.", show_default=False),
-]
+State = Annotated[Literal["on", "off"], argument("on|off", "on to stop the requests, off to resume them.")]
 
 
 @command(app, "show", "hark maintenance show", "hark maintenance show --json | jq .maintenanceMode")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
@@ -14,8 +12,9 @@ import typer
 from hark.cli import params
 from hark.cli.command import command, make_app
 from hark.cli.output import complain, confirm, raw, table
+from hark.cli.params import argument, flag, option
 from hark.clock import SECOND, Clock, SystemClock
-from hark.settings import load
+from hark.settings import Loaded
 
 if TYPE_CHECKING:
     from hark.access.tokens import Token, TokenFile
@@ -46,32 +45,24 @@ RoleName = Literal["read-only", "read-write", "admin"]
     "hark token create billing --queues 'orders.*' --queues mail --expires 90d",
     "hark token create ci --role read-only --quiet > token.txt",
     "hark token create ops --role admin --data /var/lib/hark",
+    settings=("data",),
 )
 def create(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME", help="Name of the client; the server records it with pushed messages.", show_default=False
-        ),
-    ],
+    loaded: Loaded,
+    name: Annotated[str, argument("NAME", "Name of the client; the server records it with pushed messages.")],
     role: Annotated[RoleName, typer.Option(help="Role of the token.")] = "read-write",
     queues: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="PATTERN",
-            help="Queues that the token can use; * and ? are wildcards. Repeat for more patterns.",
-            show_default="all queues",
+        option(
+            "PATTERN",
+            "Queues that the token can use; * and ? are wildcards. Repeat for more patterns.",
+            default="all queues",
         ),
     ] = None,
     expires: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DURATION", help="Lifetime in s, m, h, d or w, such as 12h, 90d or 2w.", show_default="unlimited"
-        ),
+        str | None, option("DURATION", "Lifetime in s, m, h, d or w, such as 12h, 90d or 2w.", default="unlimited")
     ] = None,
-    data: params.Data = None,
-    config: params.Config = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the token.")] = False,
+    quiet: Annotated[bool, flag("Print only the token.", "--quiet", "-q")] = False,
     as_json: params.Json = False,
 ) -> None:
     """Create an API token and print it.
@@ -99,7 +90,7 @@ def create(
         texts.append(text)
         return token
 
-    file = _file(data, config)
+    file = _file(loaded)
     token = file.add(make)
     if as_json:
         raw(msgspec.json.encode({**_shown(token, clock), "token": texts[0]}))
@@ -112,11 +103,11 @@ def create(
     typer.echo(texts[0])
 
 
-@command(app, "list", "hark token list", "hark token list --data /var/lib/hark --json")
-def list_tokens(data: params.Data = None, config: params.Config = None, as_json: params.Json = False) -> None:
+@command(app, "list", "hark token list", "hark token list --data /var/lib/hark --json", settings=("data",))
+def list_tokens(loaded: Loaded, as_json: params.Json = False) -> None:
     """List the API tokens with their roles, queues and expiry."""
     clock = SystemClock()
-    file = _file(data, config)
+    file = _file(loaded)
     tokens = list(file.read().values())
     if as_json:
         raw(msgspec.json.encode({"tokens": [_shown(token, clock) for token in tokens]}))
@@ -137,20 +128,14 @@ def list_tokens(data: params.Data = None, config: params.Config = None, as_json:
     )
 
 
-@command(app, "revoke", "hark token revoke k7m2qx4d", "hark token revoke k7m2qx4d --yes")
+@command(app, "revoke", "hark token revoke k7m2qx4d", "hark token revoke k7m2qx4d --yes", settings=("data",))
 def revoke(
-    identifier: Annotated[
-        str,
-        typer.Argument(
-            metavar="ID", help="ID of the token: the 8 characters after hark_ in the token.", show_default=False
-        ),
-    ],
-    data: params.Data = None,
-    config: params.Config = None,
+    loaded: Loaded,
+    identifier: Annotated[str, argument("ID", "ID of the token: the 8 characters after hark_ in the token.")],
     yes: params.Yes = False,
 ) -> None:
     """Revoke an API token; servers reject it within a second."""
-    file = _file(data, config)
+    file = _file(loaded)
     token = file.read().get(identifier)
     if token is not None:
         confirm(f"Revoke token {token.id} of {token.name}?", yes)
@@ -158,10 +143,10 @@ def revoke(
     complain(f"revoked token {token.id} of {token.name}")
 
 
-def _file(data: str | None, config: Path | None) -> TokenFile:
+def _file(loaded: Loaded) -> TokenFile:
     from hark.access.tokens import TokenFile, tokens_path
 
-    return TokenFile(tokens_path(load({"data": data}, os.environ, config).settings))
+    return TokenFile(tokens_path(loaded.settings))
 
 
 def _seconds(text: str) -> int:

@@ -7,41 +7,29 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated
 
 import msgspec
 import typer
 
 from hark.cli import params
 from hark.cli.command import command, main
-from hark.cli.output import FAILED, USAGE, Failure, complain, raw, say, table
-from hark.settings import SETTINGS, load, shown
-
-if TYPE_CHECKING:  # the package imports asyncio, which `hark --help` does without
-    from hark.polling import Estimate, PollingStrategy
+from hark.cli.output import FAILED, Failure, Misuse, complain, raw, say, table
+from hark.cli.params import argument, flag, option
+from hark.settings import SETTINGS, Loaded, shown
 
 _HEALTH_HOST = "127.0.0.1"
-_WORKER = params.DEFAULTS.worker
-_POLLING = _WORKER.polling
 _FIELDS = tuple(name for name in SETTINGS if name.startswith("worker.polling."))
 _WITHOUT_EFFECT = {
     "adaptive": ("worker.polling.interval_ms",),
     "fixed": tuple(name for name in _FIELDS if name.rpartition(".")[2] not in ("strategy", "interval_ms")),
 }
 """By polling strategy, the settings of the other one."""
-
-
-def _or_program(value: object) -> str:
-    """Describe a default that the worker's own program can change."""
-    return f"{value}, unless the program sets it"
-
-
-def _interval(default: float, text: str, unit: str = "MS") -> Any:
-    return typer.Option(metavar=unit, help=text, show_default=f"{default:g}")
 
 
 @command(
@@ -62,81 +50,34 @@ def _interval(default: float, text: str, unit: str = "MS") -> Any:
     "Exit codes: 0 after a shutdown, or with --burst when the queue is empty;",
     "1 if the worker cannot start, or if tasks did not stop (another worker runs",
     "them again); 2 invalid usage or settings.",
+    settings=("worker.concurrency", *_FIELDS, "worker.grace_seconds", "worker.health_port", "log_level", "log_format"),
 )
 def work(
+    loaded: Loaded,
     target: Annotated[
         str,
-        typer.Argument(
-            metavar="MODULE:ATTRIBUTE",
-            help="Worker to run: a hark.Worker, or a function that returns one. MODULE alone means MODULE:worker.",
+        argument(
+            "MODULE:ATTRIBUTE",
+            "Worker to run: a hark.Worker, or a function that returns one. MODULE alone means MODULE:worker.",
         ),
     ],
-    concurrency: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=10_000,
-            metavar="N",
-            help="Maximum number of tasks at the same time.",
-            show_default=_or_program(_WORKER.concurrency),
-        ),
-    ] = None,
-    polling: Annotated[
-        Literal["adaptive", "fixed"] | None,
-        typer.Option(help="Polling strategy of an idle worker.", show_default=_or_program(_POLLING.strategy)),
-    ] = None,
-    min_interval_ms: Annotated[
-        float | None, _interval(_POLLING.min_interval_ms, "Shortest adaptive polling interval, in milliseconds.")
-    ] = None,
-    max_interval_ms: Annotated[
-        float | None, _interval(_POLLING.max_interval_ms, "Longest adaptive polling interval, in milliseconds.")
-    ] = None,
-    backoff_multiplier: Annotated[
-        float | None,
-        _interval(
-            _POLLING.backoff_multiplier, "Growth of the adaptive polling interval after each empty poll.", "FACTOR"
-        ),
-    ] = None,
-    interval_ms: Annotated[
-        float | None, _interval(_POLLING.interval_ms, "Fixed polling interval, in milliseconds.")
-    ] = None,
-    grace: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=86_400,
-            metavar="SECONDS",
-            help="Time for running tasks to finish at shutdown, in seconds.",
-            show_default=_or_program(f"{_WORKER.grace_seconds:g}"),
-        ),
-    ] = None,
-    health_port: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=65_535, metavar="PORT", help="Port for GET /health and GET /metrics.", show_default="none"
-        ),
-    ] = None,
-    health_host: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Address for --health-port.", show_default=_HEALTH_HOST)
-    ] = None,
-    burst: Annotated[bool, typer.Option("--burst", help="Exit when the queue is empty.")] = False,
+    health_host: Annotated[str | None, option("ADDRESS", "Address for --health-port.", default=_HEALTH_HOST)] = None,
+    burst: Annotated[bool, flag("Exit when the queue is empty.", "--burst")] = False,
     processes: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            max=256,
-            metavar="N",
-            help="Number of processes. Each has its own slots; one that crashes is started again.",
-            show_default="one, not supervised",
+        option(
+            "N",
+            "Number of processes. Each has its own slots; one that crashes is started again.",
+            default="one, not supervised",
+            least=1,
+            most=256,
         ),
     ] = None,
     reload: Annotated[
-        bool, typer.Option("--reload", help="Restart when a Python file below the current directory changes.")
+        bool, flag("Restart when a Python file below the current directory changes.", "--reload")
     ] = False,
-    no_progress: Annotated[bool, typer.Option("--no-progress", help="Print log lines instead of a live view.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text, one line per update.")] = False,
-    log_level: params.LogLevel = None,
-    log_format: params.LogFormat = None,
+    no_progress: Annotated[bool, flag("Print log lines instead of a live view.", "--no-progress")] = False,
+    as_json: Annotated[bool, flag("Print JSON instead of text, one line per update.", "--json")] = False,
     config: params.Config = None,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
     member: Annotated[int | None, typer.Option(hidden=True)] = None,
@@ -146,19 +87,6 @@ def work(
     Options take precedence over the worker's own program, then HARK_* variables, then [worker] in hark.toml.
     docs/settings.md lists all settings.
     """
-    flags = {
-        "worker.concurrency": concurrency,
-        "worker.polling.strategy": polling,
-        "worker.polling.min_interval_ms": min_interval_ms,
-        "worker.polling.max_interval_ms": max_interval_ms,
-        "worker.polling.backoff_multiplier": backoff_multiplier,
-        "worker.polling.interval_ms": interval_ms,
-        "worker.grace_seconds": grace,
-        "worker.health_port": health_port,
-        "log_level": log_level,
-        "log_format": log_format,
-    }
-    loaded = load(flags, os.environ, config)
     strategy = loaded.settings.worker.polling.strategy
     for source in map(loaded.sources.__getitem__, _WITHOUT_EFFECT[strategy]):
         if source.startswith("--"):
@@ -179,10 +107,9 @@ def work(
 
     worker = find_worker(target, Path.cwd())
     if not worker.tasks:
-        raise Failure(
+        raise Misuse(
             f"{target!r} has no tasks, so every message in its queue would fail; "
-            "import the module that has its @worker.task functions",
-            exit_code=USAGE,
+            "import the module that has its @worker.task functions"
         )
     options = options_of(loaded, health_host=health_host or _HEALTH_HOST, burst=burst)
     if processes is not None and member is None:
@@ -317,19 +244,16 @@ def _stop_with(parent: int) -> None:
 
 @command(main, "polling", "hark polling", "hark polling --batch-ms 20", "hark polling --compare --json")
 def polling(
+    loaded: Loaded,
     batch_ms: Annotated[
         float | None,
-        typer.Option(
-            "--batch-ms",
-            metavar="MS",
-            help="Time that a worker needs for a batch, in milliseconds.",
-            show_default="the shortest polling interval",
+        option(
+            "MS",
+            "Time that a worker needs for a batch, in milliseconds.",
+            default="the shortest polling interval",
         ),
     ] = None,
-    compare: Annotated[
-        bool, typer.Option("--compare", help="Compare five example strategies instead of your settings.")
-    ] = False,
-    config: params.Config = None,
+    compare: Annotated[bool, flag("Compare five example strategies instead of your settings.", "--compare")] = False,
     as_json: params.Json = False,
 ) -> None:
     """Show the polling settings of workers and their cost.
@@ -338,60 +262,52 @@ def polling(
     """
     if batch_ms is not None and not 0 < batch_ms <= 86_400_000:
         raise typer.BadParameter(f"--batch-ms {batch_ms:g}: use a number of milliseconds above 0, at most 86400000")
-    from hark.polling import AT_A_SERVER, SEED_CASES, estimate, strategy_from
+    from hark.polling import AT_A_SERVER, AWS_S3, SEED_CASES, estimate, strategy_from
 
     batch_seconds = None if batch_ms is None else batch_ms / 1000
+    strategy = strategy_from(loaded.settings)
+    wait_seconds = loaded.settings.pop.default_timeout_ms / 1000
+    fields = {} if compare else {name: (shown(loaded.settings, name), loaded.sources[name]) for name in _FIELDS}
     if compare:
         costs = {
             case.name: estimate(case.strategy, case.busy_share, batch_seconds=batch_seconds) for case in SEED_CASES
         }
-        _print_costs("Strategy", costs, {}, as_json)
-        return
-    loaded = load({}, os.environ, config)
-    strategy = strategy_from(loaded.settings)
-    shares = {"idle": 0.0, "half busy": 0.5, "always busy": 1.0}
-    costs = {name: estimate(strategy, share, batch_seconds=batch_seconds) for name, share in shares.items()}
-    wait_seconds = loaded.settings.pop.default_timeout_ms / 1000
-    costs["idle at a server"] = estimate(strategy, wait_seconds=wait_seconds, price=AT_A_SERVER)
-    fields = {name: {"value": shown(loaded.settings, name), "source": loaded.sources[name]} for name in _FIELDS}
-    if not as_json:
-        rows = [(name, field) for name, field in fields.items() if name not in _WITHOUT_EFFECT[strategy.strategy]]
-        table(
-            rows,
-            {
-                "Setting": lambda row: row[0],
-                "Value": lambda row: f"{row[1]['value']}",
-                "Source": lambda row: row[1]["source"],
-            },
-        )
-        say("")
-    _print_costs("Worker", costs, {"polling": {name.rpartition(".")[2]: fields[name] for name in fields}}, as_json)
-    if not as_json:
-        _explain_costs(strategy, batch_seconds or strategy.initial_interval(), wait_seconds)
-
-
-def _print_costs(title: str, costs: dict[str, Estimate], more: dict[str, object], as_json: bool) -> None:
-    """Print the costs of polling; with --json together with more fields."""
+    else:
+        shares = {"idle": 0.0, "half busy": 0.5, "always busy": 1.0}
+        costs = {name: estimate(strategy, share, batch_seconds=batch_seconds) for name, share in shares.items()}
+        costs["idle at a server"] = estimate(strategy, wait_seconds=wait_seconds, price=AT_A_SERVER)
     if as_json:
+        used = {name.rpartition(".")[2]: {"value": value, "source": source} for name, (value, source) in fields.items()}
         rows = [
             {"case": name, "polls": cost.polls_per_month, "dollars": cost.dollars_per_month}
             for name, cost in costs.items()
         ]
-        raw(msgspec.json.encode({**more, "perMonth": rows}))
+        raw(msgspec.json.encode({**({"polling": used} if used else {}), "perMonth": rows}))
         return
-    columns: dict[str, Callable[[tuple[str, Estimate]], object]] = {
-        title: lambda row: row[0],
-        "Polls per month": lambda row: f"{row[1].polls_per_month:,}",
-        "Dollars per month": lambda row: f"{row[1].dollars_per_month:.2f}",
-    }
-    table(costs.items(), columns, right=tuple(columns)[1:])
-
-
-def _explain_costs(strategy: PollingStrategy, batch_seconds: float, wait_seconds: float) -> None:
-    from hark.polling import AWS_S3
-
-    longest = f"one poll every {strategy.longest_interval():g} s"
-    say(f"\nCost: ${AWS_S3.get_per_thousand:g} per 1,000 polls of a bucket ({AWS_S3.name}, GET requests).")
-    say("      Polls of a Hark server are free.")
-    say(f"Idle: {longest}; a server holds an empty poll for up to {wait_seconds:g} s.")
-    say(f"Busy: one poll for each batch, which takes {batch_seconds * 1000:g} ms here (--batch-ms).")
+    if fields:
+        table(
+            [
+                (name, str(value), source)
+                for name, (value, source) in fields.items()
+                if name not in _WITHOUT_EFFECT[strategy.strategy]
+            ],
+            {"Setting": itemgetter(0), "Value": itemgetter(1), "Source": itemgetter(2)},
+        )
+        say("")
+    polls, dollars = "Polls per month", "Dollars per month"
+    table(
+        costs.items(),
+        {
+            "Strategy" if compare else "Worker": lambda row: row[0],
+            polls: lambda row: f"{row[1].polls_per_month:,}",
+            dollars: lambda row: f"{row[1].dollars_per_month:.2f}",
+        },
+        right=(polls, dollars),
+    )
+    if fields:
+        busy_ms = (batch_seconds or strategy.initial_interval()) * 1000
+        idle = f"one poll every {strategy.longest_interval():g} s"
+        say(f"\nCost: ${AWS_S3.get_per_thousand:g} per 1,000 polls of a bucket ({AWS_S3.name}, GET requests).")
+        say("      Polls of a Hark server are free.")
+        say(f"Idle: {idle}; a server holds an empty poll for up to {wait_seconds:g} s.")
+        say(f"Busy: one poll for each batch, which takes {busy_ms:g} ms here (--batch-ms).")

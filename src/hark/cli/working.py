@@ -12,14 +12,13 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import uvloop
 
-from hark.cli.output import FAILED, USAGE, Failure, printable, raw
+from hark.cli.output import FAILED, Failure, Misuse, printable, raw
 from hark.errors import did_you_mean
 from hark.logs import JsonLines, TextLines, log_to, use_handler
 from hark.polling import AWS_S3, MONTH_SECONDS, strategy_from
@@ -366,14 +365,9 @@ def options_of(loaded: Loaded, *, health_host: str, burst: bool) -> WorkerRunOpt
     )
 
 
-async def _work(
-    worker: Worker,
-    options: WorkerRunOptions,
-    display: LogDisplay | LiveDisplay,
-    monotonic: Callable[[], float] = time.monotonic,
-) -> Summary:
+async def _work(worker: Worker, options: WorkerRunOptions, display: LogDisplay | LiveDisplay) -> Summary:
     """Run the worker and show its progress; the last view shows the totals."""
-    server, began = worker.client.caller.transport.url, monotonic()
+    server, began = worker.client.caller.transport.url, time.monotonic()
     running = asyncio.create_task(worker.run(options))
     await asyncio.sleep(0)  # The worker starts: from now on it has statistics, even in a short run.
     last: Snapshot | None = None
@@ -388,7 +382,7 @@ async def _work(
                 elif snapshot.stopping and not last.stopping and snapshot.running:
                     log.info("shutting down; press Ctrl-C again to return running tasks to the queue immediately")
                 last = snapshot
-                display.show(view_of(snapshot, server=server, seconds=monotonic() - began))
+                display.show(view_of(snapshot, server=server, seconds=time.monotonic() - began))
             await asyncio.wait((running,), timeout=_LOOK_SECONDS)
         summary = await running
         if last is not None:
@@ -403,7 +397,7 @@ async def _work(
                 empty_polls=summary.empty_polls,
                 running=0,
             )
-            display.end(view_of(end, server=server, seconds=monotonic() - began, ended=True))
+            display.end(view_of(end, server=server, seconds=time.monotonic() - began, ended=True))
     return summary
 
 
@@ -436,70 +430,40 @@ class ConsoleLog(logging.Handler):
 # The worker of an application -------------------------------------------------------------------------------
 
 
-def find_worker(partition: str, directory: Path) -> Worker:
+def find_worker(target: str, directory: Path) -> Worker:
     """Import `module:attribute` from a directory; the attribute is a worker, or a function that returns one."""
-    name, _, attribute = partition.partition(":")
+    name, _, attribute = target.partition(":")
     names = (attribute or "worker").split(".")
     if not name or not all(part.isidentifier() for part in (*name.split("."), *names)):
-        raise Failure(
-            f"{partition!r} does not name a worker; use MODULE:ATTRIBUTE, such as app:worker", exit_code=USAGE
-        )
+        raise Misuse(f"{target!r} does not name a worker; use MODULE:ATTRIBUTE, such as app:worker")
     if str(directory) not in sys.path:
         sys.path.insert(0, str(directory))
-    return _worker_of(partition, _attribute_of(name, names, directory))
-
-
-def _attribute_of(name: str, names: list[str], directory: Path) -> object:
-    """Return the object; an error in the module itself is shown with its traceback."""
-    if not _exists(name):
-        raise Failure(f"module {name!r} not found{_meant(name, directory)}", exit_code=USAGE)
     try:
         found: object = import_module(name)
     except Exception as error:
-        raise _not_imported(name, error) from error
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{name}.".startswith(f"{missing}."):
+            raise Misuse(f"module {name!r} not found{_meant(name, directory)}") from None
+        raise Failure(f"cannot import module {name!r}:\n{_trace(error)}") from error
     for depth, attribute in enumerate(names):
         if not hasattr(found, attribute):
             where = ".".join((name, *names[:depth]))
             hint = _near(attribute, list(vars(found))) or "; check the name after the colon"
-            raise Failure(f"{where!r} has no attribute {attribute!r}{hint}", exit_code=USAGE)
+            raise Misuse(f"{where!r} has no attribute {attribute!r}{hint}")
         found = getattr(found, attribute)
-    return found
-
-
-def _worker_of(partition: str, found: object) -> Worker:
-    if not isinstance(found, Worker) and callable(found) and not isinstance(found, type):
+    if not isinstance(found, Worker | type) and callable(found):
         make: Callable[[], object] = found
         try:
             found = make()
         except Exception as error:
-            raise Failure(
-                f"the function {partition!r}, which should return a worker, failed:\n{_trace(error)}"
-            ) from error
-    if not isinstance(found, Worker):
-        kind = type(found).__name__
-        kind = f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
-        if isinstance(found, type):
-            kind = f"the class {found.__name__}"
-        raise Failure(
-            f"{partition!r} is {kind}; expected a hark.Worker, or a function that returns one", exit_code=USAGE
-        )
-    return found
-
-
-def _exists(name: str) -> bool:
-    """Tell whether a module exists; this imports its parent packages, which can fail, too."""
-    try:
-        return find_spec(name) is not None
-    except ModuleNotFoundError as error:
-        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            return False
-        raise _not_imported(name, error) from error
-    except Exception as error:
-        raise _not_imported(name, error) from error
-
-
-def _not_imported(name: str, error: BaseException) -> Failure:
-    return Failure(f"cannot import module {name!r}:\n{_trace(error)}")
+            raise Failure(f"the function {target!r}, which should return a worker, failed:\n{_trace(error)}") from error
+    if isinstance(found, Worker):
+        return found
+    kind = type(found).__name__
+    kind = f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
+    if isinstance(found, type):
+        kind = f"the class {found.__name__}"
+    raise Misuse(f"{target!r} is {kind}; expected a hark.Worker, or a function that returns one")
 
 
 def _meant(name: str, directory: Path) -> str:

@@ -7,9 +7,9 @@ from datetime import datetime, timedelta
 from typing import Literal, TypedDict, Unpack
 
 from hark.api import operations
-from hark.api.types.dead_letters import DeadLetterPage, ListedDeadLetter, RequeuedDeadLetter
+from hark.api.types import Page
+from hark.api.types.dead_letters import ListedDeadLetter, RequeuedDeadLetter
 from hark.api.types.groups import (
-    Consumers,
     DeletedGroup,
     LaggingPosition,
     ListedGroup,
@@ -17,16 +17,18 @@ from hark.api.types.groups import (
     SeekBody,
     ShownPosition,
     SubscriptionBody,
+    WaitingConsumer,
 )
 from hark.api.types.keys import KeyvalMetrics
 from hark.api.types.messages import (
+    ActiveLease,
     ExplainedMessage,
-    LeasePage,
     ListedMessage,
-    NamedTraces,
+    NamedTrace,
     ShownMessage,
+    TraceBody,
     TraceEvent,
-    TraceNames,
+    TraceName,
 )
 from hark.api.types.queues import ListedQueue, Namespace, Overview, Task
 from hark.api.types.server import Health, Maintenance, MaintenanceBody, SystemMetrics
@@ -60,14 +62,14 @@ class Traces:
         """
         partition, transaction = ids_of(message, partition_id, transaction_id)
         delivered = getattr(message, "delivered", message)
-        body = {
-            "partitionId": partition,
-            "transactionId": transaction,
-            "data": json_value(data, "data"),
-            "consumerGroup": group or getattr(delivered, "consumer_group", None),
-            "eventType": event,
-            "traceNames": [names] if isinstance(names, str) else list(names),
-        }
+        body = TraceBody(
+            partition_id=partition,
+            transaction_id=transaction,
+            data=json_value(data, "data"),
+            consumer_group=group or getattr(delivered, "consumer_group", None),
+            event_type=event,
+            trace_names=[names] if isinstance(names, str) else list(names),
+        )
         return (await self._caller.ask(operations.RECORD, body=body)).trace_id
 
     async def of(
@@ -82,14 +84,14 @@ class Traces:
         """The trace events of a message, oldest first."""
         partition, transaction = ids_of(message, partition_id, transaction_id)
         query = {"limit": limit, "offset": offset}
-        return (await self._caller.ask(operations.LIST_OF_MESSAGE, partition, transaction, query=query)).traces
+        return (await self._caller.ask(operations.LIST_OF_MESSAGE, partition, transaction, query=query)).value
 
-    async def by_name(self, name: str, *, limit: int = 100, offset: int = 0) -> NamedTraces:
+    async def by_name(self, name: str, *, limit: int = 100, offset: int = 0) -> Page[NamedTrace]:
         """The trace events with a name, over all messages, newest first."""
         query = {"limit": limit, "offset": offset}
         return await self._caller.ask(operations.LIST_BY_NAME, name, query=query)
 
-    async def names(self, *, limit: int = 50, offset: int = 0) -> TraceNames:
+    async def names(self, *, limit: int = 50, offset: int = 0) -> Page[TraceName]:
         """The names of recorded trace events."""
         query = {"limit": limit, "offset": offset}
         return await self._caller.ask(operations.LIST_NAMES, query=query)
@@ -123,23 +125,23 @@ class Admin:
         backlog first).
         """
         query = {"search": search, "namespace": namespace, "task": task, "sort": sort, "limit": limit, "offset": offset}
-        return (await self._caller.ask(operations.LIST_QUEUES, query=query)).queues
+        return (await self._caller.ask(operations.LIST_QUEUES, query=query)).items
 
     async def namespaces(self, *, limit: int = 10_000, offset: int = 0) -> tuple[Namespace, ...]:
         """List the namespaces of queues."""
         query = {"limit": limit, "offset": offset}
-        return (await self._caller.ask(operations.LIST_NAMESPACES, query=query)).namespaces
+        return (await self._caller.ask(operations.LIST_NAMESPACES, query=query)).value
 
     async def tasks(self, *, limit: int = 10_000, offset: int = 0) -> tuple[Task, ...]:
         """List the task labels of queues."""
         query = {"limit": limit, "offset": offset}
-        return (await self._caller.ask(operations.LIST_TASKS, query=query)).tasks
+        return (await self._caller.ask(operations.LIST_TASKS, query=query)).value
 
     async def overview(self) -> Overview:
         """Totals over all queues, and the lag of the consumer groups."""
         return await self._caller.ask(operations.SHOW_OVERVIEW)
 
-    async def consumers(self, *, queue: str | None = None, limit: int = 100, offset: int = 0) -> Consumers:
+    async def consumers(self, *, queue: str | None = None, limit: int = 100, offset: int = 0) -> Page[WaitingConsumer]:
         """List waiting consumers of the server process that answers. `queue` selects consumers that name that queue."""
         query = {"queue": queue, "limit": limit, "offset": offset}
         return await self._caller.ask(operations.LIST_CONSUMERS, query=query)
@@ -152,7 +154,7 @@ class Admin:
         group: str | None = None,
         limit: int = 100,
         offset: int = 0,
-    ) -> LeasePage:
+    ) -> Page[ActiveLease]:
         """List active leases: one entry for each lease and partition, oldest first."""
         query = {"queue": queue, "partition": partition, "consumerGroup": group, "limit": limit, "offset": offset}
         return await self._caller.ask(operations.LIST_LEASES, query=query)
@@ -397,7 +399,9 @@ class DeadLetters:
     def __aiter__(self) -> AsyncIterator[ListedDeadLetter]:
         return self.all()
 
-    async def list(self, *, limit: int = 100, offset: int = 0, **filters: Unpack[DeadLetterFilter]) -> DeadLetterPage:
+    async def list(
+        self, *, limit: int = 100, offset: int = 0, **filters: Unpack[DeadLetterFilter]
+    ) -> Page[ListedDeadLetter]:
         """A page of dead letters, newest failure first, with the number of all matches."""
         query = self._query(**filters) | {"limit": limit, "offset": offset}
         return await self._caller.ask(operations.LIST_DEAD_LETTERS, query=query)

@@ -11,7 +11,9 @@ from typing import Protocol, TypedDict, TypeVar, cast
 from uuid import UUID
 
 import msgspec
+from msgspec import UNSET
 
+from hark.api.types import OptionalRaw, raw
 from hark.errors import InvalidInput
 from hark.keys import InvalidKey, check_key, check_keys
 from hark.model import Key
@@ -165,7 +167,7 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False, rename="ca
     deliver_at: str | None = None
     backoff_schedule: tuple[int, ...] | None = None
     ttl: int | None = None
-    keys_if_undelivered: tuple[Key, ...] | None = None
+    keys_if_undelivered: OptionalRaw = UNSET
     traceparent: str | None = None
     tracestate: str | None = None
 
@@ -202,7 +204,7 @@ def new_message(
         deliver_at=optional_moment(deliver_at, "deliver_at"),
         backoff_schedule=None if retry_delays is None else _schedule(retry_delays),
         ttl=time_to_live(ttl, "ttl"),
-        keys_if_undelivered=None if keys_if_undelivered is None else _keys(keys_if_undelivered),
+        keys_if_undelivered=UNSET if keys_if_undelivered is None else raw(_keys(keys_if_undelivered)),
     )
 
 

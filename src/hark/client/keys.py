@@ -11,11 +11,20 @@ from datetime import datetime, timedelta
 from typing import Any, Self, TypeVar
 
 import msgspec
+from msgspec import UNSET
 
 from hark.api import operations
 from hark.api.operations import Operation
-from hark.api.types import decode_value
-from hark.api.types.keys import PolledKeys, PolledPrefix, WireEntry
+from hark.api.types import OptionalRaw, decode_value
+from hark.api.types.keys import (
+    AtomicBody,
+    AtomicResult,
+    CheckBody,
+    EnqueueOptions,
+    MutationBody,
+    PolledEntries,
+    WireEntry,
+)
 from hark.client.arguments import KeyParts, json_value, key_of, key_text, new_message, time_to_live
 from hark.client.calling import Caller, Query, Request, decode, not_hark
 from hark.errors import HarkError, InvalidInput
@@ -70,36 +79,21 @@ _FINAL = frozenset({"queue_full"})
 """Codes that are not retried, because they may last."""
 
 
-class AtomicResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of an atomic write. `ok` is False if a check failed; nothing was written then."""
-
-    ok: bool
-    versionstamp: str | None = None
-    """Versionstamp of everything that it wrote."""
-    ids: tuple[str, ...] = ()
-    """Ids of the enqueued messages, in order."""
-
-    def __bool__(self) -> bool:
-        return self.ok
-
-
 class KeyChanges:
     """Collects checks and changes of keys. Each method returns the same object, so calls can be chained."""
 
     def __init__(self) -> None:
-        self._checks: list[dict[str, object]] = []
-        self._mutations: list[dict[str, object]] = []
+        self._checks: list[CheckBody] = []
+        self._mutations: list[MutationBody] = []
 
     def check(self, key: KeyParts, versionstamp: str | None) -> Self:
         """Require that the key has this versionstamp. None: require that the key does not exist."""
-        self._checks.append({"key": key_of(key), "versionstamp": versionstamp})
+        self._checks.append(CheckBody(key_of(key), versionstamp))
         return self
 
     def set(self, key: KeyParts, value: object, *, expires_in: float | timedelta | None = None) -> Self:
         """Set the value of a key. `expires_in` is a time to live in seconds; the default is no expiry."""
-        expires = time_to_live(expires_in, "expires_in")
-        more = {} if expires is None else {"expiresIn": expires}
-        return self._add("set", key, json_value(value, "value"), **more)
+        return self._add("set", key, json_value(value, "value"), time_to_live(expires_in, "expires_in"))
 
     def delete(self, key: KeyParts) -> Self:
         """Delete this key only, not the keys below it."""
@@ -136,17 +130,14 @@ class KeyChanges:
 
         A repeated check would fail because of the first request's own write; a repeated sum would be added twice.
         """
-        return not self._checks and all(mutation["type"] in _REPEATABLE for mutation in self._mutations)
+        return not self._checks and all(mutation.type in _REPEATABLE for mutation in self._mutations)
 
-    def body(self) -> dict[str, object]:
+    def body(self) -> AtomicBody:
         """The request body."""
-        return {"checks": self._checks, "mutations": self._mutations}
+        return AtomicBody(checks=self._checks, mutations=self._mutations)
 
-    def _add(self, type: str, key: KeyParts, value: msgspec.Raw | None = None, **more: object) -> Self:
-        mutation: dict[str, object] = {"type": type, "key": key_of(key)}
-        if value is not None:
-            mutation["value"] = value
-        self._mutations.append(mutation | more)
+    def _add(self, type: str, key: KeyParts, value: OptionalRaw = UNSET, expires_in: int | None = None) -> Self:
+        self._mutations.append(MutationBody(type, key=key_of(key), value=value, expires_in=expires_in))
         return self
 
 
@@ -188,15 +179,15 @@ class Atomic(KeyChanges):
             retry_delays=retry_delays,
             keys_if_undelivered=keys_if_undelivered,
         )
-        options = {
-            "delay": message.delay,
-            "deliverAt": message.deliver_at,
-            "priority": message.priority,
-            "ttl": message.ttl,
-            "backoffSchedule": message.backoff_schedule,
-            "keysIfUndelivered": message.keys_if_undelivered,
-        }
-        self._mutations.append({"type": "enqueue", "queue": queue, "value": message.payload, "options": options})
+        options = EnqueueOptions(
+            delay=message.delay,
+            deliver_at=message.deliver_at,
+            priority=message.priority,
+            ttl=message.ttl,
+            backoff_schedule=message.backoff_schedule,
+            keys_if_undelivered=message.keys_if_undelivered,
+        )
+        self._mutations.append(MutationBody("enqueue", queue=queue, value=message.payload, options=options))
         return self
 
     async def commit(self) -> AtomicResult:
@@ -206,8 +197,7 @@ class Atomic(KeyChanges):
         appended values or messages the request is not repeated after a lost reply: it raises `ConnectionFailed`, and
         you have to read the keys to see whether it was applied.
         """
-        done = await self._caller.ask(operations.KEYVAL_COMMIT, body=self.body(), safe=self.repeatable, final=_FINAL)
-        return AtomicResult(ok=done.ok, versionstamp=done.versionstamp, ids=tuple(id for id in done.ids or () if id))
+        return await self._caller.ask(operations.KEYVAL_COMMIT, body=self.body(), safe=self.repeatable, final=_FINAL)
 
 
 def _number(value: Number) -> msgspec.Raw:
@@ -232,7 +222,7 @@ _TOO_SOON = 1.0
 wrong."""
 _MAX_ADDRESS = 60_000
 """Maximum size of the query in bytes. A server accepts URLs of 65,535 bytes."""
-_Poll = Operation[PolledKeys] | Operation[PolledPrefix]
+_Poll = Operation[PolledEntries[tuple[str, ...]]] | Operation[PolledEntries[str]]
 
 
 class KeyWatch:
@@ -299,7 +289,7 @@ class KeyWatch:
         if size > _MAX_ADDRESS:
             text = f"too many or too long for one watch: {size} of {_MAX_ADDRESS} bytes"
             raise InvalidInput(f"keys: {text}; watch fewer keys, or use a prefix with a smaller limit")
-        polled: PolledKeys | PolledPrefix = await self._caller.ask(
+        polled: PolledEntries[tuple[str, ...]] | PolledEntries[str] = await self._caller.ask(
             self._operation, query=query, seconds=self._wait + _MARGIN
         )
         stamps = polled.versionstamps
@@ -360,7 +350,7 @@ class KeyValue:
         number is that of the second request.
         """
         answer = await self._caller.ask(operations.KEYVAL_DELETE_KEY, key_text(key), query={"exact": exact})
-        return answer.deleted_count
+        return answer.value
 
     async def delete_many(self, keys: Sequence[KeyParts], *, exact: bool = True) -> int:
         """Delete several keys in one commit. Returns the number of deleted entries.
@@ -372,7 +362,7 @@ class KeyValue:
             return 0
         body = {"keys": checked, "exact": exact}
         answer = await self._caller.ask(operations.KEYVAL_DELETE_BATCH, body=body, safe=True)
-        return answer.deleted_count
+        return answer.value
 
     async def list(
         self,
@@ -420,7 +410,7 @@ class KeyValue:
     async def count(self, prefix: KeyParts = ()) -> int:
         """The number of entries below a prefix. The default is the number of all entries."""
         query = {"prefix": key_text(prefix, "prefix") if len(prefix) else None}
-        return (await self._caller.ask(operations.KEYVAL_COUNT_KEYS, query=query)).count
+        return (await self._caller.ask(operations.KEYVAL_COUNT_KEYS, query=query)).value
 
     def atomic(self) -> Atomic:
         """A new atomic write: checks and changes of keys that are applied together or not at all.

@@ -55,6 +55,7 @@ def set_state(view: MessageView, groups: Sequence[GroupView], now: int) -> None:
         view.reason, view.due_at = first.reason, first.due_at
 
 
+_Key = tuple[str, str | None, HintKind]
 MANY = 1000
 """Number of partitions above which a hint does not name them."""
 
@@ -68,7 +69,7 @@ class HintBook(msgspec.Struct, eq=False):
       received messages; and one per known group, with its ready partitions. It omits a partition that the group has
       leased, or that waits for a time: a hint follows when the lease ends, or a consumer polls at `look_again_at`.
     - A settlement, a release, an expiry, a seek, a requeue, a removed message: "free" for the group, with its ready
-      partitions. `ended` has the leases that ended, also if nothing is ready.
+      partitions, which may be none. `ended` has the leases that ended.
     - A pop: "free" with the partitions that it made ready and did not take: after auto-ack, and partitions that became
       due or were discovered.
     - Changed options, a resumed queue or group, a deleted or restarted group, a lost connection or lost memory: "free"
@@ -81,10 +82,10 @@ class HintBook(msgspec.Struct, eq=False):
     than one, because groups of other servers need them.
     """
 
-    _partitions: dict[tuple[str, str | None, HintKind], dict[str, int] | None] = {}
+    _partitions: dict[_Key, dict[str, int] | None] = {}
     """Counts by partition. 0 stands for one poll, as in an ordered group."""
-    _excluded: dict[str, tuple[str, ...]] = {}
-    _ended: dict[tuple[str, str], dict[str, None]] = {}
+    _excluded: dict[_Key, tuple[str, ...]] = {}
+    _ended: dict[_Key, dict[str, None]] = {}
 
     def add(
         self,
@@ -93,9 +94,20 @@ class HintBook(msgspec.Struct, eq=False):
         partitions: Iterable[str] | None,
         kind: HintKind = "free",
         counts: Mapping[str, int] | None = None,
+        *,
+        excluded: Iterable[str] | None = None,
+        ended: str | None = None,
     ) -> None:
-        """Add ready partitions of a group (None: of every group); None: any partition. Counts are added up."""
+        """Add ready partitions of a group (None: of every group); None: any partition. Counts are added up.
+
+        `excluded`, for new messages of a queue: groups with separate hints, or that cannot receive them. `ended`: a
+        lease that ended.
+        """
         key = (queue, group, kind)
+        if excluded is not None:
+            self._excluded[key] = tuple(excluded)
+        if ended is not None:
+            self._ended.setdefault(key, {})[ended] = None
         if partitions is None:
             self._partitions[key] = None
             return
@@ -112,27 +124,24 @@ class HintBook(msgspec.Struct, eq=False):
     def arrived(
         self, queue: str, partitions: Iterable[str], excluded: Iterable[str], counts: Mapping[str, int] | None = None
     ) -> None:
-        """Add new messages of a queue. `excluded`: groups with separate hints, or that cannot receive them."""
-        self.add(queue, None, partitions, "message", counts)
-        self._excluded[queue] = tuple(excluded)
+        """Add new messages of a queue."""
+        self.add(queue, None, partitions, "message", counts, excluded=excluded)
 
     def ended(self, queue: str, group: str, lease: str) -> None:
         """Add a lease that ended."""
-        self._ended.setdefault((queue, group), {})[lease] = None
+        self.add(queue, group, (), ended=lease)
 
     def hints(self) -> list[Hint]:
         """The collected hints."""
         found = []
-        for (queue, group, kind), noted in self._partitions.items():
+        for key, noted in self._partitions.items():
+            queue, group, kind = key
             named = None if noted is None or len(noted) > MANY else noted
             partitions = None if named is None else tuple(named)
-            excluded = self._excluded.get(queue, ()) if group is None and kind == "message" else ()
-            ended = () if group is None or kind != "free" else tuple(self._ended.pop((queue, group), ()))
             counts: tuple[int, ...] = ()
             # A hint for every group has counts only if a partition has more than one message.
             if named and max(named.values()) > (group is None):
                 counts = tuple([max(1, count) for count in named.values()])
+            excluded, ended = self._excluded.get(key, ()), tuple(self._ended.get(key, ()))
             found.append(Hint(queue, group, partitions, kind, excluded, ended, counts))
-        for (queue, group), leases in self._ended.items():
-            found.append(Hint(queue, group, (), "free", (), tuple(leases)))
         return found

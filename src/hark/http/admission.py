@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -18,16 +18,19 @@ from hark.access.jwts import MAX_LENGTH
 from hark.api.operations import Reach, Role
 from hark.broker import Broker
 from hark.broker.work_queues import DEFAULT_QUEUE
-from hark.clock import Clock, SystemClock
+from hark.clock import SystemClock
 from hark.errors import Forbidden, HarkError, InvalidInput, Overloaded, Unauthorized
 from hark.http.audit import Audit, client_of, is_audited, target_of
 from hark.http.checks import query_params
-from hark.http.exchange import EXCHANGE, HEADER, NO_HEADERS, Exchange
+from hark.http.exchange import EXCHANGE, HEADER, NO_HEADERS, Exchange, Requests
 from hark.http.responses import PARENT_HEADER, Headers, Response, Sites, dress, error_response, note_context
 from hark.model import DeadLetterFilter, KeyWrite, Settlement, SettleOutcome, Transaction, TransactionOutcome
 from hark.model.admin import labels_of
 from hark.model.messages import NewMessage, PopRequest
 from hark.settings import Settings
+
+if TYPE_CHECKING:
+    from hark.http.app import Router
 
 COOKIE = "hark_session"
 MAX_TOKEN_BYTES = 3800
@@ -248,9 +251,11 @@ _MAX_CREDENTIAL_BYTES = MAX_LENGTH + 64
 class Edge:
     """Admits requests to the routes of one server."""
 
-    def __init__(self, settings: Settings, authenticator: Authenticates, clock: Clock | None = None) -> None:
+    def __init__(self, settings: Settings, authenticator: Authenticates, router: Router, requests: Requests) -> None:
+        self._router = router
+        self._requests = requests
         self.authenticator = authenticator
-        self.audit = Audit(clock or SystemClock(), settings.audit.file)
+        self.audit = Audit(SystemClock(), settings.audit.file)
         self.guesses = Guesses()
         self._sites = Sites(
             settings.cors.origins, (*settings.allowed_hosts, settings.host), loopback=is_loopback(settings.host)
@@ -261,41 +266,50 @@ class Edge:
         self._credential_of = lru_cache(_KEPT_CREDENTIALS)(_credential_in)
 
     def admit(self, exchange: Exchange) -> None:
-        """Admit a request and note its identity, or raise the reason for the refusal. This runs for every request."""
-        headers, operation = exchange.headers, exchange.operation
-        if PARENT_HEADER in headers:
-            note_context(exchange)
-        if b"origin" in headers or b"sec-fetch-site" in headers:
-            self._sites.check(headers, page=operation.role is None)
-        if operation.role is None or (self._public_metrics and exchange.path in METRICS_PATHS):
-            if not self.authenticator.enabled:
-                self._sites.check_host(headers, public=True)
-            exchange.identity = ANONYMOUS if operation.role is None else _SCRAPER
-            self._dress(exchange)
-            return
-        given = headers.get(b"authorization")
-        if given is not None:
-            identity = self._identify(self._credential_of(given))
-        else:
-            identity = self._identify(self.credential(headers) if b"cookie" in headers else None)
-        exchange.identity = identity
-        if identity is UNRESTRICTED:
-            if headers.get(b"host") not in self._good_hosts:
-                self._sites.check_host(headers)
-        elif identity.role < operation.role:
-            check_role(identity, operation.role)
-        elif identity.restricted:
-            _check_reach(exchange)
-            self._dress(exchange)
-            return
-        # Successful responses of raw and hot operations need no further headers.
-        if not (operation.raw or operation.hot) or b"origin" in headers or HEADER in headers:
-            self._dress(exchange)
+        """Find the operation of a request and check that the caller may use it. Otherwise note the refusal."""
+        router, requests, headers = self._router, self._requests, exchange.headers
+        try:
+            found = router.exact.get((exchange.method, exchange.raw_path)) or router.find(exchange)
+            exchange.operation, exchange.params, exchange.route = found
+            operation = found.operation
+            if PARENT_HEADER in headers:
+                note_context(exchange)
+            if b"origin" in headers or b"sec-fetch-site" in headers:
+                self._sites.check(headers, page=operation.role is None)
+            if operation.role is None or (self._public_metrics and exchange.path in METRICS_PATHS):
+                if not self.authenticator.enabled:
+                    self._sites.check_host(headers, public=True)
+                exchange.identity = ANONYMOUS if operation.role is None else _SCRAPER
+                self._dress(exchange)
+                return
+            given = headers.get(b"authorization")
+            if given is not None:
+                identity = self._identify(self._credential_of(given))
+            else:
+                identity = self._identify(self.credential(headers) if b"cookie" in headers else None)
+            exchange.identity = identity
+            if identity is UNRESTRICTED:
+                if headers.get(b"host") not in self._good_hosts:
+                    self._sites.check_host(headers)
+            elif identity.role < operation.role:
+                check_role(identity, operation.role)
+            elif identity.restricted:
+                _check_reach(exchange)
+                self._dress(exchange)
+                return
+            # Successful responses of raw and hot operations need no further headers.
+            if not (operation.raw or operation.hot) or b"origin" in headers or HEADER in headers:
+                self._dress(exchange)
+        except HarkError as error:
+            exchange.refusal = error
+        finally:
+            route, method = exchange.route, exchange.method
+            exchange.answers = requests.routes.get((route, method)) or requests.admit(route, method)
 
     def is_revoked(self, exchange: Exchange) -> bool:
         """Return whether the token of a stream or a waiting pop is not valid any more, or has other permissions now."""
-        lasts = exchange.operation.raw or exchange.waits
-        if exchange.refusal is not None or not lasts or exchange.operation.role is None:
+        operation = exchange.operation
+        if exchange.refusal is not None or operation.role is None or not (operation.raw or exchange.waits):
             return False
         try:
             return self._identify(self.credential(exchange.headers)) != exchange.identity

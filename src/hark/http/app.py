@@ -1,17 +1,21 @@
-"""The table of all routes."""
+"""The application: the table of all routes, the search for the operation of a request, and its answer."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from functools import cached_property
-from typing import Any, cast
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import cached_property, lru_cache
+from time import perf_counter
+from typing import Any, NamedTuple, cast
 
 from hark.access.authenticator import Authenticates, Open
+from hark.api.operations import WEBSOCKET
 from hark.broker import Broker
-from hark.errors import HarkError
+from hark.errors import HarkError, InvalidInput, MethodNotAllowed, NotFound
 from hark.http.admission import Edge
-from hark.http.exchange import EXCHANGE, NO_HEADERS, NO_ROUTE, Exchange, Header, Lost, Requests, current_exchange
+from hark.http.checks import path_segments
+from hark.http.exchange import EXCHANGE, NO_HEADERS, Exchange, Header, Lost, Requests, current_exchange
 from hark.http.hot import HotRoutes
 from hark.http.keyval import keys, queue
 from hark.http.keyval.queue import QueueRoutes
@@ -36,7 +40,7 @@ from hark.http.responses import (
 from hark.http.routes import dead_letters, groups, messages, queues, status, system, transactions
 from hark.http.routes.status import SampleEvents
 from hark.http.routes.tasks import TaskRoutes
-from hark.http.routing import Call, Endpoint, Router, Table
+from hark.http.routing import Call, Endpoint, Operation, PathParams, Table
 from hark.http.sse import PING_SECONDS, EventStreams
 from hark.http.websocket import WebSockets
 from hark.settings import Settings
@@ -69,7 +73,104 @@ def all_routes(broker: Broker, settings: Settings, ping_seconds: float) -> Table
     return {path: operations for table in tables for path, operations in table.items()}
 
 
-# The wire calls `admit` when the head of a request has arrived, and `serve` when the request is complete. Hot
+# Paths -----------------------------------------------------------------------------------------------------
+
+_REST = ":path}"
+_KEPT_PATHS = 4096
+_KEPT_BYTES = 512
+"""Consumers repeat the same paths, so the results of short paths are cached."""
+
+
+class Found(NamedTuple):
+    """The operation of a request, the parameters in its path, and the matching route pattern."""
+
+    operation: Operation
+    params: PathParams
+    route: str
+
+
+class Router:
+    """Finds the operation of a request in a table of routes."""
+
+    def __init__(self, table: Table) -> None:
+        self._patterns: dict[int, list[_Pattern]] = {}
+        self._rests: list[_Pattern] = []
+        for order, (path, methods) in enumerate(table.items()):
+            pattern = _Pattern(order, path, methods)
+            (self._rests if pattern.rest else self._patterns.setdefault(len(pattern.words), [])).append(pattern)
+        exact = {path.encode(): self._search(path.encode()) for path in table if "{" not in path}
+        self.exact = {(method, path): found for path, methods in exact.items() for method, found in methods.items()}
+        """The operations of paths without parameters, by method and path."""
+        self._recall = lru_cache(_KEPT_PATHS)(self._search)
+
+    def find(self, exchange: Exchange) -> Found:
+        """Return the operation of a request; raises `NotFound` or `MethodNotAllowed`."""
+        path = exchange.raw_path
+        methods = self._recall(path) if len(path) <= _KEPT_BYTES else self._search(path)
+        found = methods.get(exchange.method)
+        if found is None:
+            raise _no_operation(exchange, methods)
+        return found
+
+    def _search(self, path: bytes) -> Mapping[str, Found]:
+        """Return the operations of a path, by method."""
+        segments = path_segments(path)
+        longer = [one for one in self._rests if len(one.words) < len(segments)]
+        methods: dict[str, Found] = {}
+        for pattern in sorted([*self._patterns.get(len(segments), ()), *longer], key=lambda pattern: pattern.order):
+            params = pattern.match(segments)
+            if params is not None:
+                for method, operation in pattern.operations.items():
+                    methods.setdefault(method, Found(operation, params, pattern.path))
+        return methods
+
+
+class _Pattern:
+    """One path of the table."""
+
+    def __init__(self, order: int, path: str, operations: Mapping[str, Operation]) -> None:
+        self.order = order
+        self.path = path
+        words = path.split("/")[1:]
+        self.rest = words.pop()[1:].removesuffix(_REST) if path.endswith(_REST) else ""
+        self.words = [(word[1:-1], True) if word.startswith("{") else (word, False) for word in words]
+        self.operations = dict(operations)
+        # A HEAD request must not receive messages, so raw and hot operations do not support it.
+        if (get := self.operations.get("GET")) is not None and not (get.raw or get.hot):
+            self.operations["HEAD"] = get
+
+    def match(self, segments: list[str]) -> PathParams | None:
+        """Return the parameters of a path of the right length, or None if it does not match."""
+        params: dict[str, str | list[str]] = {}
+        for segment, (word, is_name) in zip(segments, self.words, strict=False):
+            if is_name:
+                params[word] = segment
+            elif segment != word:
+                return None
+        if self.rest:
+            params[self.rest] = segments[len(self.words) :]
+        return params
+
+
+def _no_operation(exchange: Exchange, methods: Mapping[str, Found]) -> HarkError:
+    path = exchange.path
+    if exchange.method == WEBSOCKET:
+        return NotFound(
+            f"no such route: {path} does not accept WebSockets; connect to /api/v1/consume", code="route_not_found"
+        )
+    if not methods:
+        return NotFound(
+            f"no such route: {exchange.method} {path}; GET /openapi.json lists the routes", code="route_not_found"
+        )
+    if WEBSOCKET in methods:
+        return InvalidInput(f"{path} accepts only WebSocket connections; connect with ws:// or wss://")
+    allow = ", ".join(methods)
+    return MethodNotAllowed(f"{path} does not support {exchange.method}; use {allow}", allow=allow)
+
+
+# The application -------------------------------------------------------------------------------------------
+
+# The wire calls `admit` when the head of a request has arrived, and `answer_now` when the request is complete. Hot
 # operations answer by themselves. All others are ASGI applications, and so is `App` as a whole, for clients in the same
 # process.
 
@@ -90,11 +191,12 @@ class App:
         """Which of several processes this is, from 0."""
         self.broker = broker
         self.settings = settings
-        self.edge = Edge(settings, authenticator or Open())
         self.requests = Requests()
         self.metrics = Metrics(broker, self.requests, settings.workers)
         self.table = all_routes(broker, settings, ping_seconds)
-        self._router = Router(self.table)
+        self.edge = Edge(settings, authenticator or Open(), Router(self.table), self.requests)
+        self.admit = self.edge.admit
+        self.is_revoked = self.edge.is_revoked
 
     @cached_property
     def openapi(self) -> bytes:
@@ -102,21 +204,6 @@ class App:
         return encode(document(self.table))
 
     # For the wire ------------------------------------------------------------------------------------------
-
-    def admit(self, exchange: Exchange) -> None:
-        """Find the operation of a request and check that the caller may use it. Otherwise note the refusal."""
-        try:
-            exchange.route = NO_ROUTE
-            exchange.operation, exchange.params, exchange.route = self._router.find(exchange)
-            self.edge.admit(exchange)
-        except HarkError as error:
-            exchange.refusal = error
-        route, method = exchange.route, exchange.method
-        exchange.answers = self.requests.routes.get((route, method)) or self.requests.admit(route, method)
-
-    def is_revoked(self, exchange: Exchange) -> bool:
-        """Return whether the token of a stream is not valid any more."""
-        return self.edge.is_revoked(exchange)
 
     def body_limit(self, exchange: Exchange) -> int:
         """Return the maximum size of the body of a request, in bytes."""
@@ -129,17 +216,35 @@ class App:
         token = current_exchange.set(exchange)
         try:
             if exchange.refusal is not None:
-                exchange.respond(*self.edge.refuse(exchange, exchange.refusal))
+                exchange.carrier.respond(exchange, *self.edge.refuse(exchange, exchange.refusal))
             else:
                 headers, exchange.headers = exchange.headers, NO_HEADERS  # Many requests wait for long without them.
                 exchange.operation.endpoint(exchange)
                 if exchange.waits:
                     exchange.headers = self.edge.kept_headers(headers)
         except Exception as error:
-            exchange.respond(*error_response(error))
+            exchange.carrier.respond(exchange, *error_response(error))
         finally:
             current_exchange.reset(token)
         return True
+
+    @staticmethod
+    def begin(exchange: Exchange, status: int, headers: Sequence[Header]) -> Sequence[Header]:
+        """Count a response, and return its headers with those that the edge adds."""
+        exchange.status = status
+        answers = exchange.answers
+        if answers is not None:
+            seconds, took = answers.seconds, perf_counter() - exchange.started
+            seconds.counts[bisect_left(seconds.bounds, took)] += 1  # As `Histogram.add` does.
+            seconds.sum += took
+            if status in answers.statuses or answers.requests.admits_status():
+                answers.statuses[status] = answers.statuses.get(status, 0) + 1
+        if exchange.note is not None:
+            exchange.note(status)
+        if exchange.extra:
+            there = {name for name, _ in headers}
+            return (*headers, *(header for header in exchange.extra if header[0] not in there))
+        return headers
 
     # ASGI --------------------------------------------------------------------------------------------------
 
@@ -173,9 +278,9 @@ def _beginning(exchange: Exchange, send: Send) -> Send:
 
     def sending(event: Event) -> Coroutine[Any, Any, None]:
         if "status" in event:  # Only the first event of a response has a status.
-            event = {**event, "headers": list(exchange.begin(event["status"], event.get("headers", ())))}
+            event = {**event, "headers": list(App.begin(exchange, event["status"], event.get("headers", ())))}
         elif event["type"] == "websocket.accept":
-            exchange.begin(101, ())
+            App.begin(exchange, 101, ())
         return send(event)
 
     return sending
@@ -188,7 +293,7 @@ class _Answered:
         self.parts: asyncio.Queue[tuple[Response, Lost | None, bool]] = asyncio.Queue()
 
     def respond(
-        self, exchange: Exchange, status: int, headers: tuple[Header, ...], body: bytes, lost: Lost | None
+        self, exchange: Exchange, status: int, headers: tuple[Header, ...], body: bytes, lost: Lost | None = None
     ) -> None:
         """Keep the response, if the client is there."""
         if not exchange.gone:

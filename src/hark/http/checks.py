@@ -6,15 +6,16 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from functools import cache, lru_cache
+from functools import cache
 from itertools import accumulate, islice, takewhile
 from time import perf_counter
-from typing import Annotated, Any, TypeVar, cast, overload
+from typing import Any, TypeVar, cast, overload
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
 
-from hark.clock import EARLIEST, LATEST, MILLISECOND, SECOND
+from hark.api.types import OptionalRaw
+from hark.clock import EARLIEST, LATEST, MILLISECOND, SECOND, format_time, format_time_ms
 from hark.errors import InvalidInput
 from hark.model import Status
 
@@ -44,7 +45,7 @@ _STEPS = bytes.maketrans(b"[]", b"\x01\xff")  # As signed bytes: +1 and -1.
 
 def check_nesting(body: bytes) -> None:
     """Reject JSON that is nested too deeply, in one turn of the event loop."""
-    if len(body) > 2 * MAX_DEPTH and _may_be_deep(body):
+    if _may_be_deep(body):
         Scan().read(body)
 
 
@@ -200,19 +201,6 @@ def parse_time(value: str | int, field: str) -> int:
     return us
 
 
-def format_time(us: int) -> str:
-    """Format a time with microseconds; called for every delivered message."""
-    if us < SECOND:
-        return f"{_second_text(str(us // SECOND))}.{us % SECOND:06d}Z"
-    digits = str(us)
-    return f"{_second_text(digits[:-6])}.{digits[-6:]}Z"
-
-
-def format_time_ms(us: int) -> str:
-    """Format a time with milliseconds."""
-    return f"{_second_text(str(us // SECOND))}.{us % SECOND // MILLISECOND:03d}Z"
-
-
 @overload
 def time_of(us: int) -> datetime: ...
 @overload
@@ -228,15 +216,6 @@ def time_of(us: int | None) -> datetime | None:
 def exact_time_of(us: int) -> datetime:
     """Return a time with microseconds for an answer. See `time_of`."""
     return cast(datetime, format_time(us))
-
-
-# Messages of one response mostly share a few seconds. Splitting the digits as text is cheaper than a division, a
-# remainder and their formatting.
-@lru_cache(maxsize=4096)
-def _second_text(seconds: str) -> str:
-    # A store can contain times that are not accepted: they must not break a list.
-    shown = min(max(int(seconds), EARLIEST // SECOND), LATEST // SECOND)
-    return datetime.fromtimestamp(shown, UTC).strftime("%Y-%m-%dT%H:%M:%S").rjust(19, "0")
 
 
 # Query parameters and paths --------------------------------------------------------------------------------
@@ -264,15 +243,6 @@ def path_segments(raw_path: bytes) -> list[str]:
 
 
 # Bodies ----------------------------------------------------------------------------------------------------
-
-
-def raw_default(value: msgspec.Raw) -> Any:
-    """Return a field with a raw default. (A plain default could not be written into a schema.)"""
-    return msgspec.field(default_factory=lambda: value)
-
-
-Number = Annotated[Any, msgspec.Meta(extra_json_schema={"type": "number"})]
-"""A number in a body. It is not typed, so that `Floats` converts it."""
 
 
 def many_values(body: bytes) -> int:
@@ -337,15 +307,17 @@ def raw_parts(field: str, array: str = "", what: str = "body", texts: Mapping[st
     """Return a function that finds the parts of a body that are not decoded: a field of it, or of items in it."""
 
     def parts(body: bytes) -> Iterator[msgspec.Raw]:
-        outline = decode_unbounded(body, _outline(field, array), what, texts)
-        return (getattr(one, field) for one in (elements(getattr(outline, array)) if array else (outline,)))
+        outline = decode_unbounded(body, outline_of(field, array=array), what, texts)
+        found = (getattr(one, field) for one in (elements(getattr(outline, array)) if array else (outline,)))
+        return (value for value in found if value is not msgspec.UNSET)
 
     return parts
 
 
 @cache
-def _outline(field: str, array: str) -> Any:
-    one = msgspec.defstruct("One", [(field, msgspec.Raw, raw_default(msgspec.Raw(b"null")))], gc=False)
+def outline_of(*fields: str, array: str = "") -> Any:
+    """Return a type of bodies of which some parts are kept, undecoded: fields of the body, or of items in `array`."""
+    one = msgspec.defstruct("One", [(field, OptionalRaw, msgspec.UNSET) for field in fields], gc=False)
     return msgspec.defstruct("Outline", [(array, array_of(one))]) if array else one
 
 

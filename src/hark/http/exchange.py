@@ -6,11 +6,13 @@ import itertools
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import quote, unquote
+
+import msgspec
 
 from hark.access.identity import ANONYMOUS, Identity
 from hark.api.operations import WEBSOCKET
@@ -78,7 +80,7 @@ class Carrier(Protocol):
     """Carries a complete response to the client."""
 
     def respond(
-        self, exchange: Exchange, status: int, headers: tuple[Header, ...], body: bytes, lost: Lost | None
+        self, exchange: Exchange, status: int, headers: tuple[Header, ...], body: bytes, lost: Lost | None = None
     ) -> None:
         """Send a response, or the rest of it after `begin_response`.
 
@@ -96,7 +98,7 @@ class _Ended:
     """The carrier of an exchange that has ended."""
 
     def respond(
-        self, exchange: Exchange, status: int, headers: tuple[Header, ...], body: bytes, lost: Lost | None
+        self, exchange: Exchange, status: int, headers: tuple[Header, ...], body: bytes, lost: Lost | None = None
     ) -> None:
         """Drop the response."""
         del exchange, status, headers, body
@@ -112,93 +114,51 @@ class _Ended:
 ENDED = _Ended()
 
 
-class Exchange:
+class Exchange(msgspec.Struct, eq=False):
     """A request and its response. It is made for each request, so it has only what every request needs."""
 
-    __slots__ = (
-        "answers",
-        "audit_target",
-        "body",
-        "carrier",
-        "client",
-        "extra",
-        "given_id",
-        "gone",
-        "headers",
-        "identity",
-        "keep_alive",
-        "method",
-        "note",
-        "on_left",
-        "operation",
-        "params",
-        "query",
-        "raw_path",
-        "refusal",
-        "reserved_bytes",
-        "route",
-        "secure",
-        "size",
-        "started",
-        "status",
-        "trace_context",
-        "version",
-        "waits",
-    )
-
-    carrier: Carrier
-    operation: Operation
-    params: PathParams
-
-    def __init__(
-        self,
-        method: str,
-        raw_path: bytes,
-        query: bytes,
-        headers: Mapping[bytes, bytes],
-        client: tuple[str, int] | None,
-        *,
-        secure: bool,
-        version: str = "1.1",
-    ) -> None:
-        self.method = method
-        self.raw_path = raw_path
-        self.query = query
-        self.headers = headers
-        """Headers by lower-case name."""
-        self.client = client
-        self.secure = secure
-        self.version = version
-        self.body = b""
-        self.reserved_bytes = 0
-        """Bytes of the body that count as bytes in flight until the request has ended."""
-        self.keep_alive = True
-        self.waits = False
-        """Whether the request waits for messages, so that its response can take long."""
-        self.started = perf_counter()
-        # What the edge finds out.
-        self.route = ""
-        self.identity: Identity = ANONYMOUS
-        self.trace_context: str | None = None
-        self.given_id: str | None = None
-        """The request id, once it is known."""
-        self.audit_target: dict[str, object] | None = None
-        """Details of the target of an action that only the body names."""
-        self.refusal: HarkError | None = None
-        """Why the request is not admitted."""
-        # The response.
-        self.answers: Answers | None = None
-        self.note: Callable[[int], None] | None = None
-        """Called with the status when the response begins."""
-        self.extra: tuple[Header, ...] = ()
-        """Headers that the edge adds."""
-        self.status = 0
-        """0: the response has not begun."""
-        self.size = 0
-        self.gone = False
-        """Whether the client has disconnected."""
-        self.on_left: Callable[[], object] | None = None
-        """Called when the client disconnects before the response."""
+    method: str
+    raw_path: bytes
+    query: bytes
+    headers: Mapping[bytes, bytes]
+    """Headers by lower-case name."""
+    client: tuple[str, int] | None
+    secure: bool
+    version: str = "1.1"
+    body: bytes = b""
+    reserved_bytes: int = 0
+    """Bytes of the body that count as bytes in flight until the request has ended."""
+    keep_alive: bool = True
+    waits: bool = False
+    """Whether the request waits for messages, so that its response can take long."""
+    started: float = msgspec.field(default_factory=perf_counter)
+    # What the edge finds out.
+    operation: Operation = cast(Any, None)
+    """It is there, like `params`, unless the request is refused."""
+    params: PathParams = cast(Any, None)
+    route: str = NO_ROUTE
+    identity: Identity = ANONYMOUS
+    trace_context: str | None = None
+    given_id: str | None = None
+    """The request id, once it is known."""
+    audit_target: dict[str, object] | None = None
+    """Details of the target of an action that only the body names."""
+    refusal: HarkError | None = None
+    """Why the request is not admitted."""
+    # The response.
+    carrier: Carrier = ENDED
+    answers: Answers | None = None
+    note: Callable[[int], None] | None = None
+    """Called with the status when the response begins."""
+    extra: tuple[Header, ...] = ()
+    """Headers that the edge adds."""
+    status: int = 0
+    """0: the response has not begun."""
+    size: int = 0
+    gone: bool = False
+    """Whether the client has disconnected."""
+    on_left: Callable[[], object] | None = None
+    """Called when the client disconnects before the response."""
 
     @classmethod
     def of(cls, scope: Mapping[str, Any]) -> Exchange:
@@ -213,29 +173,6 @@ class Exchange:
     def path(self) -> str:
         """The path, percent-decoded."""
         return unquote(self.raw_path.decode("latin-1"))
-
-    def begin(self, status: int, headers: Sequence[Header]) -> Sequence[Header]:
-        """Count the response, and return its headers with those that the edge adds."""
-        self.status = status
-        answers = self.answers
-        if answers is not None:
-            answers.seconds.add(perf_counter() - self.started)
-            if status in answers.statuses or answers.requests.admits_status():
-                answers.statuses[status] = answers.statuses.get(status, 0) + 1
-        if self.note is not None:
-            self.note(status)
-        if self.extra:
-            there = {name for name, _ in headers}
-            return (*headers, *(header for header in self.extra if header[0] not in there))
-        return headers
-
-    def respond(self, status: int, headers: tuple[Header, ...], body: bytes, lost: Lost | None = None) -> None:
-        """Send a response. `lost` is called if the client does not receive it."""
-        self.carrier.respond(self, status, headers, body, lost)
-
-    def begin_response(self, status: int, headers: tuple[Header, ...], body: bytes) -> bool:
-        """Send the first part of a response; `respond` sends the rest. False: send it as a whole."""
-        return self.carrier.begin_response(self, status, headers, body)
 
     def note_target(self, **target: object) -> None:
         """Add details of the target of an action, for the audit log."""

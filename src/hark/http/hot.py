@@ -7,9 +7,9 @@ answers by a callback. On a small request, a framework costs more time than all 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache, partial
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -18,14 +18,17 @@ from hark.api import operations
 from hark.api.operations import Reach
 from hark.api.types.delivery import NO_RESULT, AckAnswer, AckBatchBody, AckBody, PopReply, PushAnswer
 from hark.api.types.messages import ExtendBody
-from hark.batching import when_done
+from hark.batching import Answer, when_done
 from hark.broker import Broker
-from hark.errors import HarkError, InvalidInput, Overloaded
+from hark.errors import Overloaded
 from hark.http import routing
 from hark.http.admission import settle, stamp
 from hark.http.checks import (
     AT_ONCE,
+    MAX_DEPTH,
+    MAX_NAME_BYTES,
     array_of,
+    check_name,
     check_nesting,
     check_nesting_in_turns,
     check_text,
@@ -35,50 +38,79 @@ from hark.http.checks import (
     elements,
     in_turns,
     many_values,
-    raw_default,
 )
-from hark.http.exchange import Exchange, current_exchange
+from hark.http.exchange import Exchange
 from hark.http.items import (
     ACK_TEXTS,
+    NO_PAYLOAD,
     PushBody,
     ack_answers,
     extended_lease,
     items_in,
     payloads_in,
-    plain_messages,
     renewal_seconds,
-    settlements_of,
+    settlement_of,
     to_new_message,
+    too_many,
 )
-from hark.http.pops import Pop, named, parse_pop, pop_params, pop_reply, queue_in_path
-from hark.http.responses import (
-    JSON_HEADERS,
-    NO_STORE,
-    NOSNIFF,
-    UNCACHED_JSON,
-    carry,
-    encode,
-    error_body,
-    error_response,
-    known_error,
-)
+from hark.http.next import Next, NextBody
+from hark.http.pops import Pop, named, parse_pop, pop_params, pop_reply, queue_in_path, received
+from hark.http.responses import JSON_HEADERS, NO_STORE, UNCACHED_JSON, carry, encode, fail
 from hark.http.routing import LARGE_BODY, LINES, MAINTENANCE, QUEUE_FULL, TOO_MANY, Bound, Table, bind, table
-from hark.model import NewMessage, PopRequest, PopResult, PushOutcome, Renewal, RenewOutcome, Settlement, SettleOutcome
+from hark.model import (
+    QUEUE_MODE,
+    NewMessage,
+    PopRequest,
+    PopResult,
+    PushOutcome,
+    Renewal,
+    Settlement,
+    SettleOutcome,
+)
+from hark.model.messages import DEFAULT_PARTITION
 from hark.settings import Settings
+
+A = TypeVar("A")
 
 _POP_CACHE = 4096
 """Number of parsed pop requests to cache: consumers repeat the same request. Longer query strings are not cached."""
 _KEPT_BYTES = 1024
+_DONE = (None, "completed")
 _EMPTY = (NO_STORE,)
-_FIRST_LINE_SECONDS = 0.05
-"""How long the first line of `next` can wait for the second: most often both go out with one write."""
-_LINES_HEADERS = ((b"content-type", LINES.encode()), NOSNIFF, NO_STORE)
 
 
-class NextBody(AckBatchBody, gc=False, rename="camel"):
-    """The messages to settle before the next ones are received. They can be left out."""
+_ShortName = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_BYTES // 4)]
+"""A character has at most four bytes, so a name this short is within the limit."""
 
-    acknowledgments: list[AckBody] = msgspec.field(default_factory=list)
+
+class PlainItem(msgspec.Struct, gc=False, rename="camel", forbid_unknown_fields=True):
+    """A message without options, the common case. Decoding performs all checks."""
+
+    queue: _ShortName
+    partition: _ShortName = DEFAULT_PARTITION
+    payload: msgspec.Raw = NO_PAYLOAD
+    transaction_id: Annotated[str, msgspec.Meta(max_length=MAX_NAME_BYTES // 4)] = ""
+
+
+class PlainBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """A push of messages without options."""
+
+    items: list[PlainItem]
+
+
+_decode_plain = msgspec.json.Decoder(PlainBody).decode
+
+
+def _plain_messages(body: bytes) -> list[NewMessage] | None:
+    """Return the messages of a body if all are valid and have no options; None: check the items one by one."""
+    # Names must not contain NUL. (The search for a single byte is cheap.)
+    if not body.isascii() or (b"\\" in body and b"\\u0000" in body):
+        return None
+    try:
+        items = _decode_plain(body).items
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    return [NewMessage(item.queue, item.partition, bytes(item.payload), item.transaction_id or None) for item in items]
 
 
 _decode_ack = msgspec.json.Decoder(AckBody).decode
@@ -94,7 +126,7 @@ def _results(body: bytes) -> Iterator[msgspec.Raw]:
 
 @cache
 def _outline() -> Any:
-    task = msgspec.defstruct("Task", [("result", msgspec.Raw, raw_default(NO_RESULT))], gc=False)
+    task = msgspec.defstruct("Task", [("result", msgspec.Raw, NO_RESULT)], gc=False)
     ack = msgspec.defstruct("Ack", [("task", task | None, None)], gc=False)
     return msgspec.defstruct("Outline", [("acknowledgments", array_of(ack))])
 
@@ -160,21 +192,33 @@ class HotRoutes:
 
     # Push --------------------------------------------------------------------------------------------------
 
-    def push(self, exchange: Exchange) -> None:
+    def push(self, exchange: Exchange, messages: list[NewMessage] | None = None) -> None:
         """Push messages.
 
         Stores messages durably and creates missing queues and partitions. The response has one result for each item,
         in the order of the request, with the status `queued`, `duplicate` or `failed`.
         """
         body = exchange.body
-        if len(body) > AT_ONCE:
-            self._keep(asyncio.ensure_future(self._push_large(exchange)))
-            return
-        check_nesting(body)
-        messages = plain_messages(body)
-        if messages is None:
-            messages = [to_new_message(item, index) for index, item in enumerate(items_in(body))]
-        self._push(exchange, messages)
+        if messages is None:  # Else `_push_large` has decoded them.
+            if len(body) > AT_ONCE:
+                self._keep(asyncio.ensure_future(self._push_large(exchange)))
+                return
+            if len(body) > 2 * MAX_DEPTH:
+                check_nesting(body)
+            messages = _plain_messages(body)
+            if messages is None:
+                messages = [to_new_message(item, index) for index, item in enumerate(items_in(body))]
+        if len(messages) > self._max_batch:
+            raise too_many("items", self._max_batch, len(messages))
+        if exchange.identity is not UNRESTRICTED:
+            stamp(exchange.identity, messages)
+        if exchange.trace_context is not None:
+            carry(exchange, messages)
+        if messages:
+            exchange.body = b""
+            when_done(self._broker.begin_push(messages), partial(self._pushed, exchange, messages))
+        else:
+            exchange.carrier.respond(exchange, 201, JSON_HEADERS, b"[]")
 
     async def _push_large(self, exchange: Exchange) -> None:
         try:
@@ -185,29 +229,16 @@ class HotRoutes:
                 await asyncio.sleep(0)
                 check_values(number, payloads_in(body))
             await asyncio.sleep(0)
-            messages = None if number else plain_messages(body)
+            messages = None if number else _plain_messages(body)
             if messages is None:
                 items = items_in(body, many=number > 0)
                 if len(items) > self._max_batch:
-                    raise self._too_many("items", len(items))
+                    raise too_many("items", self._max_batch, len(items))
                 messages = [to_new_message(item, index) async for index, item in in_turns(enumerate(items))]
             if not exchange.gone:
-                self._push(exchange, messages)
+                self.push(exchange, messages)
         except Exception as error:
-            _fail(exchange, error)
-
-    def _push(self, exchange: Exchange, messages: list[NewMessage]) -> None:
-        if len(messages) > self._max_batch:
-            raise self._too_many("items", len(messages))
-        if exchange.identity is not UNRESTRICTED:
-            stamp(exchange.identity, messages)
-        if exchange.trace_context is not None:
-            carry(exchange, messages)
-        if messages:
-            exchange.body = b""
-            self._broker.begin_push(messages).then(partial(self._pushed, exchange, messages))
-        else:
-            exchange.respond(201, JSON_HEADERS, b"[]")
+            fail(exchange, error)
 
     def _pushed(
         self, exchange: Exchange, messages: list[NewMessage], future: asyncio.Future[list[PushOutcome]]
@@ -242,21 +273,14 @@ class HotRoutes:
                 text = outcomes[0].error or "the queue is full (option maxSize); retry later"
                 raise Overloaded(text, code="queue_full")
             else:
-                exchange.respond(201, JSON_HEADERS, encode(answers))
+                exchange.carrier.respond(exchange, 201, JSON_HEADERS, encode(answers))
         except Exception as error:
-            _fail(exchange, error)
+            fail(exchange, error)
 
     def _keep(self, task: asyncio.Future[Any]) -> None:
         """Keep a reference to a task until it is done: the event loop keeps none."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    def _too_many(self, field: str, number: int) -> InvalidInput:
-        return InvalidInput(
-            f"{field}: at most {self._max_batch} in one request (setting limits.max_batch), got {number}; "
-            "send smaller batches",
-            code="batch_too_large",
-        )
 
     # Pop ---------------------------------------------------------------------------------------------------
 
@@ -284,16 +308,16 @@ class HotRoutes:
         if future.cancelled():
             return  # The client has disconnected.
         try:
-            result = _received(self._broker, exchange, future)
+            result = received(self._broker, exchange, future)
             if result.messages:
                 body = encode(pop_reply(request, result))
                 # Only the lease is kept until the client has the messages. What was settled at once is not given back.
                 lost = partial(self._broker.release, result.lease_id) if result.lease_id else None
-                exchange.respond(200, UNCACHED_JSON, body, lost)
+                exchange.carrier.respond(exchange, 200, UNCACHED_JSON, body, lost)
             else:
-                exchange.respond(204, _EMPTY, b"")
+                exchange.carrier.respond(exchange, 204, _EMPTY, b"")
         except Exception as error:
-            _fail(exchange, error)
+            fail(exchange, error)
 
     # Next --------------------------------------------------------------------------------------------------
 
@@ -307,12 +331,11 @@ class HotRoutes:
         """
         batch = decode_json(exchange.body or b"{}", NextBody, "body", ACK_TEXTS)
         if len(batch.acknowledgments) > self._max_batch:
-            raise self._too_many("acknowledgments", len(batch.acknowledgments))
+            raise too_many("acknowledgments", self._max_batch, len(batch.acknowledgments))
         pop = self._requested_pop(exchange)
         exchange.waits = pop.wait_seconds > 0
-        items = settlements_of(batch.acknowledgments, batch.consumer_group, "acknowledgments")
-        settling = _settling(exchange, self._broker, items) if items else None
-        _Next(self._broker, exchange, pop).start(settling)
+        settling = self._settle(exchange, batch.acknowledgments, batch.consumer_group, "acknowledgments")
+        Next(self._broker, exchange, pop).start(settling)
 
     # Ack ---------------------------------------------------------------------------------------------------
 
@@ -327,7 +350,7 @@ class HotRoutes:
             ack = _decode_ack(exchange.body)
         except _UNDECODABLE:
             ack = decode_json(exchange.body, AckBody, "body")
-        self._settle(exchange, [ack], ack.consumer_group, "")
+        when_done(self._settle(exchange, [ack], ack.consumer_group, ""), partial(_answer, exchange, ack_answers))
 
     def ack_batch(self, exchange: Exchange) -> None:
         """Acknowledge several messages.
@@ -343,15 +366,27 @@ class HotRoutes:
         except _UNDECODABLE:
             batch = decode_json(body, AckBatchBody, "body", ACK_TEXTS)
         if len(batch.acknowledgments) > self._max_batch:
-            raise self._too_many("acknowledgments", len(batch.acknowledgments))
-        self._settle(exchange, batch.acknowledgments, batch.consumer_group, "acknowledgments")
+            raise too_many("acknowledgments", self._max_batch, len(batch.acknowledgments))
+        settling = self._settle(exchange, batch.acknowledgments, batch.consumer_group, "acknowledgments")
+        when_done(settling, partial(_answer, exchange, ack_answers))
 
-    def _settle(self, exchange: Exchange, acks: Sequence[AckBody], group: str | None, where: str) -> None:
-        items = settlements_of(acks, group, where)
-        if items:
-            when_done(_settling(exchange, self._broker, items), partial(_settled, exchange))
-        else:
-            exchange.respond(200, JSON_HEADERS, b"[]")
+    def _settle(
+        self, exchange: Exchange, acks: Sequence[AckBody], group: str | None, where: str
+    ) -> asyncio.Future[list[SettleOutcome]]:
+        """Settle messages. Errors name a field as `where[index].field`, or as `field` without `where`."""
+        name = QUEUE_MODE if not group else check_name(group, "consumerGroup")
+        items = []
+        for index, ack in enumerate(acks):
+            if ack.transaction_id and ack.partition_id and ack.delay is None and ack.status in _DONE and not ack.task:
+                items.append(Settlement(ack.transaction_id, ack.partition_id, "completed", ack.lease_id, group=name))
+            else:
+                items.append(settlement_of(ack, name, f"{where}[{index}]." if where else ""))
+        if not items:
+            nothing: Answer[list[SettleOutcome]] = Answer()
+            nothing.set_result([])
+            return nothing
+        identity = exchange.identity
+        return settle(identity, self._broker, items) if identity.restricted else self._broker.settle(items)
 
     # Renewal -----------------------------------------------------------------------------------------------
 
@@ -364,148 +399,12 @@ class HotRoutes:
         lease_id = check_text(str(exchange.params["lease_id"]), "lease_id")
         body = decode_json(exchange.body or b"{}", ExtendBody, "extend")
         future = self._broker.renew(Renewal(lease_id, renewal_seconds(body.seconds)))
-        when_done(future, partial(_renewed, exchange, lease_id))
+        when_done(future, partial(_answer, exchange, partial(extended_lease, lease_id)))
 
 
-def _received(broker: Broker, exchange: Exchange, future: asyncio.Future[PopResult]) -> PopResult:
-    """Return the result of a pop with readable payloads; it is empty if the client has disconnected."""
-    result = future.result()
-    if exchange.gone:  # It disconnected in the turn of the event loop in which the result arrived.
-        broker.give_back(result)
-        return PopResult()
-    exchange.on_left = None
-    broker.unseal(result)
-    return result
-
-
-class _Next:
-    """Settlements and a pop that are under way for one request.
-
-    A pop that waits begins beside the settlements, because neither depends on the other: if the settlements make a
-    message available, the pop is notified. Without a wait, the pop begins when the settlements are committed. The
-    response begins then, too.
-    """
-
-    __slots__ = (
-        "_broker",
-        "_exchange",
-        "_line",
-        "_popped",
-        "_popping",
-        "_request",
-        "_requested_pop",
-        "_settled",
-        "_timer",
-    )
-
-    def __init__(self, broker: Broker, exchange: Exchange, pop: Pop) -> None:
-        self._broker = broker
-        self._exchange = exchange
-        self._requested_pop = pop
-        self._request = named(pop.request, exchange)
-        self._popping: asyncio.Future[PopResult] | None = None
-        self._settled = self._popped = False
-        self._line = b""
-        """The first line, until it is sent."""
-        self._timer: asyncio.TimerHandle | None = None
-
-    def start(self, settling: asyncio.Future[list[SettleOutcome]] | None) -> None:
-        """Answer when both are done."""
-        if settling is None:
-            self._note_settled([])
-            return
-        when_done(settling, self._on_settled)
-        if self._requested_pop.wait_seconds:
-            self._pop()
-
-    def _on_settled(self, settling: asyncio.Future[list[SettleOutcome]]) -> None:
-        try:
-            outcomes = settling.result()
-        except Exception as error:
-            self._exchange.on_left = None
-            popping = self._popping
-            if popping is not None and not popping.cancel() and not popping.cancelled() and not popping.exception():
-                self._broker.give_back(popping.result())
-            _fail(self._exchange, error)
-        else:
-            self._note_settled(outcomes)
-
-    def _note_settled(self, outcomes: list[SettleOutcome]) -> None:
-        self._settled = True
-        self._line = encode(ack_answers(outcomes)) + b"\n"
-        if self._popped:
-            self._finish()
-            return
-        if self._exchange.gone:
-            return
-        if self._popping is None:
-            self._pop()
-        self._timer = asyncio.get_running_loop().call_later(_FIRST_LINE_SECONDS, self._send_first_line)
-
-    def _send_first_line(self) -> None:
-        if self._exchange.begin_response(200, _LINES_HEADERS, self._line):
-            self._line = b""
-
-    def _pop(self) -> None:
-        pop = self._requested_pop
-        try:
-            popping = self._broker.begin_pop(self._request, pop.wait_seconds, pop.priority)
-        except HarkError as error:
-            popping = asyncio.get_running_loop().create_future()
-            popping.set_exception(error)
-        self._popping = popping
-        self._exchange.on_left = popping.cancel
-        when_done(popping, self._on_popped)
-
-    def _on_popped(self, _popping: asyncio.Future[PopResult]) -> None:
-        self._popped = True
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._settled:
-            self._finish()
-
-    def _finish(self) -> None:
-        """Send the second line, and the first one if it is not sent yet. Line breaks in payloads become spaces."""
-        popping = self._popping
-        if popping is None or popping.cancelled():
-            return  # The client has disconnected.
-        lost = None
-        try:
-            result = _received(self._broker, self._exchange, popping)
-            line = encode(pop_reply(self._request, result) if result.messages else None)
-            lost = partial(self._broker.release, result.lease_id) if result.lease_id else None
-        except Exception as error:
-            known = known_error(error)
-            retry = {} if known.retry_after is None else {"retryAfter": known.retry_after}
-            line = encode({**error_body(known), "status": known.status, **retry})
-        if b"\n" in line or b"\r" in line:
-            line = line.replace(b"\n", b" ").replace(b"\r", b" ")
-        self._exchange.respond(200, _LINES_HEADERS, b"%b%b\n" % (self._line, line), lost)
-
-
-def _fail(exchange: Exchange, error: Exception) -> None:
-    """Respond with an error. Its headers and log lines name the request."""
-    token = current_exchange.set(exchange)
+def _answer(exchange: Exchange, shape: Callable[[A], object], future: asyncio.Future[A]) -> None:
+    """Respond with a result in the form of the HTTP API."""
     try:
-        exchange.respond(*error_response(error))
-    finally:
-        current_exchange.reset(token)
-
-
-def _settling(exchange: Exchange, broker: Broker, items: Sequence[Settlement]) -> asyncio.Future[list[SettleOutcome]]:
-    identity = exchange.identity
-    return settle(identity, broker, items) if identity.restricted else broker.settle(items)
-
-
-def _settled(exchange: Exchange, future: asyncio.Future[list[SettleOutcome]]) -> None:
-    try:
-        exchange.respond(200, JSON_HEADERS, encode(ack_answers(future.result())))
+        exchange.carrier.respond(exchange, 200, JSON_HEADERS, encode(shape(future.result())))
     except Exception as error:
-        _fail(exchange, error)
-
-
-def _renewed(exchange: Exchange, lease_id: str, future: asyncio.Future[RenewOutcome]) -> None:
-    try:
-        exchange.respond(200, JSON_HEADERS, encode(extended_lease(lease_id, future.result())))
-    except Exception as error:
-        _fail(exchange, error)
+        fail(exchange, error)

@@ -6,31 +6,30 @@ import asyncio
 import re
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import UNSET
 
-from hark.api.types.delivery import AckAnswer, AckBody, TaskEndBody
+from hark.api.types import Single, renamed
+from hark.api.types.delivery import AckAnswer, AckBody, PushItem, TaskEndBody
 from hark.api.types.messages import ExtendedLease, RenewalAnswer
 from hark.broker import Broker
 from hark.errors import InvalidInput
 from hark.http import checks
 from hark.http.checks import (
-    MAX_NAME_BYTES,
     check_int,
     check_name,
     check_text,
     decode_unbounded,
-    raw_default,
     short,
     time_of,
 )
 from hark.ids import has_location
 from hark.keys import InvalidKey, check_keys
-from hark.model import QUEUE_MODE, Key, NewMessage, Renewal, RenewOutcome, Settlement, SettleOutcome, TaskEnd
+from hark.model import Key, NewMessage, Renewal, RenewOutcome, Settlement, SettleOutcome, TaskEnd
 from hark.model.admin import labels_of
 from hark.model.messages import (
-    DEFAULT_PARTITION,
     MAX_STATE,
     NULL_PAYLOAD,
     TaskEndState,
@@ -40,7 +39,7 @@ from hark.model.messages import (
 )
 
 if TYPE_CHECKING:
-    from hark.http.keyval.queue import EnqueueOptions
+    from hark.api.types.keys import EnqueueOptions
 
 MAX_PRIORITY = 9
 MAX_BACKOFF_STEPS = 100
@@ -49,8 +48,6 @@ MAX_DELAY_MS = 10 * YEAR_MS
 MAX_TTL_MS = 100 * YEAR_MS
 
 NO_PAYLOAD = msgspec.Raw(NULL_PAYLOAD)
-"""The payload of an item without one; compared by identity to distinguish it from an explicit null."""
-NO_KEYS = msgspec.Raw(b"null")
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII | re.IGNORECASE)
 
 ITEM_TEXTS = {
@@ -63,32 +60,7 @@ ITEM_TEXTS = {
 """Error texts that clients rely on, for `decode_json`."""
 
 
-class PushItem(msgspec.Struct, gc=False, rename="camel"):
-    """A message to push."""
-
-    queue: str
-    partition: str = DEFAULT_PARTITION
-    payload: msgspec.Raw = raw_default(NO_PAYLOAD)
-    transaction_id: str = ""
-    trace_id: str = ""
-    priority: int | None = None
-    delay: int | None = None
-    deliver_at: str | int | None = None
-    backoff_schedule: list[int] | None = None
-    ttl: int | None = None
-    keys_if_undelivered: msgspec.Raw = raw_default(NO_KEYS)
-    traceparent: str | None = None
-    tracestate: str | None = None
-    message_id: str | None = None
-    namespace: str | None = None
-    task: str | None = None
-
-
-class PushBody(msgspec.Struct, gc=False):
-    """The messages to push."""
-
-    items: list[PushItem]
-
+PushBody = renamed(Single[list[PushItem]], "PushBody", "The messages to push.", value="items")
 
 payloads_in = checks.raw_parts("payload", "items", texts=ITEM_TEXTS)
 """Returns the payloads of a push, for `check_values`."""
@@ -103,41 +75,7 @@ def items_in(body: bytes, *, many: bool = False) -> list[PushItem]:
     """Return the items of a push, unchecked. `many`: the body has many values, so items are counted first."""
     if many:
         return list(checks.elements(decode_unbounded(body, _many(), "body", ITEM_TEXTS).items))
-    return decode_unbounded(body, PushBody, "body", ITEM_TEXTS).items
-
-
-_ShortName = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_BYTES // 4)]
-"""A character has at most four bytes, so a name this short is within the limit."""
-
-
-class PlainItem(msgspec.Struct, gc=False, rename="camel", forbid_unknown_fields=True):
-    """A message without options, the common case. Decoding performs all checks."""
-
-    queue: _ShortName
-    partition: _ShortName = DEFAULT_PARTITION
-    payload: msgspec.Raw = NO_PAYLOAD
-    transaction_id: Annotated[str, msgspec.Meta(max_length=MAX_NAME_BYTES // 4)] = ""
-
-
-class PlainBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """A push of messages without options."""
-
-    items: list[PlainItem]
-
-
-_decode_plain = msgspec.json.Decoder(PlainBody).decode
-
-
-def plain_messages(body: bytes) -> list[NewMessage] | None:
-    """Return the messages of a body if all are valid and have no options; None: check the items one by one."""
-    # Names must not contain NUL. (The search for a single byte is cheap.)
-    if not body.isascii() or (b"\\" in body and b"\\u0000" in body):
-        return None
-    try:
-        items = _decode_plain(body).items
-    except (msgspec.MsgspecError, RecursionError):
-        return None
-    return [NewMessage(item.queue, item.partition, bytes(item.payload), item.transaction_id or None) for item in items]
+    return decode_unbounded(body, PushBody, "body", ITEM_TEXTS).value
 
 
 def to_new_message(item: PushItem, index: int, where: str = "items") -> NewMessage:
@@ -146,7 +84,7 @@ def to_new_message(item: PushItem, index: int, where: str = "items") -> NewMessa
     message = NewMessage(
         check_name(item.queue, f"{where}.queue"),
         check_name(item.partition, f"{where}.partition"),
-        bytes(item.payload),
+        NULL_PAYLOAD if item.payload is UNSET else bytes(item.payload),
         check_text(item.transaction_id, f"{where}.transactionId") or None,
     )
     if item.message_id and message.transaction_id is None:
@@ -180,7 +118,7 @@ def apply_options(
         message.backoff_ms = tuple(check(one, f"{field}[{step}]", 0, MAX_DELAY_MS) for step, one in enumerate(delays))
     if options.ttl is not None:
         message.ttl_ms = check(options.ttl, f"{where}.ttl", 1, MAX_TTL_MS)
-    if options.keys_if_undelivered is not NO_KEYS:
+    if options.keys_if_undelivered is not UNSET:
         message.undelivered_keys = _undelivered_keys(options.keys_if_undelivered, f"{where}.keysIfUndelivered")
     if options.traceparent or options.tracestate:
         message.trace_context = _check_context(options.traceparent or "", options.tracestate or "", where)
@@ -237,23 +175,8 @@ ACK_TEXTS = {
 }
 """Error texts that clients rely on, for `decode_json`."""
 
-_DONE = (None, "completed")
 _WAITING = ("failed", "retry")
 """Statuses after which the message is redelivered."""
-
-
-def settlements_of(acks: Sequence[AckBody], group: str | None, where: str) -> list[Settlement]:
-    """Return checked settlements. Errors name a field as `where[index].field`, or as `field` without `where`."""
-    name = QUEUE_MODE if not group else check_name(group, "consumerGroup")
-    settlements = []
-    for index, ack in enumerate(acks):
-        if ack.transaction_id and ack.partition_id and ack.delay is None and ack.status in _DONE and not ack.task:
-            settlements.append(
-                Settlement(ack.transaction_id, ack.partition_id, "completed", ack.lease_id, None, None, name)
-            )
-        else:
-            settlements.append(settlement_of(ack, name, f"{where}[{index}]." if where else ""))
-    return settlements
 
 
 def settlement_of(ack: AckBody, group: str, where: str) -> Settlement:

@@ -309,7 +309,7 @@ def server_metrics(broker: Broker, requests: Requests, load: tuple[int, int]) ->
     yield histogram(
         "hark_event_loop_lag_seconds",
         "Lag of the event loop in seconds, measured twice a second.",
-        [({}, broker.loop_lateness)],
+        [({}, broker.duties.lateness)],
     )
 
 
@@ -403,7 +403,7 @@ def call_metrics(broker: Broker) -> Iterator[Metric]:
     yield histogram(
         "hark_batch_requests",
         "Requests per engine call, by verb.",
-        [({"verb": verb}, _batches(sizes)) for verb, sizes in broker.batch_sizes().items()],
+        [({"verb": verb}, _batches(sizes)) for verb, sizes in broker.batchers.sizes().items()],
     )
 
 

@@ -115,12 +115,6 @@ def document(table: Table) -> dict[str, object]:
     }
 
 
-def _operations(table: Table) -> Iterator[tuple[str, str, Operation]]:
-    for path, operations in table.items():
-        for method, operation in operations.items():
-            yield path, method, operation
-
-
 # Types -----------------------------------------------------------------------------------------------------
 
 
@@ -177,7 +171,9 @@ def _ids(operations: list[tuple[str, str, Operation]]) -> list[str]:
         f"keyval_{one.endpoint.__name__}" if path.startswith(_KEYVAL) else one.endpoint.__name__
         for path, _, one in operations
     ]
-    names = _distinct(names, paths, lambda path: ["of", *found] if (found := _names_in(path)) else [])
+    names = _distinct(
+        names, paths, lambda path: ["of", *(name for name, _ in found)] if (found := _NAMES.findall(path)) else []
+    )
     return _distinct(names, paths, lambda path: [path.rpartition("/")[2]])
 
 
@@ -186,10 +182,6 @@ def _distinct(names: list[str], paths: list[str], words: Callable[[str], list[st
     return [
         "_".join([name, *words(path)]) if name in several else name for name, path in zip(names, paths, strict=True)
     ]
-
-
-def _names_in(path: str) -> list[str]:
-    return [name for name, _ in _NAMES.findall(path)]
 
 
 def _tag(path: str) -> str:

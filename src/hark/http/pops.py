@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import cast
 from urllib.parse import parse_qsl
@@ -10,8 +11,10 @@ import msgspec
 from msgspec.structs import replace
 
 from hark.api.types.delivery import Delivered, PopReply
+from hark.broker import Broker
+from hark.clock import format_time
 from hark.errors import InvalidInput, Refused
-from hark.http.checks import MAX_NAME_BYTES, check_name, format_time, parse_time
+from hark.http.checks import MAX_NAME_BYTES, check_name, parse_time
 from hark.http.exchange import Exchange
 from hark.http.items import MAX_SECONDS
 from hark.http.params import BoolParam, ChoiceParam, IntParam, NameParam, Param
@@ -141,6 +144,11 @@ def batch_param(settings: Settings, default: int) -> IntParam:
     return IntParam("batch", "Maximum number of messages to receive at a time.", default, 1, settings.limits.max_batch)
 
 
+def prefetch_param(default: int, most: int) -> IntParam:
+    """Return the parameter for the number of messages that a stream holds."""
+    return IntParam("prefetch", "Maximum number of unacknowledged messages that the client holds.", default, 1, most)
+
+
 def timeout_param(settings: Settings) -> IntParam:
     """Return the parameter for the longest wait."""
     pop = settings.pop
@@ -265,3 +273,14 @@ def browsed_messages(messages: Sequence[StoredMessage]) -> list[Delivered]:
     for wire, message in zip(shown, messages, strict=True):
         wire.payload_error = message.unreadable
     return shown
+
+
+def received(broker: Broker, exchange: Exchange, future: asyncio.Future[PopResult]) -> PopResult:
+    """Return the result of a pop with readable payloads; it is empty if the client has disconnected."""
+    result = future.result()
+    if exchange.gone:  # It disconnected in the turn of the event loop in which the result arrived.
+        broker.give_back(result)
+        return PopResult()
+    exchange.on_left = None
+    broker.unseal(result)
+    return result

@@ -18,7 +18,15 @@ from hark.api import types
 from hark.errors import BodyTooLarge, Forbidden, HarkError, InvalidInput, MethodNotAllowed, Unauthorized
 from hark.http import checks
 from hark.http.checks import Payloads, many_values, time_of, too_many_values
-from hark.http.exchange import HEADER, Exchange, Header, current_request_id, exchange_of, request_id_of
+from hark.http.exchange import (
+    HEADER,
+    Exchange,
+    Header,
+    current_exchange,
+    current_request_id,
+    exchange_of,
+    request_id_of,
+)
 from hark.model import NewMessage
 from hark.model.messages import is_traceparent, is_tracestate, trace_context
 from hark.settings import Settings
@@ -130,6 +138,15 @@ async def send_failure(send: Send, error: Exception) -> None:
     await send_response(send, error_response(error))
 
 
+def fail(exchange: Exchange, error: Exception) -> None:
+    """Respond with an error. Its headers and log lines name the request."""
+    token = current_exchange.set(exchange)
+    try:
+        exchange.carrier.respond(exchange, *error_response(error))
+    finally:
+        current_exchange.reset(token)
+
+
 def known_error(error: Exception) -> HarkError:
     """Return an exception as the error that the client receives."""
     if isinstance(error, HarkError):
@@ -189,7 +206,7 @@ def too_large(most: int, max_body_bytes: int) -> BodyTooLarge:
 
 
 def answer_of(shape: Callable[..., T], source: msgspec.Struct, **others: Any) -> T:
-    """Return an answer with the fields of `source` that have the same name, and others. Times become text."""
+    """Return an answer or a body with the fields of `source` that have the same name, and others. Times become text."""
     values = {
         name: time_of(getattr(source, name)) if is_time else getattr(source, name)
         for name, is_time in _common_fields(shape, type(source))

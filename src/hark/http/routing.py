@@ -1,9 +1,9 @@
-"""Routes: operations and their endpoints, calls of endpoints, and the search for the operation of a path."""
+"""Routes: operations and their endpoints, and calls of endpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
@@ -11,10 +11,10 @@ from starlette.responses import Response
 
 from hark.access.identity import Identity
 from hark.api import operations
-from hark.api.operations import WEBSOCKET, Reach, Role
-from hark.errors import HarkError, InvalidInput, MethodNotAllowed, NotFound
+from hark.api.operations import Reach, Role
+from hark.errors import InvalidInput
 from hark.http import responses
-from hark.http.checks import Payloads, check_name, check_text, decode_json, path_segments, query_params
+from hark.http.checks import Payloads, check_name, check_text, decode_json, query_params
 from hark.http.exchange import Exchange, Header, exchange_of
 from hark.http.params import Param
 from hark.http.responses import Receive, Scope, Send, decode_in_turns, encode
@@ -73,7 +73,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     errors: tuple[Failure, ...] = ()
     raw: bool = False
     hot: bool = False
-    """Whether the endpoint answers by itself, without a task: `Exchange.respond`, now or later."""
+    """Whether the endpoint answers by itself, without a task: `Carrier.respond`, now or later."""
 
     @property
     def answers(self) -> Mapping[int, Any]:
@@ -190,102 +190,7 @@ class Call:
                 await responses.send_response(send, (self.status, (responses.JSON_HEADER, *self.headers), body))
 
 
+PathParams = Mapping[str, str | list[str]]
+"""The parameters in a path."""
 Endpoint = Callable[[Call], Awaitable[object]]
 """A function from a call to an answer, or to a response that is not JSON."""
-
-
-# Paths -----------------------------------------------------------------------------------------------------
-
-PathParams = Mapping[str, str | list[str]]
-
-_REST = ":path}"
-_KEPT_PATHS = 4096
-_KEPT_BYTES = 512
-"""Consumers repeat the same paths, so the results of short paths are cached."""
-
-
-class Found(NamedTuple):
-    """The operation of a request, the parameters in its path, and the matching route pattern."""
-
-    operation: Operation
-    params: PathParams
-    route: str
-
-
-class Router:
-    """Finds the operation of a request in a table of routes."""
-
-    def __init__(self, table: Table) -> None:
-        self._patterns: dict[int, list[_Pattern]] = {}
-        self._rests: list[_Pattern] = []
-        for order, (path, methods) in enumerate(table.items()):
-            pattern = _Pattern(order, path, methods)
-            (self._rests if pattern.rest else self._patterns.setdefault(len(pattern.words), [])).append(pattern)
-        self._exact = {path.encode(): self._search(path.encode()) for path in table if "{" not in path}
-        self._recall = lru_cache(_KEPT_PATHS)(self._search)
-
-    def find(self, exchange: Exchange) -> Found:
-        """Return the operation of a request; raises `NotFound` or `MethodNotAllowed`."""
-        path = exchange.raw_path
-        methods = self._exact.get(path)
-        if methods is None:
-            methods = self._recall(path) if len(path) <= _KEPT_BYTES else self._search(path)
-        found = methods.get(exchange.method)
-        if found is None:
-            raise _no_operation(exchange, methods)
-        return found
-
-    def _search(self, path: bytes) -> Mapping[str, Found]:
-        """Return the operations of a path, by method."""
-        segments = path_segments(path)
-        longer = [one for one in self._rests if len(one.words) < len(segments)]
-        methods: dict[str, Found] = {}
-        for pattern in sorted([*self._patterns.get(len(segments), ()), *longer], key=lambda pattern: pattern.order):
-            params = pattern.match(segments)
-            if params is not None:
-                for method, operation in pattern.operations.items():
-                    methods.setdefault(method, Found(operation, params, pattern.path))
-        return methods
-
-
-class _Pattern:
-    """One path of the table."""
-
-    def __init__(self, order: int, path: str, operations: Mapping[str, Operation]) -> None:
-        self.order = order
-        self.path = path
-        words = path.split("/")[1:]
-        self.rest = words.pop()[1:].removesuffix(_REST) if path.endswith(_REST) else ""
-        self.words = [(word[1:-1], True) if word.startswith("{") else (word, False) for word in words]
-        self.operations = dict(operations)
-        # A HEAD request must not receive messages, so raw and hot operations do not support it.
-        if (get := self.operations.get("GET")) is not None and not (get.raw or get.hot):
-            self.operations["HEAD"] = get
-
-    def match(self, segments: list[str]) -> PathParams | None:
-        """Return the parameters of a path of the right length, or None if it does not match."""
-        params: dict[str, str | list[str]] = {}
-        for segment, (word, is_name) in zip(segments, self.words, strict=False):
-            if is_name:
-                params[word] = segment
-            elif segment != word:
-                return None
-        if self.rest:
-            params[self.rest] = segments[len(self.words) :]
-        return params
-
-
-def _no_operation(exchange: Exchange, methods: Mapping[str, Found]) -> HarkError:
-    path = exchange.path
-    if exchange.method == WEBSOCKET:
-        return NotFound(
-            f"no such route: {path} does not accept WebSockets; connect to /api/v1/consume", code="route_not_found"
-        )
-    if not methods:
-        return NotFound(
-            f"no such route: {exchange.method} {path}; GET /openapi.json lists the routes", code="route_not_found"
-        )
-    if WEBSOCKET in methods:
-        return InvalidInput(f"{path} accepts only WebSocket connections; connect with ws:// or wss://")
-    allow = ", ".join(methods)
-    return MethodNotAllowed(f"{path} does not support {exchange.method}; use {allow}", allow=allow)

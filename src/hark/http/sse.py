@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Protocol, cast
+from typing import Protocol, TypeVar, cast
 
 import msgspec
 
@@ -19,7 +19,7 @@ from hark.http import pops, responses
 from hark.http.admission import check_pop, check_role, identity_of
 from hark.http.checks import parse_time, query_params, short
 from hark.http.exchange import exchange_of
-from hark.http.params import BoolParam, IntParam, Param
+from hark.http.params import BoolParam, Param
 from hark.http.pops import PARTITION, PRIORITY, QueuePath, named, pop_request, queue_in_path, queue_of, taking_params
 from hark.http.responses import Receive, Scope, Send, encode, send_failure
 from hark.http.routing import ANOTHER_MODE, EVENTS, NOT_SUPPORTED, Bound, Table, bind, table
@@ -120,6 +120,9 @@ class Source(Protocol):
         """Close the source, because the client has disconnected."""
 
 
+S = TypeVar("S", bound=Source)
+
+
 class SseOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of an event stream."""
 
@@ -147,15 +150,20 @@ async def send_events(
     scope: Scope,
     receive: Receive,
     send: Send,
-    source: Source,
-    write_events: Callable[[ClientWriter], Awaitable[None]],
+    opened: Callable[[], Awaitable[S]],
+    write_events: Callable[[S, ClientWriter], Awaitable[None]],
     sse_options: SseOptions,
 ) -> None:
-    """Respond with events: `write_events` writes the events of the source until there are no more.
+    """Open a source and respond with events: `write_events` writes those of the source until there are no more.
 
-    The source is closed when the client disconnects, and the response ends when the source ends. An exception of
-    `write_events` is sent as an event `error`.
+    A source that cannot be opened is an ordinary error response. The source is closed when the client disconnects, and
+    the response ends when the source ends. An exception of `write_events` is sent as an event `error`.
     """
+    try:
+        source = await opened()
+    except Exception as error:
+        await send_failure(send, error)
+        return
     watch = asyncio.create_task(_close_when_left(receive, source))
     headers = [
         (b"content-type", b"text/event-stream"),
@@ -165,7 +173,7 @@ async def send_events(
     ]
     try:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await _send_each(scope, send, write_events, sse_options)
+        await _send_each(scope, send, lambda writer: write_events(source, writer), sse_options)
         await send({"type": "http.response.body", "body": b""})
     except Gone:
         await watch
@@ -291,13 +299,7 @@ class EventStreams:
     def __init__(self, broker: Broker, settings: Settings, ping_seconds: float = PING_SECONDS) -> None:
         self._broker = broker
         self._settings = settings
-        self._prefetch = IntParam(
-            "prefetch",
-            "Maximum number of unacknowledged messages that the client holds.",
-            DEFAULT_PREFETCH,
-            1,
-            settings.limits.max_batch,
-        )
+        self._prefetch = pops.prefetch_param(DEFAULT_PREFETCH, settings.limits.max_batch)
         self._sse_options = SseOptions(
             opening=_PING, ping=_PING, ping_seconds=ping_seconds, stall_seconds=settings.limits.stalled_seconds
         )
@@ -323,12 +325,7 @@ class EventStreams:
         is none. Acknowledge the messages with POST /api/v1/ack. With `browse=true` the stream shows messages without
         receiving them and requires only the role read-only; otherwise it requires the role read-write.
         """
-        try:
-            source = await self._open(scope)
-        except Exception as error:
-            await send_failure(send, error)
-            return
-        await send_events(scope, receive, send, source, lambda writer: _write_events(source, writer), self._sse_options)
+        await send_events(scope, receive, send, lambda: self._open(scope), _write_events, self._sse_options)
 
     async def _open(self, scope: Scope) -> Stream | Browser:
         query = query_params(scope["query_string"])

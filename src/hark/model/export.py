@@ -59,44 +59,38 @@ class PositionLine(_Line, frozen=True, kw_only=True, tag="position"):
     offset: int
 
 
-class MessageLine(_Line, frozen=True, kw_only=True, tag="message"):
-    """A message; times are microseconds since the epoch."""
+class _Stored(_Line, frozen=True, kw_only=True):
+    """What messages and dead letters have in common; times are microseconds since the epoch."""
 
     partition: str
-    offset: int
     transaction_id: str
     payload: msgspec.Raw
     created_at: int
     trace_id: str | None = None
     producer_sub: str | None = None
     priority: int = 0
+    backoff_schedule: tuple[int, ...] | None = None
+    keys_if_undelivered: tuple[Key, ...] = ()
+    traceparent: str | None = None
+    tracestate: str | None = None
+
+
+class MessageLine(_Stored, frozen=True, kw_only=True, tag="message"):
+    """A message."""
+
+    offset: int
     deliver_at: int | None = None
     expires_at: int | None = None
-    backoff_schedule: tuple[int, ...] | None = None
-    keys_if_undelivered: tuple[Key, ...] = ()
-    traceparent: str | None = None
-    tracestate: str | None = None
 
 
-class DeadLetterLine(_Line, frozen=True, kw_only=True, tag="deadLetter"):
-    """A dead letter; times are microseconds since the epoch."""
+class DeadLetterLine(_Stored, frozen=True, kw_only=True, tag="deadLetter"):
+    """A dead letter."""
 
     id: str
-    partition: str
     group: str
-    transaction_id: str
-    payload: msgspec.Raw
     attempts: int
     error: str
-    created_at: int
     failed_at: int
-    trace_id: str | None = None
-    producer_sub: str | None = None
-    priority: int = 0
-    backoff_schedule: tuple[int, ...] | None = None
-    keys_if_undelivered: tuple[Key, ...] = ()
-    traceparent: str | None = None
-    tracestate: str | None = None
 
 
 class KeysLine(_Line, frozen=True, kw_only=True, tag="keys"):

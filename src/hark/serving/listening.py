@@ -10,7 +10,7 @@ import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -114,11 +114,10 @@ BACKLOG = 4096
 
 def bound(host: str, port: int) -> socket.socket:
     """A socket with exclusive use of the port: a second server must fail before it opens the store."""
-    with _refusal(host, port):
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        return _bind(socket.socket(family, kind, protocol), str(address[0]), int(address[1]))
+    with _refusal(f"on {host}:{port}", "--port"):
+        listener, address = _resolved(host, port, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return _bind(listener, address)
 
 
 def reserved(host: str, port: int) -> socket.socket:
@@ -131,16 +130,17 @@ def reserved(host: str, port: int) -> socket.socket:
 
 def joined(family: int, host: str, port: int) -> socket.socket:
     """One of several sockets on a reserved port. The system distributes connections over the listening sockets."""
-    with _refusal(host, port):
+    with _refusal(f"on {host}:{port}", "--port"):
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        return _bind(listener, host, port)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return _bind(listener, (host, port))
 
 
 def listen(listener: socket.socket) -> None:
     """Start to queue connections, until the server accepts them."""
     host, port = listener.getsockname()[:2]
-    with _refusal(host, port):
+    with _refusal(f"on {host}:{port}", "--port"):
         listener.listen(BACKLOG)
 
 
@@ -151,10 +151,15 @@ def shown(listener: socket.socket, *, secure: bool = False) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _bind(listener: socket.socket, host: str, port: int) -> socket.socket:
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def _resolved(host: str, port: int, kind: socket.SocketKind) -> tuple[socket.socket, Any]:
+    """A socket for an address, and the address."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=kind, flags=socket.AI_PASSIVE)[0]
+    return socket.socket(family, kind, protocol), address
+
+
+def _bind(listener: socket.socket, address: Any) -> socket.socket:
     try:
-        listener.bind((host, port))
+        listener.bind(address)
     except OSError:
         listener.close()
         raise
@@ -162,13 +167,13 @@ def _bind(listener: socket.socket, host: str, port: int) -> socket.socket:
 
 
 @contextmanager
-def _refusal(host: str, port: int) -> Iterator[None]:
+def _refusal(where: str, other: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise StoreUnusable(
-            f"cannot listen on {host}:{port}: {error.strerror}; check whether another server is running, or choose "
-            "another --port",
+            f"cannot listen {where}: {error.strerror}; check whether another server is running, or choose "
+            f"another {other}",
             code="address_in_use",
         ) from error
 
@@ -238,19 +243,6 @@ def _sockets(settings: Settings) -> list[socket.socket]:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE
-        )[0]
-        with ExitStack() as unless_bound:
-            udp = unless_bound.enter_context(socket.socket(family, kind, protocol))
-            # The port must not be shared: of several sockets on a UDP port only one receives a datagram.
-            udp.bind(address)
-            unless_bound.pop_all()
-    except OSError as error:
-        raise StoreUnusable(
-            f"cannot listen for peers on UDP {host}:{port}: {error.strerror}; check whether another server is running, "
-            "or choose another peer.port or peer.host",
-            code="address_in_use",
-        ) from error
-    return udp
+    with _refusal(f"for peers on UDP {host}:{port}", "peer.port or peer.host"):
+        # The port must not be shared: of several sockets on a UDP port only one receives a datagram.
+        return _bind(*_resolved(host, port, socket.SOCK_DGRAM))

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -43,14 +43,11 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Link, Tracer
 
-S3_SCHEME = "s3://"
-_POSTGRES_SCHEMES = ("postgresql://", "postgres://")
-
 
 def make_engine(settings: Settings, clock: Clock, polling: PollingStrategy | None = None) -> Engine:
     """The engine that the settings name. `polling` is for S3, which has to be polled for changes."""
     completed_seconds, idle_seconds = settings.retention.completed_seconds, settings.retention.idle_group_days * 86400
-    if is_postgres(settings):
+    if settings.on_postgres:
         from hark.engine.postgres import PostgresEngine
 
         # Without a local clock: all servers use the clock of the database.
@@ -60,7 +57,7 @@ def make_engine(settings: Settings, clock: Clock, polling: PollingStrategy | Non
             idle_group_seconds=idle_seconds,
             **msgspec.structs.asdict(settings.postgres),
         )
-    if is_s3(settings):
+    if settings.on_s3:
         from hark.engine.s3.engine import S3Engine
 
         return S3Engine(
@@ -71,7 +68,7 @@ def make_engine(settings: Settings, clock: Clock, polling: PollingStrategy | Non
             idle_group_seconds=idle_seconds,
             polling=strategy_from(settings, polling),
         )
-    path = sqlite_path(settings)
+    path = settings.sqlite_path
     if path is None:
         raise InvalidSetting(
             f"engine: {shown(settings, 'engine')!r} is not supported; use sqlite:///file.db, "
@@ -89,7 +86,7 @@ def make_engine(settings: Settings, clock: Clock, polling: PollingStrategy | Non
 
 def refuse_company_on_sqlite(settings: Settings) -> None:
     """Reject settings for several servers on SQLite: a SQLite file has one server process."""
-    if is_postgres(settings) or is_s3(settings):
+    if settings.on_postgres or settings.on_s3:
         return
     if settings.workers > 1:
         raise InvalidSetting(
@@ -103,39 +100,17 @@ def refuse_company_on_sqlite(settings: Settings) -> None:
             )
 
 
-def is_postgres(settings: Settings) -> bool:
-    """Whether the settings name a PostgreSQL database."""
-    return settings.engine.startswith(_POSTGRES_SCHEMES)
-
-
-def is_s3(settings: Settings) -> bool:
-    """Whether the settings name a bucket."""
-    return settings.engine.startswith(S3_SCHEME)
-
-
-def sqlite_path(settings: Settings) -> str | None:
-    """The path of the SQLite file, or None if the settings name another engine."""
-    if not settings.engine:
-        return str(Path(settings.data) / "hark.db")
-    if settings.engine in ("memory", "memory://", "sqlite://:memory:", "sqlite:///:memory:"):
-        return ":memory:"
-    if settings.engine.startswith("sqlite:///"):
-        return settings.engine.removeprefix("sqlite:///")
-    return None
-
-
 def describe(settings: Settings) -> str:
     """The name of the store, without a password."""
-    if is_postgres(settings):
+    if settings.on_postgres:
         from hark.engine.postgres.pool import shown
 
         return shown(settings.engine)
-    if is_s3(settings):
+    if settings.on_s3:
         from hark.engine.s3.bucket import Address
 
         return Address.parse(settings.engine).text
-    path = sqlite_path(settings)
-    return "from memory (nothing is kept)" if path == ":memory:" else str(path)
+    return "from memory (nothing is kept)" if settings.sqlite_path == ":memory:" else str(settings.sqlite_path)
 
 
 log = logging.getLogger(__name__)
@@ -326,8 +301,36 @@ class Tracing:
         self._tracer: Tracer = provider.get_tracer("hark", __version__)
 
     def app(self, app: App) -> Callable[[Scope, Receive, Send], Awaitable[object]]:
-        """The application, with a span around each request."""
-        return _traced_app(app, self._tracer)
+        """The application, with a span around each request. The span of the client is the parent."""
+        from opentelemetry.context import Context
+        from opentelemetry.trace import SpanKind, Status, StatusCode
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        w3c = TraceContextTextMapPropagator()
+
+        async def traced(scope: Scope, receive: Receive, send: Send) -> None:
+            exchange = app.admitted(scope)
+            method, route = exchange.method, exchange.route
+            attributes = {"http.request.method": method, "http.route": route}
+            given = ((name, value) for name, value in scope["headers"] if name in _CONTEXT_HEADERS)
+            # The parent is in the headers: never the current context of the process.
+            parent = w3c.extract({name.decode(): value.decode("latin-1") for name, value in given}, Context())
+            span_of_request = self._tracer.start_as_current_span(
+                f"{method} {route}", parent, SpanKind.SERVER, attributes
+            )
+            with span_of_request as span:
+
+                def noting(event: Event) -> Coroutine[Any, Any, None]:
+                    status = event.get("status", _UPGRADED if event["type"] == "websocket.accept" else None)
+                    if status is not None:
+                        span.set_attribute("http.response.status_code", status)
+                        if status >= _FIRST_ERROR:
+                            span.set_status(Status(StatusCode.ERROR))
+                    return send(event)
+
+                await app(scope, receive, noting)
+
+        return traced
 
     def engine(self, engine: Engine) -> Engine:
         """The engine, with a span around each batch that requests begin."""
@@ -340,36 +343,6 @@ class Tracing:
         sending.join(_CLOSE_SECONDS)
 
 
-def _traced_app(app: App, tracer: Tracer) -> Callable[[Scope, Receive, Send], Awaitable[object]]:
-    """Return an application with a span around each request. The span of the client is the parent."""
-    from opentelemetry.context import Context
-    from opentelemetry.trace import SpanKind, Status, StatusCode
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-    w3c = TraceContextTextMapPropagator()
-
-    async def traced(scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = app.admitted(scope)
-        method, route = exchange.method, exchange.route
-        attributes = {"http.request.method": method, "http.route": route}
-        given = ((name, value) for name, value in scope["headers"] if name in _CONTEXT_HEADERS)
-        # The parent is in the headers: never the current context of the process.
-        parent = w3c.extract({name.decode(): value.decode("latin-1") for name, value in given}, Context())
-        with tracer.start_as_current_span(f"{method} {route}", parent, SpanKind.SERVER, attributes) as span:
-
-            def noting(event: Event) -> Coroutine[Any, Any, None]:
-                status = event.get("status", _UPGRADED if event["type"] == "websocket.accept" else None)
-                if status is not None:
-                    span.set_attribute("http.response.status_code", status)
-                    if status >= _FIRST_ERROR:
-                        span.set_status(Status(StatusCode.ERROR))
-                return send(event)
-
-            await app(scope, receive, noting)
-
-    return traced
-
-
 class _TracedEngine:
     """An engine with spans.
 
@@ -379,22 +352,17 @@ class _TracedEngine:
 
     def __init__(self, engine: Engine, tracer: Tracer) -> None:
         self._engine = engine
+        self._tracer = tracer
         for verb in _VERBS:
-            setattr(self, verb, _traced(engine, verb, tracer))
+            setattr(self, verb, partial(self._call, verb))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-
-def _traced(engine: Engine, verb: str, tracer: Tracer) -> Callable[[Sequence[Any]], Awaitable[Any]]:
-    call = getattr(engine, verb)
-
-    async def traced(requests: Sequence[Any]) -> Any:
+    async def _call(self, verb: str, requests: Sequence[Any]) -> Any:
         attributes = {"hark.batch_size": len(requests)}
-        with tracer.start_as_current_span(f"store {verb}", attributes=attributes, links=_links(requests)):
-            return await call(requests)
-
-    return traced
+        with self._tracer.start_as_current_span(f"store {verb}", attributes=attributes, links=_links(requests)):
+            return await getattr(self._engine, verb)(requests)
 
 
 def _links(requests: Sequence[Any]) -> list[Link]:

@@ -6,7 +6,7 @@
 `tree.py` and `sections.py` define the settings; `load.py` lists and loads them.
 """
 
-from hark.settings.load import SETTINGS, Loaded, Setting, load, shown
+from hark.settings.load import SETTINGS, Loaded, load, shown
 from hark.settings.sections import Address, Audit, Auth, Cors, Polling, Tls, Worker, peer_addresses
 from hark.settings.tree import (
     Batching,
@@ -17,10 +17,7 @@ from hark.settings.tree import (
     LogFormat,
     Otel,
     Peer,
-    Pop,
-    Postgres,
     Queue,
-    Retention,
     Settings,
 )
 
@@ -40,11 +37,7 @@ __all__ = [
     "Otel",
     "Peer",
     "Polling",
-    "Pop",
-    "Postgres",
     "Queue",
-    "Retention",
-    "Setting",
     "Settings",
     "Tls",
     "Worker",

@@ -15,10 +15,9 @@ import msgspec
 from msgspec import inspect
 
 from hark.errors import InvalidSetting, did_you_mean
-from hark.settings.sections import POLL_INTERVAL, peer_addresses
+from hark.settings.sections import HIDDEN, POLL_INTERVAL, peer_addresses
 from hark.settings.tree import Settings
 
-HIDDEN = "******"
 _IN_QUERY = re.compile(r"([?&][^=&]*(?:password|secret|key|token)[^=&]*=)[^&]*", re.IGNORECASE)
 _SHORT_FLAGS = {"strategy": "polling", "grace_seconds": "grace"}
 

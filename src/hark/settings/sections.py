@@ -25,8 +25,18 @@ def about(meaning: str, *aliases: str, expected: str = "", secret: bool = False,
     return Meta(description=meaning, extra=extra)
 
 
+HIDDEN = "******"
+
+
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Base class of all groups of settings."""
+
+    def __repr__(self) -> str:
+        """Hide secrets: settings end up in logs and tracebacks."""
+        metas = {field.name: getattr(field.type, "__metadata__", ()) for field in msgspec.structs.fields(self)}
+        secret = {name for name, found in metas.items() if any((meta.extra or {}).get("secret") for meta in found)}
+        shown = (f"{name}={HIDDEN if name in secret else repr(getattr(self, name))}" for name in metas)
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 Address = tuple[str, int]
@@ -228,11 +238,6 @@ class Auth(Part, frozen=True):
         int, Meta(ge=0, le=3600), about("Accepted clock difference to the JWT issuer, in seconds.", "JWT_CLOCK_SKEW")
     ] = 30
     public_metrics: Annotated[bool, about("Serve `/metrics` without authentication.")] = False
-
-    def __repr__(self) -> str:
-        """Hide the secret: settings end up in logs and tracebacks."""
-        shown = (name for name in self.__struct_fields__ if name != "jwt_secret")
-        return f"Auth({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)}, jwt_secret=******)"
 
 
 class Tls(Part, frozen=True):

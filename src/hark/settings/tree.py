@@ -7,6 +7,7 @@ docs/settings.md are derived from these definitions.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -18,6 +19,10 @@ LogFormat = Literal["auto", "text", "json"]
 DefaultSubscription = Literal["all", "new"]
 
 Key = Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}\Z")]
+
+S3_SCHEME = "s3://"
+_POSTGRES_SCHEMES = ("postgresql://", "postgres://")
+_IN_MEMORY = ("memory", "memory://", "sqlite://:memory:", "sqlite:///:memory:")
 
 
 class Batching(Part, frozen=True):
@@ -165,10 +170,6 @@ class Encryption(Part, frozen=True):
         ),
     ] = ()
 
-    def __repr__(self) -> str:
-        """Hide the keys: settings end up in logs and tracebacks."""
-        return "Encryption(******)"
-
 
 class Postgres(Part, frozen=True):
     """Connections to PostgreSQL."""
@@ -281,10 +282,6 @@ class Peer(Part, frozen=True):
         float, Meta(ge=0, le=10_000), about("Wait of a notification for a shared datagram, in milliseconds.")
     ] = 2.0
 
-    def __repr__(self) -> str:
-        """Hide the secret: settings end up in logs and tracebacks."""
-        return f"Peer(port={self.port}, host={self.host!r}, linger_ms={self.linger_ms}, secret=******)"
-
 
 class Settings(Part, frozen=True):
     """All settings of a server or a worker."""
@@ -357,3 +354,22 @@ class Settings(Part, frozen=True):
     fallback: Fallback = Fallback()
     peer: Peer = Peer()
     worker: Worker = Worker()
+
+    @property
+    def on_postgres(self) -> bool:
+        """Whether the store is a PostgreSQL database."""
+        return self.engine.startswith(_POSTGRES_SCHEMES)
+
+    @property
+    def on_s3(self) -> bool:
+        """Whether the store is a bucket."""
+        return self.engine.startswith(S3_SCHEME)
+
+    @property
+    def sqlite_path(self) -> str | None:
+        """The path of the SQLite file, `:memory:`, or None if the store is another one."""
+        if not self.engine:
+            return f"{Path(self.data) / 'hark.db'}"
+        if self.engine in _IN_MEMORY:
+            return ":memory:"
+        return self.engine.removeprefix("sqlite:///") if self.engine.startswith("sqlite:///") else None

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Self
 
 from hark.api.types.dead_letters import ListedDeadLetter
+from hark.api.types.keys import AtomicResult
 from hark.client.admin import Admin as AsyncAdmin
 from hark.client.admin import DeadLetters as AsyncDeadLetters
 from hark.client.admin import Groups as AsyncGroups
@@ -16,7 +17,7 @@ from hark.client.calling import Caller
 from hark.client.delivery.message import Message as AsyncMessage
 from hark.client.delivery.message import Received
 from hark.client.keys import Atomic as AsyncAtomic
-from hark.client.keys import AtomicResult, KeyChanges
+from hark.client.keys import KeyChanges
 from hark.client.keys import KeyValue as AsyncKeyValue
 from hark.client.queue import QueueAdmin as AsyncQueueAdmin
 from hark.client.transaction import Transaction as AsyncTransaction

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from hark.broker import Broker
 from hark.client.io_thread import LoopThread
 from hark.clock import SECOND, Clock, FakeClock
+from hark.engine.api import KeyListener, Listener, ignore_keys
 from hark.engine.core.verbs import Call
 from hark.engine.sqlite import SqliteEngine
 from hark.http.app import App
@@ -141,6 +142,9 @@ _QUIET_TURNS = 8
 """Turns of the event loop without a new call, after which the engine counts as idle."""
 
 
+C = TypeVar("C", bound=Call)
+
+
 class ObservedEngine(SqliteEngine):
     """A store in memory that keeps settled messages for tests, and knows when no call is in flight."""
 
@@ -149,12 +153,20 @@ class ObservedEngine(SqliteEngine):
         self._calls = 0
         self._open: set[asyncio.Future[Any]] = set()
 
-    def _submit(self, call: Call) -> None:
-        super()._submit(call)
-        self._calls += 1
-        if call.future is not None:
-            self._open.add(call.future)
-            call.future.add_done_callback(self._open.discard)
+    async def start(self, listener: Listener, key_listener: KeyListener = ignore_keys) -> None:
+        """Open the store, and observe its calls."""
+        await super().start(listener, key_listener)
+        self._submit, self._submit_write = self._observed(self._submit), self._observed(self._submit_write)
+
+    def _observed(self, submit: Callable[[C], object]) -> Callable[[C], None]:
+        def observed(call: C) -> None:
+            submit(call)
+            self._calls += 1
+            if call.future is not None:
+                self._open.add(call.future)
+                call.future.add_done_callback(self._open.discard)
+
+        return observed
 
     async def rest(self) -> None:
         """Wait until every call has been answered and no answer has led to another call."""
@@ -375,7 +387,7 @@ class HarkServer:
         """Number of waiting pops."""
 
         async def count() -> int:
-            return self._thread.broker.waiting
+            return len(self._thread.broker.delivery.intentions)
 
         return self._thread.call(count)
 

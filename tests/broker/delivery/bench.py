@@ -9,6 +9,7 @@ import msgspec
 
 from hark.broker.delivery.delivery import Delivery
 from hark.broker.delivery.stream import Stream
+from hark.broker.tallies import Tallies
 from hark.errors import HarkError
 from hark.model import Delivery as Message
 from hark.model import Hint, PopRequest, PopResult, StoredMessage
@@ -72,7 +73,9 @@ class Bench:
         self.timers = FakeTimers()
         self.pops = BlockedPops()
         engine = (SharedEngine if shared else WatchedEngine)(self.timers.clock)
-        self.delivery = Delivery(engine, settings or Settings(), self.timers, lambda: 0.5, self.pops)
+        self.delivery = Delivery(
+            engine, settings or Settings(), self.timers, lambda: 0.5, self.pops, Tallies(self.timers.clock)
+        )
 
     def wait(self, request: PopRequest = ANY, seconds: float = 60, priority: int = 0) -> asyncio.Future[PopResult]:
         """A long poll."""

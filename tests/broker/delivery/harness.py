@@ -70,6 +70,8 @@ class WatchedEngine(SqliteEngine):
     async def start(self, listener: Listener, key_listener: KeyListener = ignore_keys) -> None:
         """Begin, and listen to what the threads do."""
         await super().start(lambda hints: None if self.is_silent else listener(hints), key_listener)
+        self._pass_on, self._pass_on_write = self._submit, self._submit_write
+        self._submit = self._submit_write = self._watch
         threads = self._running()
         threads._claim_at_once = Mock(return_value=False)  # type: ignore[method-assign]  # more can happen in a look
         outbox = threads._outbox
@@ -89,7 +91,7 @@ class WatchedEngine(SqliteEngine):
 
         outbox.post, outbox.deliver = note, notify  # type: ignore[method-assign]  # to hear when they are done
 
-    def _submit(self, call: Call) -> None:
+    def _watch(self, call: Call) -> None:
         self.calls += 1
         self._work_off(call)
         self._work_off(Write(None, lambda _transaction: None))  # After what the threads have to do of their own.
@@ -100,7 +102,10 @@ class WatchedEngine(SqliteEngine):
 
     def _work_off(self, call: Call) -> None:
         done = self._events[call] = Event()
-        super()._submit(call)
+        if isinstance(call, Write):
+            self._pass_on_write(call)
+        else:
+            self._pass_on(call)
         assert done.wait(_THREADS_SECONDS), "the threads of the engine do not answer"
 
     def _ended(self, _future: asyncio.Future[Any]) -> None:
@@ -170,7 +175,7 @@ class Server:
         await self.broker.start()
         # Nobody looks at these servers, and the timers of whoever would are none of those who wait.
         await self.broker.observed.close()
-        await self.broker._duties.end()
+        await self.broker.duties.end()
 
     # What clients do ---------------------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ async def test_64_waiting_pops_get_the_64_messages_of_one_push_in_one_call(serve
     await push(server, 64)
     assert served(pops) == 64
     assert server.engine.pops == [64]
-    assert server.broker.batch_sizes()["pop"].largest == 64
+    assert server.broker.batchers.sizes()["pop"].largest == 64
     assert len({pop.result().lease_id for pop in pops}) == 64
     assert server.empty_wakes() == 0
 

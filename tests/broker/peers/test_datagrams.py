@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from hark.broker.peers import (
     MAX_BYTES,
     MAX_KEYS,
-    MAX_PARTITIONS,
     MAX_SENDERS,
     WINDOW,
     Gathering,
@@ -22,6 +21,7 @@ from hark.broker.peers import (
     Unpacker,
 )
 from hark.clock import FakeClock
+from hark.engine.hints import MANY
 from hark.keys import encode_key
 from hark.model import Hint, Key, KeyNotification, KeyPart
 
@@ -324,7 +324,7 @@ def test_the_sender_received_longest_ago_is_forgotten() -> None:
 # Gathering: what is about the same thing is told once ------------------------------------------------------
 
 
-PARTITIONS = tuple(f"p{number}" for number in range(MAX_PARTITIONS + 1))
+PARTITIONS = tuple(f"p{number}" for number in range(MANY + 1))
 APART = [Hint("q", "other", ("a",)), Hint("other", "g", ("a",)), Hint("q", None, ("a",))]
 HINTS = [Hint("q", None, ("a",), "message"), Hint("q", None, ("b",), "free")]
 

@@ -22,10 +22,12 @@ import httpx
 import pytest
 from websockets.exceptions import ConnectionClosed
 
+from hark.http.app import App
 from hark.http.exchange import Exchange
 from hark.http.responses import Receive, Scope, Send
 from hark.http.wire.asgi import SMALL
-from hark.http.wire.connection import (
+from hark.http.wire.connection import Connection
+from hark.http.wire.limits import (
     IDLE_SECONDS,
     LINGER_SECONDS,
     MAX_FRAMING_BYTES,
@@ -34,7 +36,6 @@ from hark.http.wire.connection import (
     MAX_PIPELINED,
     MAX_TARGET_BYTES,
     MIN_BODY_BYTES_PER_SECOND,
-    Connection,
 )
 from hark.http.wire.server import Server
 from hark.serving import listening
@@ -603,6 +604,8 @@ class Loop:
 class BlockedApp:
     """An application that answers when the test says so."""
 
+    begin = staticmethod(App.begin)
+
     def __init__(self) -> None:
         self.exchanges: list[Exchange] = []
 
@@ -630,7 +633,8 @@ class BlockedApp:
 
     def answer(self, body: bytes = b"x") -> None:
         """Answer the last request."""
-        self.exchanges[-1].respond(200, (), body)
+        exchange = self.exchanges[-1]
+        exchange.carrier.respond(exchange, 200, (), body)
 
 
 @pytest.fixture
@@ -861,7 +865,8 @@ def test_what_a_client_did_not_receive_is_taken_back(
     lost = Mock()
     connection.data_received(HEALTH)
     transport.write.side_effect = lambda _data: connection.pause_writing()
-    app.exchanges[-1].respond(200, (), b"x" * 10_000_000, lost)
+    exchange = app.exchanges[-1]
+    exchange.carrier.respond(exchange, 200, (), b"x" * 10_000_000, lost)
     loop.turn()
     if received:
         connection.resume_writing()

@@ -28,9 +28,11 @@ import pytest
 
 from hark.api.operations import WEBSOCKET
 from hark.errors import Forbidden
+from hark.http.app import App
 from hark.http.exchange import Exchange
 from hark.http.responses import Receive, Scope, Send
-from hark.http.wire.connection import _CHUNK, MAX_HEADER_BYTES, MAX_HEADERS, MAX_PIPELINED, MAX_TARGET_BYTES, Connection
+from hark.http.wire.connection import _CHUNK, Connection
+from hark.http.wire.limits import MAX_HEADER_BYTES, MAX_HEADERS, MAX_PIPELINED, MAX_TARGET_BYTES
 from hark.http.wire.server import Server
 from tests.http.wire.streams import HIDDEN, MAX_BODY_BYTES, Generator
 
@@ -205,6 +207,8 @@ class Transport(asyncio.Transport):
 class Recorder:
     """An application that records its requests and answers them now, later or in a task, as their path says."""
 
+    begin = staticmethod(App.begin)
+
     def __init__(self) -> None:
         self.served = Served()
 
@@ -235,7 +239,7 @@ class Recorder:
 
     def _answer(self, exchange: Exchange) -> None:
         if not exchange.gone:
-            exchange.respond(200 if exchange.refusal is None else 403, (), exchange.raw_path)
+            exchange.carrier.respond(exchange, 200 if exchange.refusal is None else 403, (), exchange.raw_path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = cast(Exchange, scope["hark.exchange"])
@@ -260,7 +264,7 @@ def _request(exchange: Exchange, body: bytes | None) -> Request:
 
 
 class RecordingServer(Server):
-    """A server whose WebSockets are only recorded, and whose time stands still."""
+    """A server whose WebSockets are only recorded."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(recorder, max_body_bytes=MAX_BODY_BYTES)
@@ -271,8 +275,11 @@ class RecordingServer(Server):
         self.served.frames = rest
         connection.transport.close()
 
-    def date(self) -> bytes:
-        return b"date: now\r\n"
+
+@pytest.fixture(autouse=True)
+def _time_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal responses have equal dates."""
+    monkeypatch.setattr("hark.http.wire.connection.time", lambda: 0.0)
 
 
 Kind = Callable[[Server], Connection]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, dataclass_transform, get_origin
 
 import msgspec
 
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 __all__ = ["dead_letters", "delivery", "frames", "groups", "keys", "messages", "queues", "server"]
 
 T = TypeVar("T")
+Shape = TypeVar("Shape", bound=msgspec.Struct)
+OptionalRaw = msgspec.Raw | msgspec.UnsetType
+"""Any JSON, not decoded. UNSET is absent, which differs from null."""
+Number = Annotated[Any, msgspec.Meta(extra_json_schema={"type": "number"})]
+"""A number in a body. It is not typed, so that the server can limit the work of converting it."""
 
 
 @dataclass_transform(field_specifiers=(msgspec.field,), frozen_default=True)
@@ -41,6 +46,32 @@ class Pagination(Answer):
     offset: int
 
 
+class Single(Answer, Generic[T]):
+    """One value, in a field whose name `renamed` gives."""
+
+    value: T
+
+
+class Page(Answer, Generic[T]):
+    """A page of a list, in a field whose name `renamed` gives, and the number of all matches."""
+
+    items: tuple[T, ...]
+    total: int
+    pagination: Pagination
+
+
+def renamed(shape: type[Shape], name: str, text: str, **names: str) -> type[Shape]:
+    """Return a shape whose fields have other names on the wire, with its name and text in the OpenAPI document."""
+    fields = msgspec.structs.fields(shape)
+    return msgspec.defstruct(  # type: ignore[return-value]  # It inherits from the shape.
+        name,
+        [(field.name, field.type) for field in fields],
+        bases=(get_origin(shape) or shape,),
+        namespace={"__doc__": text},
+        rename={field.name: names.get(field.name, field.encode_name) for field in fields},
+    )
+
+
 class Success(Answer):
     """A successful operation."""
 
@@ -56,6 +87,11 @@ class ErrorAnswer(Answer):
 
 encode = msgspec.json.Encoder().encode
 """Returns a body or an answer as JSON. `msgspec.Raw` parts are written byte for byte."""
+
+
+def raw(value: object) -> msgspec.Raw:
+    """Return a value as JSON for a field that is not decoded."""
+    return msgspec.Raw(encode(value))
 
 
 def decode_value(raw: msgspec.Raw, shape: type[T], what: str) -> T:

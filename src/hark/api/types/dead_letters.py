@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import UNSET
 
-from hark.api.types import Answer, Body, Pagination, Success, decode_value
+from hark.api.types import Answer, Body, OptionalRaw, Page, Success, decode_value, renamed
 
 T = TypeVar("T")
 
@@ -44,12 +46,12 @@ class ListedDeadLetter(Answer):
         return decode_value(self.payload, shape, f"the payload of dead letter {self.dead_letter_id}")
 
 
-class DeadLetterPage(Answer):
-    """A page of dead letters, the newest failure first, and the number of all matches."""
-
-    items: tuple[ListedDeadLetter, ...] = msgspec.field(name="messages")
-    pagination: Pagination
-    total: int
+DeadLetterPage = renamed(
+    Page[ListedDeadLetter],
+    "DeadLetterPage",
+    "A page of dead letters, the newest failure first, and the number of all matches.",
+    items="messages",
+)
 
 
 class RequeuedDeadLetter(Success):
@@ -96,6 +98,32 @@ class RequeueBody(Body, forbid_unknown_fields=True):
     ids: list[str] | None = None
     filter: FilterBody | None = None
     limit: int | None = None
+
+
+class DeadLetterItem(Body, forbid_unknown_fields=True, kw_only=True):
+    """A dead letter of another store, with the options of its message."""
+
+    id: str
+    partition: str
+    consumer_group: str
+    transaction_id: str
+    payload: msgspec.Raw
+    error: str
+    attempts: int
+    created_at: str | int
+    failed_at: str | int
+    trace_id: str = ""
+    priority: int | None = None
+    backoff_schedule: Sequence[int] | None = None
+    keys_if_undelivered: OptionalRaw = UNSET
+    traceparent: str | None = None
+    tracestate: str | None = None
+
+
+class ImportBody(Body, forbid_unknown_fields=True):
+    """The dead letters to import."""
+
+    items: list[DeadLetterItem]
 
 
 class IdsBody(Body, forbid_unknown_fields=True):

@@ -5,6 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+from msgspec import UNSET
+
+from hark.api.types import OptionalRaw
+from hark.model.messages import DEFAULT_PARTITION
+
+
+class PushItem(msgspec.Struct, gc=False, rename="camel"):
+    """A message to push."""
+
+    queue: str
+    partition: str = DEFAULT_PARTITION
+    payload: OptionalRaw = UNSET
+    transaction_id: str = ""
+    trace_id: str = ""
+    priority: int | None = None
+    delay: int | None = None
+    deliver_at: str | int | None = None
+    backoff_schedule: Sequence[int] | None = None
+    ttl: int | None = None
+    keys_if_undelivered: OptionalRaw = UNSET
+    traceparent: str | None = None
+    tracestate: str | None = None
+    message_id: str | None = None
+    namespace: str | None = None
+    task: str | None = None
+
 
 NO_RESULT = msgspec.Raw(b"null")
 

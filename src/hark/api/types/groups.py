@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from hark.api.types import Answer, Body, Pagination, Success
+from hark.api.types import Answer, Body, Page, Success, renamed
 from hark.model import GroupMode, Limits
 
 
@@ -182,9 +182,7 @@ class WaitingBrowser(Answer, tag_field="kind", tag="browser"):
     start: str = msgspec.field(name="from")
 
 
-class Consumers(Answer):
-    """A page of the waiting consumers of this server process."""
-
-    items: tuple[WaitingPop | WaitingStream | WaitingBrowser, ...] = msgspec.field(name="consumers")
-    total: int
-    pagination: Pagination
+WaitingConsumer = WaitingPop | WaitingStream | WaitingBrowser
+Consumers = renamed(
+    Page[WaitingConsumer], "Consumers", "A page of the waiting consumers of this server process.", items="consumers"
+)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Sequence
+from typing import Generic, TypeVar
 
-from hark.api.types import Answer
+import msgspec
+from msgspec import UNSET
+
+from hark.api.types import Answer, Body, Number, OptionalRaw, Single, renamed
+
+T = TypeVar("T")
 
 
 class Ok(Answer):
@@ -14,6 +20,45 @@ class Ok(Answer):
 
 
 # Work queues -----------------------------------------------------------------------------------------------
+
+
+class EnqueueOptions(Body, gc=False):
+    """Options of a message. Null means absent."""
+
+    delay: Number | None = None
+    deliver_at: str | int | None = None
+    backoff_schedule: Sequence[Number] | None = None
+    keys_if_undelivered: OptionalRaw = UNSET
+    priority: int | None = None
+    ttl: Number | None = None
+    traceparent: str | None = None
+    tracestate: str | None = None
+
+
+class EnqueueBody(Body, gc=False):
+    """A message to enqueue."""
+
+    value: OptionalRaw = UNSET
+    options: EnqueueOptions | None = None
+
+
+class CancelBody(Body, gc=False):
+    """The message to cancel."""
+
+    id: str = ""
+
+
+class WorkAckBody(CancelBody, gc=False):
+    """The message to acknowledge. With a receipt, only that delivery can be acknowledged."""
+
+    receipt: str | None = None
+
+
+class NackBody(WorkAckBody, gc=False):
+    """The message to reject, with the error and the delay before its redelivery."""
+
+    error: str | None = None
+    delay: Number | None = None
 
 
 class WireMessage(msgspec.Struct, gc=False, omit_defaults=True):
@@ -34,10 +79,9 @@ class Enqueued(Ok):
     id: str
 
 
-class Polled(Answer):
-    """The received message, or null if no message is available."""
-
-    message: WireMessage | None
+Polled = renamed(
+    Single[WireMessage | None], "Polled", "The received message, or null if no message is available.", value="message"
+)
 
 
 class Settled(Ok, omit_defaults=True):
@@ -62,10 +106,7 @@ class WorkStats(Answer):
     total: int
 
 
-class SettingsBody(msgspec.Struct, rename="camel"):
-    """The settings of a work queue."""
-
-    lock_duration: int | None
+SettingsBody = renamed(Single[int | None], "SettingsBody", "The settings of a work queue.", value="lockDuration")
 
 
 class WorkSettings(Answer):
@@ -101,6 +142,55 @@ class Requeued(Ok):
 # Keys ------------------------------------------------------------------------------------------------------
 
 
+class CheckBody(Body):
+    """A condition on the version of a key. Null: the key must not exist."""
+
+    key: object = None
+    versionstamp: str | msgspec.UnsetType | None = UNSET
+
+
+class MutationBody(Body):
+    """A change of a key, or a message to enqueue."""
+
+    type: str
+    queue: str | None = None
+    key: object = None
+    value: OptionalRaw = UNSET
+    expires_in: int | None = None
+    options: EnqueueOptions | None = None
+
+
+class AtomicBody(Body, kw_only=True):
+    """An atomic commit: checks and mutations."""
+
+    checks: list[CheckBody] | None = None
+    mutations: list[MutationBody]
+
+
+class DeleteBody(Body):
+    """Options of a deletion."""
+
+    exact: bool | None = None
+    where: OptionalRaw = UNSET
+
+
+class KeysBody(DeleteBody):
+    """Several keys."""
+
+    keys: object = None
+
+
+class ListBody(Body):
+    """A range of keys. Keys are arrays, so that the types of their parts are exact."""
+
+    prefix: list[object] | None = None
+    start: list[object] | None = None
+    end: list[object] | None = None
+    limit: int | None = None
+    reverse: bool | None = None
+    where: OptionalRaw = UNSET
+
+
 class WireEntry(msgspec.Struct, gc=False):
     """A key and its value. A missing key has null as its value and its versionstamp."""
 
@@ -114,10 +204,7 @@ class WireEntry(msgspec.Struct, gc=False):
     """Why the value, which is null then, cannot be read: code and text."""
 
 
-class Deleted(Answer):
-    """The number of deleted entries or dead letters."""
-
-    deleted_count: int
+Deleted = renamed(Single[int], "Deleted", "The number of deleted entries or dead letters.", value="deletedCount")
 
 
 class Written(Ok):
@@ -126,11 +213,16 @@ class Written(Ok):
     versionstamp: str
 
 
-class Committed(Ok, omit_defaults=True):
+class AtomicResult(Ok, omit_defaults=True):
     """The result of a commit. `ok` false means that a check failed and nothing was applied."""
 
     versionstamp: str | None = None
-    ids: tuple[str | None, ...] | None = None
+    """The versionstamp of everything that it wrote."""
+    ids: tuple[str, ...] = ()
+    """The ids of the enqueued messages, in order."""
+
+    def __bool__(self) -> bool:
+        return self.ok
 
 
 class EntryPage(Answer):
@@ -141,24 +233,26 @@ class EntryPage(Answer):
     has_more: bool
 
 
-class KeyCount(Answer):
-    """A number of entries."""
-
-    count: int
+KeyCount = renamed(Single[int], "KeyCount", "A number of entries.", value="count")
 
 
-class PolledKeys(Answer):
-    """The changed entries, and the current versionstamps in the order of the keys."""
+class PolledEntries(Answer, Generic[T]):
+    """The changed entries, and the current versionstamps: in the order of the keys, or as text for the next request."""
 
     entries: tuple[WireEntry, ...]
-    versionstamps: tuple[str, ...]
+    versionstamps: T
 
 
-class PolledPrefix(Answer):
-    """The changed entries, and the current versionstamps as text for the next request."""
-
-    entries: tuple[WireEntry, ...]
-    versionstamps: str
+PolledKeys = renamed(
+    PolledEntries[tuple[str, ...]],
+    "PolledKeys",
+    "The changed entries, and the current versionstamps in the order of the keys.",
+)
+PolledPrefix = renamed(
+    PolledEntries[str],
+    "PolledPrefix",
+    "The changed entries, and the current versionstamps as text for the next request.",
+)
 
 
 # Metrics ---------------------------------------------------------------------------------------------------

@@ -7,9 +7,10 @@ from datetime import datetime
 from typing import Any, Literal, TypeVar
 
 import msgspec
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType
 
-from hark.api.types import Answer, Body, Pagination, Success, decode_value
+from hark.api.types import Answer, Body, OptionalRaw, Page, Single, Success, decode_value, renamed
+from hark.api.types.delivery import AckBody, PushItem
 from hark.model import GroupMode, MessageState, Reason, ScheduledReason
 
 T = TypeVar("T")
@@ -172,12 +173,7 @@ class ActiveLease(Answer):
     first_message_id: str
 
 
-class LeasePage(Answer):
-    """A page of leases, the oldest first."""
-
-    items: tuple[ActiveLease, ...] = msgspec.field(name="leases")
-    total: int
-    pagination: Pagination
+LeasePage = renamed(Page[ActiveLease], "LeasePage", "A page of leases, the oldest first.", items="leases")
 
 
 class ExtendBody(Body):
@@ -205,10 +201,12 @@ class RenewalAnswer(Answer, omit_defaults=True):
     """The ids of its messages whose tasks are to be cancelled."""
 
 
-class ExtendedLeases(Answer):
-    """The results of lease renewals, in the order of the leases."""
-
-    results: tuple[RenewalAnswer, ...]
+ExtendedLeases = renamed(
+    Single[tuple[RenewalAnswer, ...]],
+    "ExtendedLeases",
+    "The results of lease renewals, in the order of the leases.",
+    value="results",
+)
 
 
 class ExtendedLease(Answer, omit_defaults=True):
@@ -303,6 +301,26 @@ class ExplainedMessage(Answer):
 # Transactions ----------------------------------------------------------------------------------------------
 
 
+class PushOperation(PushItem, tag_field="type", tag="push", kw_only=True):
+    """A push: either several messages in `items`, or the fields of one message."""
+
+    queue: str = ""
+    items: list[PushItem] | None = None
+
+
+class AckOperation(AckBody, tag_field="type", tag="ack"):
+    """An acknowledgement."""
+
+
+class TransactionBody(Body):
+    """The operations of a transaction, in order, and the leases that they require."""
+
+    operations: list[PushOperation | AckOperation]
+    required_leases: list[str] | None = None
+    kv: OptionalRaw = UNSET
+    timers: list[msgspec.Raw] | None = None
+
+
 class OperationResult(Answer):
     """The result of one push or acknowledgement of a transaction. The server leaves out what is not of its type."""
 
@@ -347,6 +365,17 @@ class TransactionAnswer(Answer, omit_defaults=True):
 # Traces ----------------------------------------------------------------------------------------------------
 
 
+class TraceBody(Body):
+    """A trace event to record. Null means absent."""
+
+    partition_id: str | None = None
+    transaction_id: str | None = None
+    data: OptionalRaw = UNSET
+    consumer_group: str | None = None
+    event_type: str | None = None
+    trace_names: str | list[str] | None = None
+
+
 class RecordedTrace(Success):
     """The trace event was recorded."""
 
@@ -374,10 +403,12 @@ class TraceEvent(Answer, rename=None):
         return decode_value(self.payload, shape, f"the data of trace {self.id}")
 
 
-class TracesOfMessage(Answer):
-    """Trace events about one message, the oldest first."""
-
-    traces: tuple[TraceEvent, ...]
+TracesOfMessage = renamed(
+    Single[tuple[TraceEvent, ...]],
+    "TracesOfMessage",
+    "Trace events about one message, the oldest first.",
+    value="traces",
+)
 
 
 class NamedTrace(TraceEvent, rename=None):
@@ -396,12 +427,9 @@ class NamedTrace(TraceEvent, rename=None):
         return msgspec.json.decode(self.message_payload)
 
 
-class NamedTraces(Answer):
-    """A page of trace events of one name, the newest first."""
-
-    items: tuple[NamedTrace, ...] = msgspec.field(name="traces")
-    total: int
-    pagination: Pagination
+NamedTraces = renamed(
+    Page[NamedTrace], "NamedTraces", "A page of trace events of one name, the newest first.", items="traces"
+)
 
 
 class TraceName(Answer, rename=None):
@@ -413,9 +441,4 @@ class TraceName(Answer, rename=None):
     last_seen: datetime
 
 
-class TraceNames(Answer):
-    """A page of trace names."""
-
-    items: tuple[TraceName, ...] = msgspec.field(name="trace_names")
-    total: int
-    pagination: Pagination
+TraceNames = renamed(Page[TraceName], "TraceNames", "A page of trace names.", items="trace_names")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from hark.api.types import Answer, Pagination, Success
+from hark.api.types import Answer, Page, Single, Success, renamed
 from hark.model import Counts, QueueOptions
 
 
@@ -48,12 +48,9 @@ class ListedQueue(QueueHead):
     messages: ListedCounts
 
 
-class QueuePage(Answer):
-    """A page of queues, and the number of queues that match."""
-
-    queues: tuple[ListedQueue, ...]
-    total: int
-    pagination: Pagination
+QueuePage = renamed(
+    Page[ListedQueue], "QueuePage", "A page of queues, and the number of queues that match.", items="queues"
+)
 
 
 class GroupPosition(Answer):
@@ -158,12 +155,6 @@ class Namespace(Answer):
     messages: LabelCounts
 
 
-class Namespaces(Answer):
-    """Namespaces, ordered by name."""
-
-    namespaces: tuple[Namespace, ...]
-
-
 class Task(Answer):
     """Totals of a task."""
 
@@ -173,10 +164,8 @@ class Task(Answer):
     messages: LabelCounts
 
 
-class Tasks(Answer):
-    """Tasks, ordered by name."""
-
-    tasks: tuple[Task, ...]
+Namespaces = renamed(Single[tuple[Namespace, ...]], "Namespaces", "Namespaces, ordered by name.", value="namespaces")
+Tasks = renamed(Single[tuple[Task, ...]], "Tasks", "Tasks, ordered by name.", value="tasks")
 
 
 class Spread(Answer):

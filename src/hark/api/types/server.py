@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from hark.api.types import Answer, Body
+from hark.api.types import Answer, Single, renamed
 from hark.api.types.queues import QueueHead
 from hark.model import Counts, QueueOptions
 
@@ -61,10 +61,7 @@ class SystemMetrics(Answer, omit_defaults=True):
 # Maintenance -----------------------------------------------------------------------------------------------
 
 
-class MaintenanceBody(Body):
-    """Whether maintenance is on."""
-
-    enabled: bool
+MaintenanceBody = renamed(Single[bool], "MaintenanceBody", "Whether maintenance is on.", value="enabled")
 
 
 class Maintenance(Answer):
@@ -96,10 +93,7 @@ class PopMaintenance(Answer):
 # Sessions, settings and audit records ----------------------------------------------------------------------
 
 
-class SessionBody(Body):
-    """The token to log in with."""
-
-    token: str
+SessionBody = renamed(Single[str], "SessionBody", "The token to log in with.", value="token")
 
 
 class Session(Answer):
@@ -148,10 +142,12 @@ class AuditRecord(Answer):
     """Number of refusals before this one that were not recorded, because there were too many."""
 
 
-class AuditRecords(Answer):
-    """The latest audit records of this server process, the newest first."""
-
-    records: tuple[AuditRecord, ...]
+AuditRecords = renamed(
+    Single[tuple[AuditRecord, ...]],
+    "AuditRecords",
+    "The latest audit records of this server process, the newest first.",
+    value="records",
+)
 
 
 # Samples ---------------------------------------------------------------------------------------------------
@@ -387,13 +383,11 @@ class DataPoint(Answer):
     messages: int
 
 
-class Analytics(Answer):
+class Analytics(TimeRange):
     """Messages pushed, by interval."""
 
     data_points: tuple[DataPoint, ...]
     interval: str
-    since: datetime = msgspec.field(name="from")
-    until: datetime = msgspec.field(name="to")
 
 
 class Buffers(Answer):

@@ -16,6 +16,7 @@ from hark.broker.delivery.browsers import Browsers
 from hark.broker.delivery.stream import Stream
 from hark.broker.delivery.streams import Streams
 from hark.broker.delivery.subscription import DeliveryMetrics, Key, Source, Subscription
+from hark.broker.tallies import Tallies
 from hark.broker.timers import FallbackPolls, Timer, Timers, Wakeup
 from hark.clock import MILLISECOND, SECOND
 from hark.engine.api import Engine
@@ -202,6 +203,7 @@ class Delivery:
         timers: Timers,
         random: Callable[[], float],
         pops: Pops,
+        tallies: Tallies,
     ) -> None:
         self.timers = timers
         self.pops = pops
@@ -220,6 +222,7 @@ class Delivery:
         """Runs a function at the end of this turn of the event loop, so that its notifications share a call."""
         self.streams = Streams(self, engine, settings, random)
         self.browsers = Browsers(engine, settings, timers, random, pops.show)
+        self._tallies = tallies
         self._labels = Labels(engine, timers, self._hint_labels)
         self._subscriptions: dict[Key, Subscription] = {}
         self._by_queue: dict[str, dict[str, Subscription]] = {}
@@ -359,9 +362,14 @@ class Delivery:
     # Hints -------------------------------------------------------------------------------------------------
 
     def hint(self, hints: Sequence[Hint], source: Source | None = None) -> None:
-        """Notify the consumers that hints concern. `source` is given if they are not from calls of this server."""
+        """Note the changed queues, and notify the consumers that hints concern.
+
+        `source` is given if the hints are not from calls of this server.
+        """
+        changed = self._tallies.changed_queues
         for hint in hints:
-            if hint.ended:
+            changed.add(hint.queue)
+            if hint.ended and self.streams.by_number:
                 self.streams.ended(hint.ended)
             if hint.partitions is not None and not hint.partitions:
                 continue

@@ -33,7 +33,8 @@ class Streams:
         self._delivery = delivery
         self._engine = engine
         self._most = settings.limits.max_streams
-        self._all: dict[int, Stream] = {}
+        self.by_number: dict[int, Stream] = {}
+        """All open streams."""
         self._next = 0
         self._closed = False
         self.by_lease: dict[str, Stream] = {}
@@ -54,27 +55,27 @@ class Streams:
         self.soon = delivery.soon
 
     def __len__(self) -> int:
-        return len(self._all)
+        return len(self.by_number)
 
     def __iter__(self) -> Iterator[Stream]:
-        return iter(list(self._all.values()))
+        return iter(list(self.by_number.values()))
 
     def open(self, credit: int, *, mute: bool) -> Stream:
         """Open a stream. Raises if there are too many."""
         if self._closed:
             raise Unavailable("the server is shutting down; retry", code="stopping")
-        if len(self._all) >= self._most:
+        if len(self.by_number) >= self._most:
             raise Overloaded(
-                f"{len(self._all)} streams are already open; retry later or raise limits.max_streams",
+                f"{len(self.by_number)} streams are already open; retry later or raise limits.max_streams",
                 code="too_many_streams",
             )
         self._next += 1
-        stream = self._all[self._next] = Stream(self, self._next, credit, self.timers.now(), mute=mute)
+        stream = self.by_number[self._next] = Stream(self, self._next, credit, self.timers.now(), mute=mute)
         return stream
 
     def forget(self, stream: Stream, leases: Iterable[str]) -> None:
         """Remove a closed stream."""
-        self._all.pop(stream.number, None)
+        self.by_number.pop(stream.number, None)
         self._polls.forget(stream)
         for lease in leases:
             self.by_lease.pop(lease, None)
@@ -136,8 +137,6 @@ class Streams:
 
     def ended(self, lease_ids: Sequence[str]) -> None:
         """Note ended leases."""
-        if not self._all:
-            return
         for lease_id in lease_ids:
             stream = self.by_lease.get(lease_id)
             if stream is not None:
@@ -184,5 +183,5 @@ class Streams:
         """End all streams, because the server shuts down."""
         self._closed = True
         self._polls.close()
-        for stream in list(self._all.values()):
+        for stream in list(self.by_number.values()):
             stream.end()

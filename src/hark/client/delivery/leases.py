@@ -253,7 +253,7 @@ class LeaseKeeper:
             body = {"leaseIds": lease_ids, "seconds": whole}
             try:
                 answer = await self._caller.ask(operations.EXTEND_MANY, body=body, seconds=within)
-                return {result.lease_id: result for result in answer.results}
+                return {result.lease_id: result for result in answer.value}
             except HarkError as error:
                 if error.status not in (404, 405):
                     raise

@@ -189,7 +189,7 @@ class Claimer:
                 position.lease = None
                 for transaction_id in [key for key, leased in position.leased.items() if leased[1] in leases]:
                     del position.leased[transaction_id]
-            if position.group.refresh(position, self._now):
+            if position.refresh(self._now):
                 self._note_found(position.group, [position.partition.id])
         self._taken.clear()
         self._reserved.clear()
@@ -280,14 +280,14 @@ class Claimer:
         clear = self.picker.look(position)
         if not entries:
             if clear:
-                group.refresh(position, self._now)
+                position.refresh(self._now)
                 job.reason = (
                     "waiting" if partition.id in group.waking else "lease_held" if position.leased else job.reason
                 )
             job.met_dirty = job.met_dirty or not clear  # It is ready again after the commit in progress.
             return None
         position.served = self._state.next_turn()
-        group.refresh(position, self._now)
+        position.refresh(self._now)
         self._picked += [(position, entry) for entry in entries]
         ranges = list(runs(entry.offset for entry in entries))
         return SharedFetch(job, queue, position, ranges, len(entries), len(entries), entries)

@@ -8,7 +8,7 @@ import apsw
 import msgspec
 
 from hark.clock import MILLISECOND, SECOND
-from hark.engine.core.ordered import MAX_RANGES, Draft, OrderedPosition
+from hark.engine.core.ordered import MAX_RANGES, OrderedPosition
 from hark.engine.core.position import DelayedLane, Item, Lease, Part, PlainLane, Position
 from hark.engine.core.shared import Entry, SharedPosition
 from hark.engine.core.state import Group, Queue, State
@@ -139,7 +139,7 @@ class HandOut:
                 position.hold(entry, lease, delivery.transaction_id, (row.extra or NO_EXTRA).b)
         if handed:
             self._add_part(fetch, handed, 0)
-        position.group.refresh(position, self._now)
+        position.refresh(self._now)
         if position.partition.id in position.group.ready:
             job.more.append((fetch.queue, position, 0))
 
@@ -182,7 +182,7 @@ class HandOut:
             group.wake_at(position.partition.id, due, reason)
         else:  # No message was found: read more of the following offsets.
             job.look = min(job.look * 4, _LOOK_AT_MOST)
-            group.refresh(position, self._now)
+            position.refresh(self._now)
 
     def _is_gone(self, fetch: Fetch, row: MessageRow) -> bool:
         """Whether a message is for another group, or expired."""
@@ -212,20 +212,11 @@ class HandOut:
         if not gone:
             return
         position = fetch.position
-        draft = Draft(position)
+        draft = position.start_draft()
         for offset in gone:
             draft.finish(offset)
-        position.draft = draft
         position.publish(self._now)
         self.stepped.setdefault(position, set()).update(draft.changed_ranges)
-
-    def _supersede(self, position: OrderedPosition, lease: Lease) -> None:
-        """Take a redelivered message off its former lease, which ends with its last message."""
-        part = lease.parts.get(position)
-        if part is not None:
-            part.open -= 1
-            if part.open <= 0:
-                self._state.detach(lease, position)
 
     def _lease(self, job: Job, queue: Queue) -> Lease:
         """The lease of a request. It lasts for the shortest lease time of its queues."""
@@ -245,8 +236,13 @@ class HandOut:
         for row in rows:
             retry = retries.get(row.offset) if retries else None
             transaction_id = self._deliver(fetch, row, 0 if retry is None else retry.attempts).transaction_id
-            if handed_out_before and transaction_id in leased:
-                self._supersede(position, leased[transaction_id][1])
+            if handed_out_before and transaction_id in leased:  # Its former lease ends with its last message.
+                former = leased[transaction_id][1]
+                part = former.parts.get(position)
+                if part is not None:
+                    part.open -= 1
+                    if part.open <= 0:
+                        self._state.detach(former, position)
             leased[transaction_id] = (row.offset, lease, (row.extra or NO_EXTRA).b, transaction_id)
         # Requeued messages have high offsets, but were delivered first.
         last = rows[-1].offset
@@ -255,7 +251,7 @@ class HandOut:
         if self._add_part(fetch, len(rows), last):
             position.lease = lease
             position.served = self._state.next_turn()
-        position.group.note_in_flight(position)
+        position.refresh(self._now)
 
     def _deliver(self, fetch: Fetch, row: MessageRow, attempts: int) -> Delivery:
         partition = fetch.position.partition
@@ -407,7 +403,10 @@ class Picker:
             expiry = self._expiry(position, item)
             if expiry and expiry <= self._now:
                 source.take()
-                self._note_expired(position, item.offset, expiry)
+                name = position.partition.queue.name
+                self.ended.append((position, item.offset, Ending("expired", expiry)))
+                self.expired[name] = self.expired.get(name, 0) + 1
+                self.stepped[position] = None
                 continue
             old_enough_at = item.created_at + self._delay(position)
             available_at = max(item.deliver_at or item.created_at, old_enough_at)
@@ -437,9 +436,3 @@ class Picker:
         """When a message expires; 0: never."""
         ttl = position.partition.queue.info.options.ttl
         return item.expires_at or (item.created_at + ttl * SECOND if ttl else 0)
-
-    def _note_expired(self, position: SharedPosition, offset: int, expiry: int) -> None:
-        name = position.partition.queue.name
-        self.ended.append((position, offset, Ending("expired", expiry)))
-        self.expired[name] = self.expired.get(name, 0) + 1
-        self.stepped[position] = None

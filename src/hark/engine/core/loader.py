@@ -304,7 +304,7 @@ class Loader:
             if partition_id not in group.positions:
                 group.make_ready(partition_id, priority)
             elif partition_id not in group.waking:
-                group.refresh(group.positions[partition_id], now)
+                group.positions[partition_id].refresh(now)
         return True
 
     def positions(self, group: Group, ids: Sequence[int]) -> None:

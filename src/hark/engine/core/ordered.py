@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import apsw
 import msgspec
 
-from hark.engine.core.position import NOTHING, AnyDraft, Lease, LeasedMessage, Position, Readiness, Retry, Stored
-from hark.engine.core.store import DELETE_ROWS, Value, for_each, run
+from hark.engine.core.position import NOTHING, Lease, LeasedMessage, Position, Readiness, Retry, Stored
+from hark.engine.core.store import DELETE_ROWS, Value, run
 from hark.ids import IdCodec
 
 if TYPE_CHECKING:
     from hark.engine.core.state import Group, Partition
+    from hark.engine.core.transaction import WriteTransaction
 
 V = TypeVar("V")
 MAX_RANGES = 10_000
@@ -69,31 +70,41 @@ class Overlay(msgspec.Struct, Generic[V], eq=False):
         self._table.update(self.changed)
 
 
-class Draft(AnyDraft):
+class Draft(msgspec.Struct, eq=False):
     """The changes of the running transaction to a position of an ordered group."""
 
-    __slots__ = ("_position", "changed_ranges", "cursor", "probe", "ranges", "released", "requeued", "retries", "wiped")
+    position: OrderedPosition
+    settled_at: int | None
+    cursor: int
+    ranges: list[tuple[int, int]]
+    retries: Overlay[Retry]
+    requeued: Overlay[bool]
+    probe: int
+    changed_ranges: set[int]
+    """First offsets of ranges that were added, changed or removed."""
+    released: bool = False
+    """The lease no longer blocks the partition."""
+    voided: bool = False
+    """All leases on the position are void."""
+    wiped: bool = False
+    """All stored rows of the position except its cursor are removed."""
+    gone: set[str] = set()
+    """Transaction ids of messages that are no longer leased. A second settlement of them has no effect."""
 
-    def __init__(self, position: OrderedPosition) -> None:
-        self._position = position
-        self.settled_at = position.settled_at
-        self.voided = False
-        self.gone = set()
-        self.cursor = position.cursor
-        self.ranges = list(position.ranges)
-        self.retries = Overlay(position.retries)
-        self.requeued = Overlay(position.requeued)
-        self.probe = position.probe
-        self.released = False
-        """The lease no longer blocks the partition."""
-        self.changed_ranges: set[int] = set(position.unsaved)
-        """First offsets of ranges that were added, changed or removed."""
-        self.wiped = False
-        """All stored rows of the position except its cursor are removed."""
+    @property
+    def blocks(self) -> bool:
+        """Whether nothing may be delivered before the commit: here the next delivery depends on what is settled."""
+        return True
 
-    def settle(self, first: int, last: int) -> None:
-        """Settle a range of offsets. The cursor moves if the range continues it, else the range is kept."""
-        ranges, changed = self.ranges, self.changed_ranges
+    def finish(self, first: int, last: int = 0) -> None:
+        """Settle a message, or the offsets up to `last`. The cursor moves if they continue it, else they are kept."""
+        # This runs for every settled message, and most positions have no requeued messages and no retries.
+        position = self.position
+        if position.retries or self.retries.changed:
+            self.retries.discard(first)
+        if (position.requeued or self.requeued.changed) and self.requeued.discard(first):
+            return
+        ranges, changed, last = self.ranges, self.changed_ranges, last or first
         if first <= self.cursor + 1:
             if last <= self.cursor:
                 return
@@ -117,34 +128,20 @@ class Draft(AnyDraft):
         changed.add(first)
         ranges[at:end] = [(first, last)]
 
-    @property
-    def blocks(self) -> bool:
-        return True  # The next delivery depends on what is settled.
-
-    def finish(self, offset: int) -> None:
-        # This runs for every settled message, and most positions have no requeued messages and no retries.
-        position = self._position
-        if not ((position.requeued or self.requeued.changed) and self.requeued.discard(offset)):
-            self.settle(offset, offset)
-        if position.retries or self.retries.changed:
-            self.retries.discard(offset)
-
     def wait(self, offset: int, retry: Retry) -> None:
-        self.retries[offset] = retry  # The partition waits with it.
-
-    def detach(self, lease: Lease) -> None:
-        self.released = self.released or self._position.lease is lease
-
-    def is_free_of(self, lease: Lease) -> bool:
-        return self.released or self._position.lease is not lease
+        """Schedule the next delivery of a leased message. The partition waits with it."""
+        self.retries[offset] = retry
 
     def expire(self, lease: Lease, leased: Sequence[LeasedMessage]) -> Sequence[LeasedMessage]:
-        # A batch uses no attempt. Its messages are delivered one at a time from now on, to find the cause (rule 16).
+        """Expire a lease. Returns the messages that use an attempt.
+
+        A batch uses none. Its messages are delivered one at a time from now on, to find the cause (rule 16).
+        """
         self.gone.update(one[3] for one in leased)
-        if self._position.lease is not lease or self.voided:
+        if self.position.lease is not lease or self.voided:
             return ()  # A failure or a retry released the partition before.
         self.released = True
-        part = lease.parts[self._position]
+        part = lease.parts[self.position]
         if part.handed <= 1:
             return leased
         if self.cursor < part.last:
@@ -156,12 +153,14 @@ class Draft(AnyDraft):
         return ()
 
     def give_back(self, lease: Lease, leased: Sequence[LeasedMessage]) -> None:
+        """Release messages as if they had not been delivered."""
         self.gone.update(one[3] for one in leased)
-        self.detach(lease)
+        self.released = self.released or self.position.lease is lease
 
     def add_requeued(self, offset: int, priority: int, now: int) -> None:  # noqa: ARG002  # for shared groups
+        """Add a requeued message in front of all others."""
+        self.finish(offset)  # It is delivered first, so it must not be delivered again at its offset.
         self.requeued[offset] = False
-        self.settle(offset, offset)  # It is delivered first, so it must not be delivered again at its offset.
 
 
 class OrderedPosition(Position):
@@ -199,11 +198,20 @@ class OrderedPosition(Position):
     def begin(self, cursor: int, gaps: list[tuple[int, int]]) -> None:
         """Start a new position. Offsets without a message count as settled."""
         self.cursor = cursor
-        draft = Draft(self)
+        draft = self.start_draft()
         for first, last in gaps:
-            draft.settle(first, last)
-        self.cursor, self.ranges = draft.cursor, draft.ranges
+            draft.finish(first, last)
+        self.cursor, self.ranges, self.draft = draft.cursor, draft.ranges, None
         self.unsaved = {first for first, _ in self.ranges}
+
+    def start_draft(self, transaction: WriteTransaction | None = None) -> Draft:
+        if transaction is not None:
+            transaction.ordered[self] = None
+        retries, requeued = Overlay(self.retries), Overlay(self.requeued)
+        self.draft = Draft(
+            self, self.settled_at, self.cursor, list(self.ranges), retries, requeued, self.probe, set(self.unsaved)
+        )
+        return self.draft
 
     @property
     def is_probed(self) -> bool:
@@ -211,10 +219,17 @@ class OrderedPosition(Position):
         # A batch starts with the first requeued messages, so the first of them is marked if any is.
         return self.probe > self.cursor or next(iter(self.requeued.values()), False)
 
-    @property
-    def in_flight(self) -> int:
+    def refresh(self, now: int) -> bool:
         part = None if self.lease is None else self.lease.parts.get(self)
-        return 0 if part is None else part.open
+        in_flight = 0 if part is None else part.open
+        self.group.in_flight += in_flight - self.noted
+        self.noted = in_flight
+        if self.readiness(now).priority is not None:
+            self.group.make_ready(self.partition.id, lower=True)
+            return True
+        self.group.ready.pop(self.partition.id, None)
+        self.group.waking.pop(self.partition.id, None)
+        return False
 
     def readiness(self, now: int) -> Readiness:  # noqa: ARG002  # messages that are not due are found by a claim
         is_ready = self.lease is None and (self.cursor < self.partition.tail or self.requeued)
@@ -311,8 +326,9 @@ class OrderedPosition(Position):
             return 0
         self.cursor, self.ranges = draft.cursor, draft.ranges
         self.probe, self.settled_at = draft.probe, draft.settled_at
-        draft.retries.publish()
-        draft.requeued.publish()
+        for overlay in (draft.retries, draft.requeued):
+            if overlay.changed or overlay.gone:
+                overlay.publish()
         self.unsaved = set()
         if draft.voided:
             self.leased.clear()
@@ -354,8 +370,12 @@ Row = tuple[Value, ...]
 def save_ordered(connection: apsw.Connection, changed: Iterable[OrderedPosition]) -> None:
     """Write the drafts of a transaction. No other thread changes them, so this needs no lock."""
     positions: list[Row] = []
-    gone: tuple[list[Row], list[Row], list[Row]] = ([], [], [])
-    kept: tuple[list[Row], list[Row], list[Row]] = ([], [], [])
+    ranges: list[Row] = []
+    old_ranges: list[Row] = []
+    retries: list[Row] = []
+    old_retries: list[Row] = []
+    requeued: list[Row] = []
+    old_requeued: list[Row] = []
     for position in changed:
         draft, key = position.draft, (position.group.id, position.partition.id)
         assert draft is not None
@@ -364,16 +384,20 @@ def save_ordered(connection: apsw.Connection, changed: Iterable[OrderedPosition]
             for table in ("ranges", "retries", "requeued"):
                 run(connection, f"delete from {table} where grp = ?1 and partition = ?2", *key)
         if draft.changed_ranges:
-            gone[0].extend((*key, first) for first in draft.changed_ranges)
-            kept[0].extend((*key, *pair) for pair in draft.ranges if pair[0] in draft.changed_ranges)
-        gone[1].extend((*key, offset) for offset in draft.retries.gone)
-        kept[1].extend(
-            (*key, offset, retry.attempts, retry.due, retry.error) for offset, retry in draft.retries.changed.items()
-        )
-        gone[2].extend((*key, offset) for offset in draft.requeued.gone)
-        kept[2].extend((*key, offset, int(probe)) for offset, probe in draft.requeued.changed.items())
-    for_each(connection, _SAVE_POSITIONS, positions)
-    statements = ((_DELETE_RANGES, _SAVE_RANGES), (_DELETE_RETRIES, _SAVE_RETRIES), (_DELETE_REQUEUED, _SAVE_REQUEUED))
-    for (delete, save), old, new in zip(statements, gone, kept, strict=True):
-        for_each(connection, delete, old)
-        for_each(connection, save, new)
+            old_ranges += ((*key, first) for first in draft.changed_ranges)
+            ranges += ((*key, *pair) for pair in draft.ranges if pair[0] in draft.changed_ranges)
+        old_retries += ((*key, offset) for offset in draft.retries.gone)
+        retries += ((*key, offset, *retry) for offset, retry in draft.retries.changed.items())
+        old_requeued += ((*key, offset) for offset in draft.requeued.gone)
+        requeued += ((*key, offset, int(probe)) for offset, probe in draft.requeued.changed.items())
+    for sql, rows in (
+        (_SAVE_POSITIONS, positions),
+        (_DELETE_RANGES, old_ranges),
+        (_SAVE_RANGES, ranges),
+        (_DELETE_RETRIES, old_retries),
+        (_SAVE_RETRIES, retries),
+        (_DELETE_REQUEUED, old_requeued),
+        (_SAVE_REQUEUED, requeued),
+    ):
+        if rows:
+            connection.execute(sql, (msgspec.json.encode(rows).decode(),))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import apsw
@@ -17,7 +16,10 @@ from hark.engine.core.store import scalar
 from hark.ids import IdCodec
 
 if TYPE_CHECKING:
+    from hark.engine.core.ordered import Draft
+    from hark.engine.core.shared import SharedDraft
     from hark.engine.core.state import Group, Partition
+    from hark.engine.core.transaction import WriteTransaction
 
 
 class Retry(NamedTuple):
@@ -79,51 +81,6 @@ class Readiness(NamedTuple):
 NOTHING = Readiness(None)
 
 
-class AnyDraft(ABC):
-    """The changes of the running transaction to a position."""
-
-    __slots__ = ("gone", "settled_at", "voided")
-
-    settled_at: int | None
-    voided: bool
-    """All leases on the position are void."""
-    gone: set[str]
-    """Transaction ids of messages that are no longer leased. A second settlement of them has no effect."""
-
-    @property
-    @abstractmethod
-    def blocks(self) -> bool:
-        """Whether nothing may be delivered before the transaction is committed."""
-
-    @abstractmethod
-    def finish(self, offset: int) -> None:
-        """Settle a message."""
-
-    @abstractmethod
-    def wait(self, offset: int, retry: Retry) -> None:
-        """Schedule the next delivery of a leased message."""
-
-    @abstractmethod
-    def detach(self, lease: Lease) -> None:
-        """End the lease on this position: none of its messages is open, or one of them failed."""
-
-    @abstractmethod
-    def is_free_of(self, lease: Lease) -> bool:
-        """Whether the lease has ended for its consumer."""
-
-    @abstractmethod
-    def expire(self, lease: Lease, leased: Sequence[LeasedMessage]) -> Sequence[LeasedMessage]:
-        """Expire a lease. Returns the messages that use an attempt."""
-
-    @abstractmethod
-    def give_back(self, lease: Lease, leased: Sequence[LeasedMessage]) -> None:
-        """Release messages as if they had not been delivered."""
-
-    @abstractmethod
-    def add_requeued(self, offset: int, priority: int, now: int) -> None:
-        """Add a requeued message in front of all others."""
-
-
 class Position(ABC):
     """A group's position in a partition. Reads that `running transaction` names include its draft."""
 
@@ -136,14 +93,17 @@ class Position(ABC):
         """The turn in which it was last served; 0: never."""
         self.settled_at: int | None = None
         self.noted = 0
-        """Number of its messages that the group counts as in flight."""
+        """Number of its leased messages that the group counts as in flight."""
 
-    draft: AnyDraft | None
+    draft: Draft | SharedDraft | None
 
-    @property
     @abstractmethod
-    def in_flight(self) -> int:
-        """Number of messages under active leases."""
+    def start_draft(self, transaction: WriteTransaction | None = None) -> Draft | SharedDraft:
+        """Begin to change the position, in a transaction; None: in memory alone."""
+
+    @abstractmethod
+    def refresh(self, now: int) -> bool:
+        """Let the group know, after a change, what is leased and what is ready. True: it is ready now."""
 
     @abstractmethod
     def find_leased(self, name: str, codec: IdCodec) -> LeasedMessage | None:

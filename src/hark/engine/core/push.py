@@ -61,17 +61,19 @@ def find_partitions(
         for key, queue in missing.items():
             partition = queue.partitions.get(key[1])
             if partition is None and make:
-                partition = make_partition(transaction, queue, key[1])
+                # It is visible before the commit, but without messages.
+                connection, now = transaction.connection, transaction.now
+                run(
+                    connection,
+                    "insert into partitions (queue, name, created_at) values (?, ?, ?)",
+                    queue.id,
+                    key[1],
+                    now,
+                )
+                partition = adopt_partition(transaction.state, queue, connection.last_insert_rowid(), key[1], now)
             if partition is not None:
                 partitions[key] = partition
     return partitions
-
-
-def make_partition(transaction: WriteTransaction, queue: Queue, name: str) -> Partition:
-    """Create a partition. It is visible before the commit, but without messages."""
-    connection, now = transaction.connection, transaction.now
-    run(connection, "insert into partitions (queue, name, created_at) values (?1, ?2, ?3)", queue.id, name, now)
-    return adopt_partition(transaction.state, queue, connection.last_insert_rowid(), name, now)
 
 
 def insert_queue(transaction: WriteTransaction, spec: QueueSpec) -> Queue:

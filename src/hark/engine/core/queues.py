@@ -45,7 +45,7 @@ def move(transaction: WriteTransaction, position: Position, cursor: int) -> None
         draft.retries.clear()
         draft.requeued.clear()
         for first, last in transaction.loader.gaps(position.group, partition):
-            draft.settle(first, last)
+            draft.finish(first, last)
     _void_leases(transaction, position)
 
 
@@ -67,7 +67,8 @@ def settle_all(transaction: WriteTransaction, position: Position) -> int:
         settled = sum(last - first + 1 for first, last in position.open_intervals())
         draft.requeued.clear()
         draft.retries.clear()
-        draft.settle(draft.cursor + 1, partition.next_tail)
+        if partition.next_tail > draft.cursor:
+            draft.finish(draft.cursor + 1, partition.next_tail)
     _void_leases(transaction, position)
     return settled
 
@@ -173,7 +174,8 @@ def drop_leases(transaction: WriteTransaction, group: Group) -> None:
     state = transaction.state
     for lease in list(state.leases.values()):
         for position in [position for position in lease.parts if position.group is group]:
-            transaction.detach(lease, position)
+            if state.detach(lease, position):
+                transaction.hints.ended(group.queue_name, group.name, lease.id)
 
 
 def pause(transaction: WriteTransaction, queue: str, group: str | None, paused: bool) -> bool:

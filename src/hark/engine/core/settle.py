@@ -52,15 +52,22 @@ class SettleAuthorizer(msgspec.Struct, eq=False):
 
     def authorize(self, item: Settlement) -> SettleDecision:
         """Check one settlement."""
-        key = (item.partition_id, item.group)
+        transaction, key = self._transaction, (item.partition_id, item.group)
+        state = transaction.state
         position = self._positions.get(key)
         if position is None and key not in self._positions:  # A missing one costs a search, so it is kept too.
-            position = self._find_position(item)
+            partition = state.partitions_by_uid.get(item.partition_id) or self._partition(item)
+            if partition is not None:
+                names = (partition.queue.name, item.group)
+                group = state.groups.get(names) or transaction.loader.group(*names)
+                if group is not None:
+                    position = group.positions.get(partition.id) or transaction.loader.position(group, partition.id)
             if item.partition_id:
                 self._positions[key] = position
         if position is None:
-            return self._without_position(item)
-        state = self._transaction.state
+            partition = state.partitions_by_uid.get(item.partition_id) or self._partition(item)
+            known = partition is not None and self._message(partition, item.transaction_id) is not None
+            return SettleDecision(None, None, NOT_LEASED if known else NOT_FOUND)
         leased = position.find_leased(item.transaction_id, state.codec)
         if leased is None:
             return self._not_leased(position, item)
@@ -70,7 +77,7 @@ class SettleAuthorizer(msgspec.Struct, eq=False):
                 return self._not_leased(position, item)
         elif self._required and lease.id not in self._required:
             return SettleDecision(position, None, SUPERSEDED)
-        if lease.expires_at <= self._transaction.now or lease.id not in state.leases:
+        if lease.expires_at <= transaction.now or lease.id not in state.leases:
             return SettleDecision(position, None, EXPIRED)
         return SettleDecision(position, leased, None)
 
@@ -80,22 +87,6 @@ class SettleAuthorizer(msgspec.Struct, eq=False):
         if address is None or bool(address.offset) is bool(item.partition_id):
             return None
         return self._transaction.loader.partition(address.partition)
-
-    def _find_position(self, item: Settlement) -> Position | None:
-        state = self._transaction.state
-        partition = state.partitions_by_uid.get(item.partition_id) or self._partition(item)
-        if partition is None:
-            return None
-        key = (partition.queue.name, item.group)
-        group = state.groups.get(key) or self._transaction.loader.group(*key)
-        if group is None:
-            return None
-        return group.positions.get(partition.id) or self._transaction.loader.position(group, partition.id)
-
-    def _without_position(self, item: Settlement) -> SettleDecision:
-        partition = self._transaction.state.partitions_by_uid.get(item.partition_id) or self._partition(item)
-        known = partition is not None and self._message(partition, item.transaction_id) is not None
-        return SettleDecision(None, None, NOT_LEASED if known else NOT_FOUND)
 
     def _not_leased(self, position: Position, item: Settlement) -> SettleDecision:
         """The slow path: the lease has ended, the message was settled before, or it never existed."""
@@ -134,7 +125,11 @@ class SettleAuthorizer(msgspec.Struct, eq=False):
         """Whether a second completion succeeds: always in `settle`; in a transaction only under the same lease."""
         if self._required is None:
             return True
-        lease = _completed_under(self._transaction, position, offset)
+        transaction, key = self._transaction, (position.group.id, position.partition.id, offset)
+        lease: str | None = transaction.completed.get(key) or transaction.state.completed.get(key)
+        if lease is None:
+            sql = "select lease from completions where grp = ?1 and partition = ?2 and offset = ?3"
+            lease = scalar(transaction.connection, sql, *key)
         return lease is not None and (lease == lease_id or (lease_id is None and lease in self._required))
 
     def _message(self, partition: Partition, name: str) -> Stored | None:
@@ -145,16 +140,6 @@ class SettleAuthorizer(msgspec.Struct, eq=False):
         self._transaction.save_dead_letters()  # It may be dead-lettered in this transaction.
         sql = "select 1 from dead_letters where partition = ?1 and offset = ?2 and grp = ?3"
         return scalar(self._transaction.connection, sql, position.partition.id, offset, position.group.name) is not None
-
-
-def _completed_under(transaction: WriteTransaction, position: Position, offset: int) -> str | None:
-    """The lease under which a message was completed, if it is still known."""
-    key = (position.group.id, position.partition.id, offset)
-    lease: str | None = transaction.completed.get(key) or transaction.state.completed.get(key)
-    if lease is None:
-        sql = "select lease from completions where grp = ?1 and partition = ?2 and offset = ?3"
-        lease = scalar(transaction.connection, sql, *key)
-    return lease
 
 
 def settle(transaction: WriteTransaction, requests: Sequence[Sequence[Settlement]]) -> list[list[SettleOutcome]]:
@@ -177,7 +162,7 @@ def apply(transaction: WriteTransaction, item: Settlement, decision: SettleDecis
     partition = position.partition
     outcome = SettleOutcome(item.transaction_id, True, None, None, position.group.queue_name, partition.name)
     leased = decision.leased
-    draft = position.draft or transaction.draft(position)
+    draft = position.draft or position.start_draft(transaction)
     if leased is None or leased[3] in draft.gone:
         # Completed before, or named twice in one request: the first settlement counts.
         return outcome
@@ -200,11 +185,9 @@ def apply(transaction: WriteTransaction, item: Settlement, decision: SettleDecis
     else:
         error = item.error or "Failed without an error text"
         outcome.dead_lettered = fail(transaction, position, leased, error, transaction.now, item.delay_ms)
-    if item.status != "completed":
-        draft.detach(lease)  # A failure releases the partition at once (rule 14).
     draft.gone.add(leased[3])
-    transaction.release(position, lease)
-    outcome.lease_released = draft.is_free_of(lease)
+    # A failure releases the partition at once (rule 14).
+    outcome.lease_released = transaction.release(position, lease, at_once=item.status != "completed")
     return outcome
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import apsw
@@ -12,7 +12,6 @@ import msgspec
 from hark.clock import SECOND
 from hark.engine.core.position import (
     NEVER,
-    AnyDraft,
     DelayedLane,
     Lease,
     LeasedMessage,
@@ -27,6 +26,7 @@ from hark.ids import IdCodec
 
 if TYPE_CHECKING:
     from hark.engine.core.state import Group, Partition
+    from hark.engine.core.transaction import WriteTransaction
 
 # Memory is ahead of the disk. Every claim moves lanes forward, and what it delivers is outstanding in memory only. A
 # transaction that changes the position writes the cursors of the lanes as they are at that moment, and the outstanding
@@ -167,6 +167,8 @@ class SharedPosition(Position):
         """Put a message under a lease."""
         entry.lease, entry.transaction_id, entry.schedule = lease, transaction_id, schedule
         self.leased[transaction_id] = entry
+        self.noted += 1
+        self.group.in_flight += 1
         self.by_lease.setdefault(lease, {})[entry.offset] = entry
 
     def release(self, entry: Entry) -> None:
@@ -174,7 +176,9 @@ class SharedPosition(Position):
         lease = entry.lease
         if lease is None:
             return
-        self.leased.pop(entry.transaction_id, None)
+        if self.leased.pop(entry.transaction_id, None) is not None:
+            self.noted -= 1
+            self.group.in_flight -= 1
         mine = self.by_lease.get(lease, {})
         mine.pop(entry.offset, None)
         if not mine:
@@ -189,7 +193,13 @@ class SharedPosition(Position):
 
     def readiness(self, now: int) -> Readiness:
         ready = [entry.priority for entry in self.due_entries(now) if entry is not None]
-        due = [self._waiting[0][0]] if self._waiting else []
+        waiting = self._waiting
+        while waiting:  # A message that was removed or leased is not waited for.
+            entry = self.entries.get(waiting[0][1])
+            if entry is not None and not entry.is_out and entry.available_at == waiting[0][0]:
+                break
+            heapq.heappop(waiting)
+        due = [waiting[0][0]] if waiting else []
         delay = self.partition.queue.info.options.delayed_processing * SECOND
         for lane in self.plain.values():
             if delay and lane.items and lane.items[0].created_at + delay > now:
@@ -225,9 +235,23 @@ class SharedPosition(Position):
 
     # Leases ------------------------------------------------------------------------------------------------
 
-    @property
-    def in_flight(self) -> int:
-        return len(self.leased)
+    def refresh(self, now: int) -> bool:
+        group, number = self.group, self.partition.id
+        priority, due = self.readiness(now)
+        if priority is not None:
+            group.make_ready(number, priority, lower=True)
+            if due is not None:
+                group.rise_at(number, due)
+            else:
+                group.rising.pop(number, None)
+            return True
+        group.rising.pop(number, None)
+        if due is not None:
+            group.wake_at(number, due)
+        else:
+            group.ready.pop(number, None)
+            group.waking.pop(number, None)
+        return False
 
     def find_leased(self, name: str, codec: IdCodec) -> LeasedMessage | None:
         entry = self.leased.get(name)
@@ -289,6 +313,12 @@ class SharedPosition(Position):
 
     # Commits -----------------------------------------------------------------------------------------------
 
+    def start_draft(self, transaction: WriteTransaction | None = None) -> SharedDraft:
+        if transaction is not None:
+            transaction.shared[self] = None
+        self.draft = SharedDraft(self, self.settled_at, self.base)
+        return self.draft
+
     def publish(self, now: int) -> int:
         draft, self.draft = self.draft, None
         if draft is None:
@@ -323,23 +353,20 @@ SETTLED = None
 """The change of a message that the group settles."""
 
 
-class SharedDraft(AnyDraft):
-    """The changes of the running transaction to a position of a shared group."""
+class SharedDraft(msgspec.Struct, eq=False):
+    """The changes of the running transaction to a position of a shared group. For its methods see `Draft`."""
 
-    __slots__ = ("_position", "added", "base", "changes", "removes")
-
-    def __init__(self, position: SharedPosition) -> None:
-        self._position = position
-        self.settled_at = position.settled_at
-        self.voided = False
-        self.gone = set()
-        self.base = position.base
-        self.changes: dict[int, Entry | None] = {}
-        """New state of outstanding messages, by offset."""
-        self.added: dict[int, Entry] = {}
-        """Requeued messages."""
-        self.removes = False
-        """The transaction removes messages that a lane may be about to deliver."""
+    _position: SharedPosition
+    settled_at: int | None
+    base: int
+    voided: bool = False
+    gone: set[str] = set()
+    changes: dict[int, Entry | None] = {}
+    """New state of outstanding messages, by offset."""
+    added: dict[int, Entry] = {}
+    """Requeued messages."""
+    removes: bool = False
+    """The transaction removes messages that a lane may be about to deliver."""
 
     @property
     def blocks(self) -> bool:
@@ -358,12 +385,6 @@ class SharedDraft(AnyDraft):
 
     def wait(self, offset: int, retry: Retry) -> None:
         self.changes[offset] = self._position.entries[offset].changed(retry.attempts, retry.due, retry.error)
-
-    def detach(self, lease: Lease) -> None:
-        """A lease on one message blocks no other message."""
-
-    def is_free_of(self, lease: Lease) -> bool:
-        return all(part.open <= 0 for part in lease.parts.values())
 
     def expire(self, lease: Lease, leased: Sequence[LeasedMessage]) -> Sequence[LeasedMessage]:  # noqa: ARG002  # for ordered groups
         return leased
@@ -398,7 +419,7 @@ Key = tuple[int, int]
 class SharedRows:
     """The rows of positions that one transaction writes. They are collected under the lock and written without it."""
 
-    def __init__(self) -> None:
+    def __init__(self, drafted: Iterable[SharedPosition]) -> None:
         self._positions: list[tuple[int, int, int, int | None]] = []
         self._lanes: list[tuple[int, int, int, int, int, int]] = []
         self._wiped: list[Key] = []
@@ -406,8 +427,10 @@ class SharedRows:
         self._outstanding: list[tuple[int, int, int, int, int, str | None, int]] = []
         self.latest_due = 0
         """The latest delivery time that a group has passed. No message may become due before it any more."""
+        for position in drafted:
+            self._note(position)
 
-    def note(self, position: SharedPosition) -> None:
+    def _note(self, position: SharedPosition) -> None:
         """Collect the rows of a position with its draft."""
         draft, key = position.draft, (position.group.id, position.partition.id)
         assert draft is not None
@@ -457,8 +480,6 @@ class SharedRows:
 
     def write(self, connection: apsw.Connection) -> None:
         """Write the collected rows."""
-        if not self._positions:
-            return
         for_each(connection, _SAVE_SHARED_POSITIONS, self._positions)
         for key in self._wiped:
             run(connection, "delete from lanes where grp = ?1 and partition = ?2", *key)

@@ -234,17 +234,15 @@ class Group(msgspec.Struct, eq=False):
     leases: list[tuple[int, int, Lease]] = []
     """Heap of leases by expiry. Entries of ended and renewed leases are dropped when they are reached."""
 
-    def make_ready(self, partition: int, priority: int = 0) -> None:
-        """Mark a partition as ready for messages of this priority."""
+    def make_ready(self, partition: int, priority: int = 0, *, lower: bool = False) -> None:
+        """Mark a partition as ready for messages of this priority. `lower`: also if it is ready for a higher one."""
         known = self.ready.get(partition)
-        if known is None or known[0] > -priority:
-            self._set_ready(partition, priority)
-
-    def _set_ready(self, partition: int, priority: int) -> None:
+        if known is not None and known[0] <= -priority and not lower:
+            return
         self.waking.pop(partition, None)
         position = self.positions.get(partition)
         rank = (-priority, position.served if position is not None else 0)
-        if self.ready.get(partition) == rank:
+        if known == rank:
             return
         self.ready[partition] = rank
         if len(self.ready_heap) > 2 * len(self.ready) + _HEAP_SLACK:
@@ -264,40 +262,20 @@ class Group(msgspec.Struct, eq=False):
                 self.waking_heap[:] = [(at, number) for number, (at, _) in self.waking.items()]
                 heapq.heapify(self.waking_heap)
 
-    def note_in_flight(self, position: Position) -> None:
-        """Count the leased messages of a position."""
-        in_flight = position.in_flight
-        self.in_flight += in_flight - position.noted
-        position.noted = in_flight
-
-    def refresh(self, position: Position, now: int) -> bool:
-        """Update the readiness of a position after a change. True: it is ready now."""
-        self.note_in_flight(position)
-        priority, due = position.readiness(now)
-        if priority is not None:
-            self._set_ready(position.partition.id, priority)
-            if due is None:
-                self.rising.pop(position.partition.id, None)
-            elif self.rising.get(position.partition.id) != due:
-                self.rising[position.partition.id] = due
-                heapq.heappush(self.rising_heap, (due, position.partition.id))
-                if len(self.rising_heap) > 2 * len(self.rising) + _HEAP_SLACK:
-                    self.rising_heap[:] = [(at, number) for number, at in self.rising.items()]
-                    heapq.heapify(self.rising_heap)
-            return True
-        self.rising.pop(position.partition.id, None)
-        if due is not None:
-            self.wake_at(position.partition.id, due)
-        else:
-            self.ready.pop(position.partition.id, None)
-            self.waking.pop(position.partition.id, None)
-        return False
+    def rise_at(self, partition: int, due: int) -> None:
+        """Look at the rank of a ready partition again at a time."""
+        if self.rising.get(partition) != due:
+            self.rising[partition] = due
+            heapq.heappush(self.rising_heap, (due, partition))
+            if len(self.rising_heap) > 2 * len(self.rising) + _HEAP_SLACK:
+                self.rising_heap[:] = [(at, number) for number, at in self.rising.items()]
+                heapq.heapify(self.rising_heap)
 
     def reevaluate(self, partition: int, now: int) -> bool:
         """Check again whether a partition is ready. True: it is ready now."""
         position = self.positions.get(partition)
         if position is not None:
-            return self.refresh(position, now)
+            return position.refresh(now)
         self.make_ready(partition)
         return True
 
@@ -407,6 +385,10 @@ class State:
         """Queues whose deletion is being committed."""
         self.expiring: set[Group] = set()
         """Groups with leases whose expiry is being committed."""
+
+    def metrics(self) -> dict[str, float]:
+        """Counts of leases that expired."""
+        return {"leases_expired": self.leases_expired, "expiries_dead_lettered": self.expiries_dead_lettered}
 
     def next_turn(self) -> int:
         """The next number of a sequence. It orders served positions, and equal heap entries."""

@@ -13,10 +13,10 @@ from hark.engine.core.handout import Picker
 from hark.engine.core.keyvalue import KeyBook
 from hark.engine.core.loader import Loader
 from hark.engine.core.ordered import Draft, OrderedPosition, save_ordered
-from hark.engine.core.position import AnyDraft, Lease, Position, Stored
+from hark.engine.core.position import Lease, Position, Stored
 from hark.engine.core.shared import SharedDraft, SharedPosition, SharedRows
 from hark.engine.core.state import REMEMBERED, Bounds, Group, Partition, Queue, State
-from hark.engine.core.store import Locate, Value, delete_traces, for_each, insert_messages, rows_of, run, scalar
+from hark.engine.core.store import MESSAGE_COLUMNS, Locate, Value, delete_traces, for_each, rows_of, run, scalar
 from hark.engine.hints import HintBook, forget_oldest
 from hark.ids import IdSource
 from hark.model import Hint
@@ -31,6 +31,13 @@ cross join messages as message where message.partition = ?1 and message.offset =
 _NAMED_AT_MOST = 100
 MOST_NOTIFIED = 1000
 """Maximum number of messages that a hint counts in one partition."""
+_ROWS_PER_INSERT = (64, 8, 1)
+_INSERTS = {
+    rows: "insert into messages"
+    " (partition, offset, created_at, priority, deliver_at, transaction_id, extra, payload) values "
+    + ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?)"] * rows)
+    for rows in _ROWS_PER_INSERT
+}
 
 
 def dig(connection: apsw.Connection, partition: int, first: int, last: int) -> None:
@@ -173,6 +180,12 @@ class WriteTransaction(msgspec.Struct, eq=False):
     """Rows of `completions`. A consumer that gets no answer may repeat its transaction, even after a restart."""
     dead: list[tuple[str, str, int, str, str, int, int, str, int]] = []
     """Dead letters to store."""
+    ordered: dict[OrderedPosition, None] = {}
+    """Positions of ordered groups with a draft."""
+    shared: dict[SharedPosition, None] = {}
+    """Positions of shared groups with a draft."""
+    drops: Drops | None = None
+    """Settled messages to remove, if any."""
     ended: list[tuple[Lease, Position]] = []
     """Leases that end on a position."""
     hints: HintBook = msgspec.field(default_factory=HintBook)
@@ -182,13 +195,9 @@ class WriteTransaction(msgspec.Struct, eq=False):
     keys: KeyBook | None = None
     """The changes of keys, if any; see `key_book`."""
     _arrivals: dict[Partition, Arrivals] = {}
-    _drafted: dict[Position, None] = {}
     _counts: dict[tuple[str, str], int] = {}
     _on_commit: list[Callable[[], object]] = []
-    # A plain push needs none of these, so they are made when needed.
-    _ordered: list[OrderedPosition] = []
     _shared_rows: SharedRows | None = None
-    _drops: Drops | None = None
 
     @property
     def loader(self) -> Loader:
@@ -203,17 +212,9 @@ class WriteTransaction(msgspec.Struct, eq=False):
 
     # For verbs ---------------------------------------------------------------------------------------------
 
-    def draft(self, position: Position) -> AnyDraft:
+    def draft(self, position: Position) -> Draft | SharedDraft:
         """The draft of a position."""
-        draft = position.draft
-        if draft is None:
-            if isinstance(position, SharedPosition):
-                draft = position.draft = SharedDraft(position)
-            else:
-                assert isinstance(position, OrderedPosition)
-                draft = position.draft = Draft(position)
-            self._drafted[position] = None
-        return draft
+        return position.draft or position.start_draft(self)
 
     def note_lane(self, partition: Partition, priority: int, deliver_at: int | None) -> None:
         """Note a pushed message with a priority or a delay."""
@@ -232,24 +233,25 @@ class WriteTransaction(msgspec.Struct, eq=False):
 
     def settle(self, position: Position, offset: int) -> None:
         """Settle a message for a group, for any reason."""
-        draft = position.draft or self.draft(position)
+        draft = position.draft or position.start_draft(self)
         draft.finish(offset)
         draft.settled_at = self.now
         if position.partition.queue.info.options.drop_settled:
-            self._drops = self._drops or Drops()
-            self._drops.settled.setdefault(position.partition, {})[offset] = None
+            self.drops = self.drops or Drops()
+            self.drops.settled.setdefault(position.partition, {})[offset] = None
         self.settled_count[position.group] = self.settled_count.get(position.group, 0) + 1
 
     @property
     def changed(self) -> list[Position]:
         """The positions with a draft."""
-        return list(self._drafted)
+        return [*self.ordered, *self.shared]
 
     def discard(self, group: Group) -> None:
         """Drop the drafts of a deleted group."""
-        for position in [position for position in self._drafted if position.group is group]:
-            del self._drafted[position]
-            self.on_commit(partial(setattr, position, "draft", None))
+        for drafted in (self.ordered, self.shared):
+            for position in [position for position in drafted if position.group is group]:
+                del drafted[position]  # type: ignore[arg-type]
+                self.on_commit(partial(setattr, position, "draft", None))
 
     def save_dead_letters(self) -> None:
         """Copy dead messages to `dead_letters`. This must precede each removal of messages."""
@@ -260,20 +262,25 @@ class WriteTransaction(msgspec.Struct, eq=False):
         """Add to a counter of a queue."""
         self._counts[queue, what] = self._counts.get((queue, what), 0) + number
 
-    def release(self, position: Position, lease: Lease) -> None:
-        """Take one open message off a lease. With the last one, the lease releases the position."""
-        part = lease.parts.get(position)
-        if part is None:
-            return
-        part.open -= 1
-        if part.open <= 0:
-            (position.draft or self.draft(position)).detach(lease)
-            self.ended.append((lease, position))
+    def release(self, position: Position, lease: Lease, *, at_once: bool = False) -> bool:
+        """Take one settled message off a lease. With the last one, or `at_once`, the lease releases the position.
 
-    def detach(self, lease: Lease, position: Position) -> None:
-        """Detach a lease from a position in memory. With its last position the lease ends."""
-        if self.state.detach(lease, position):
-            self.hints.ended(position.group.queue_name, position.group.name, lease.id)
+        True: the lease has ended for its consumer.
+        """
+        part = lease.parts.get(position)
+        if part is not None:
+            part.open -= 1
+            if part.open <= 0:
+                self.ended.append((lease, position))
+                at_once = True
+        draft = position.draft
+        if isinstance(draft, SharedDraft):  # A lease on one message blocks no other message.
+            return all(one.open <= 0 for one in lease.parts.values())
+        if draft is None or draft.position.lease is not lease:
+            return True
+        if at_once:
+            draft.released = True
+        return draft.released
 
     def settled_many(self, queue: Queue) -> None:
         """Request a new count of the unsettled messages of a queue."""
@@ -286,38 +293,38 @@ class WriteTransaction(msgspec.Struct, eq=False):
     # For the writer ----------------------------------------------------------------------------------------
 
     def seal(self) -> None:
-        """Collect, under the lock, the rows that depend on memory which claims change."""
-        if self._drops is not None:
-            self._drops.decide(self)
-        for position in self._drafted:
-            if isinstance(position, SharedPosition):
-                self._shared_rows = self._shared_rows or SharedRows()
-                self._shared_rows.note(position)
-            elif isinstance(position, OrderedPosition):
-                self._ordered.append(position)
-        if self._shared_rows is not None and self._shared_rows.latest_due > self.state.latest_due:
-            # After a restart the time must not be earlier than this, even if the clock was set back.
-            self.state.latest_due = self._shared_rows.latest_due
-            run(self.connection, "insert or replace into meta values ('latest_due', ?1)", self.state.latest_due)
+        """Collect, under the lock, the rows that depend on memory which claims change: `drops` and `shared`."""
+        if self.drops is not None:
+            self.drops.decide(self)
+        if self.shared:
+            rows = self._shared_rows = SharedRows(self.shared)
+            if rows.latest_due > self.state.latest_due:
+                # After a restart the time must not be earlier than this, even if the clock was set back.
+                self.state.latest_due = rows.latest_due
+                run(self.connection, "insert or replace into meta values ('latest_due', ?1)", rows.latest_due)
 
     def flush(self) -> None:
         """Write all collected rows."""
         connection = self.connection
-        if self.messages:
-            insert_messages(connection, self.messages)
+        flat, at = self.messages, 0
+        for rows in _ROWS_PER_INSERT:
+            width = rows * MESSAGE_COLUMNS
+            while len(flat) - at >= width:
+                connection.execute(_INSERTS[rows], flat[at : at + width])
+                at += width
         if self.dead:
             self.save_dead_letters()
         if self.kept:
             for_each(connection, _SAVE_COMPLETED, self.kept)
             run(connection, _FORGET_COMPLETED, self.now - _REPEATABLE, 2 * len(self.kept))
-        if self._ordered:
-            save_ordered(connection, self._ordered)
+        if self.ordered:
+            save_ordered(connection, self.ordered)
         if self._shared_rows is not None:
             self._shared_rows.write(connection)
         for (queue, what), number in self._counts.items():
             run(connection, f"update queues set {what} = {what} + ?1 where name = ?2", number, queue)
-        if self._drops is not None:
-            self._drops.write(connection)
+        if self.drops is not None:
+            self.drops.write(connection)
 
     def publish(self) -> list[Hint]:
         """Change memory after the commit, and return the hints."""
@@ -325,17 +332,20 @@ class WriteTransaction(msgspec.Struct, eq=False):
         state.expiring.clear()
         state.deleting.clear()
         state.completed.update(self.completed)
-        forget_oldest(state.completed, REMEMBERED)
+        if len(state.completed) > REMEMBERED:
+            forget_oldest(state.completed, REMEMBERED)
         for action in self._on_commit:
             action()
         for lease, position in self.ended:
-            self.detach(lease, position)
+            lease.parts.pop(position, None)
+            if not lease.parts and state.leases.pop(lease.id, None) is not None:
+                self.hints.add(position.group.queue_name, position.group.name, (), ended=lease.id)
         for group, number in self.settled_count.items():
             queue = state.queues.get(group.queue_name)
             if queue is not None and queue.open is not None:
                 queue.open[group.id] = queue.open.get(group.id, 0) - number
-        if self._drops is not None:
-            self._drops.publish()
+        if self.drops is not None:
+            self.drops.publish()
         for queue, number in self.pushed_count.items():
             if queue.open is not None:
                 queue.open = {group_id: open_ + number for group_id, open_ in queue.open.items()}
@@ -345,8 +355,20 @@ class WriteTransaction(msgspec.Struct, eq=False):
             partition.tail, partition.coming = partition.next_tail, None
         if self.thinned:
             self._read_ahead_again()
-        if self._drafted:
-            self._publish_positions()
+        for ordered in self.ordered:
+            ordered.publish(self.now)
+            group = ordered.group
+            if ordered.refresh(self.now):
+                self.hints.add(group.queue_name, group.name, (ordered.partition.name,))
+        for shared in self.shared:
+            self._publish_shared(shared)
+        refused: dict[str, dict[Group, None]] = {}
+        for one in (*self.ordered, *self.shared):
+            if one.group.bounds.blocked or one.partition.queue.bounds.blocked:
+                refused.setdefault(one.group.queue_name, {})[one.group] = None
+        for name, groups in refused.items():
+            if name in state.queues:
+                self._publish_room(state.queues[name], list(groups))
         for queue, arrived in came.items():
             self._publish_arrivals(queue, arrived)
         return self.hints.hints()
@@ -361,47 +383,31 @@ class WriteTransaction(msgspec.Struct, eq=False):
                     for lane in position.lanes:
                         lane.forget()
                     picker.look(position)
-                    position.group.refresh(position, self.now)
+                    position.refresh(self.now)
 
-    def _publish_positions(self) -> None:
-        changed: dict[str, list[Group]] = {}
-        for position in self._drafted:
-            group, name = position.group, position.partition.name
-            changed.setdefault(group.queue_name, []).append(group)
-            if isinstance(position, SharedPosition):
-                if position.draft is not None and position.draft.voided:
-                    self._restart(position)
-                    continue
-                notified = position.publish(self.now)
-                group.refresh(position, self.now)
-                if notified:
-                    self.hints.add(group.queue_name, group.name, (name,), counts={name: notified})
-                continue
-            position.publish(self.now)
-            if group.refresh(position, self.now):
-                self.hints.add(group.queue_name, group.name, (name,))
-        for queue_name, groups in changed.items():
-            queue = self.state.queues.get(queue_name)
-            if queue is not None and (queue.bounds.blocked or any(group.bounds.blocked for group in groups)):
-                self._publish_room(queue, list(dict.fromkeys(groups)))
-
-    def _restart(self, position: SharedPosition) -> None:
-        """Load a position again after a seek, because its memory is void."""
+    def _publish_shared(self, position: SharedPosition) -> None:
         group, partition = position.group, position.partition
+        if position.draft is None or not position.draft.voided:
+            notified = position.publish(self.now)
+            position.refresh(self.now)
+            if notified:
+                self.hints.add(group.queue_name, group.name, (partition.name,), counts={partition.name: notified})
+            return
+        # Memory is void after a seek, so the position is loaded again.
         if group.positions.pop(partition.id, None) is not position:
             return
         group.in_flight -= position.noted
         again = self.loader.position(group, partition.id)
         if isinstance(again, SharedPosition):
             again.served = position.served
-            if group.refresh(again, self.now) or partition.id in group.waking:
+            if again.refresh(self.now) or partition.id in group.waking:
                 counts = {partition.name: again.count_ready(MOST_NOTIFIED)}
                 self.hints.add(group.queue_name, group.name, counts, counts=counts)
 
     def _publish_arrivals(self, queue: Queue, arrived: dict[Partition, int]) -> None:
         """Notify of the messages that were pushed to the partitions of a queue."""
         numbers = {partition.name: number for partition, number in arrived.items()}
-        self.hints.arrived(queue.name, numbers, queue.groups, numbers)
+        self.hints.add(queue.name, None, numbers, "message", numbers, excluded=queue.groups)
         for group in queue.groups.values():
             offered: dict[str, int] = {}
             for partition, number in arrived.items():
@@ -417,7 +423,7 @@ class WriteTransaction(msgspec.Struct, eq=False):
     def _offer(self, group: Group, partition: Partition) -> bool:
         """Whether new messages of a partition are ready for an ordered group. Else a later hint says so."""
         position = group.positions.get(partition.id)
-        if position is not None and (position in self._drafted or position.readiness(self.now).priority is None):
+        if position is not None and (position in self.ordered or position.readiness(self.now).priority is None):
             return False
         if partition.id in group.waking:
             return False
@@ -438,13 +444,13 @@ class WriteTransaction(msgspec.Struct, eq=False):
             group.make_ready(partition.id, max(came.plain, default=0))
             late = self.loader.position(group, partition.id) if came.due else None
             if late is not None:  # Its rank changes with time.
-                group.refresh(late, self.now)
+                late.refresh(self.now)
             return max(1, number)
         known = position.readiness(self.now)
         position.arrived(came.plain, came.due)
         if group.waking.get(partition.id, (0, ""))[1] == "window_buffer":
             return 0
-        group.refresh(position, self.now)
+        position.refresh(self.now)
         found = position.readiness(self.now)
         if found.priority is not None:
             young = partition.queue.info.options.delayed_processing

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 import apsw
 
@@ -107,7 +107,11 @@ class Outbox:
     def __init__(self, listener: Listener, key_listener: KeyListener) -> None:
         self._listener = listener
         self._key_listener = key_listener
-        self._loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
+        self.deliver: Callable[[], object] = partial(loop.call_soon_threadsafe, self._empty)
+        """Lets the event loop empty it. The lock must be free: waking up the loop can cost a turn."""
+        self.deliver_soon: Callable[[], object] = partial(loop.call_soon, self._empty)
+        """Does the same from the event loop itself."""
         self._waiting: deque[tuple[Sequence[Call], Sequence[model.Hint], model.KeyNotification | None]] = deque()
 
     def post(
@@ -116,16 +120,6 @@ class Outbox:
         """Add answers and hints. The caller holds the lock, so that no answer is older than a hint before it."""
         if answers or hints or keys is not None:
             self._waiting.append((answers, hints, keys))
-
-    def deliver(self) -> None:
-        """Let the event loop empty it. The lock must be free: waking up the loop can cost a turn."""
-        if self._waiting:
-            self._loop.call_soon_threadsafe(self._empty)
-
-    def deliver_soon(self) -> None:
-        """Do the same from the event loop itself."""
-        if self._waiting:
-            self._loop.call_soon(self._empty)
 
     def _empty(self) -> None:
         while self._waiting:
@@ -255,30 +249,45 @@ def _queries(body: Callable[Concatenate[apsw.Connection, int, P], T]) -> Callabl
     return verb
 
 
+def stopping() -> EngineFailure:
+    """The error for calls to an engine that is not running, or not for long."""
+    return EngineFailure("the server is shutting down; retry", code="stopping")
+
+
+def refuse(_call: Call) -> NoReturn:
+    """Refuse a call to an engine that is not running."""
+    raise stopping()
+
+
 class TableVerbs(ABC):
     """The verbs of an engine with tables."""
 
     _collector: Collector
     _codec: IdCodec
+    _submit: Callable[[Call], object]
+    _submit_write: Callable[[Write], object]
+    """Hand a call to the threads of the engine. Bound at the start, because each call passes one of them."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._submit = self._submit_write = refuse
         self._key_stats = StatsMemory(self._count_all)
 
     # Calls -------------------------------------------------------------------------------------------------
 
-    @abstractmethod
-    def _submit(self, call: Call) -> None: ...
-
-    @abstractmethod
-    def _write(self, body: Callable[[WriteTransaction], T]) -> Awaitable[T]: ...
+    def _write(self, body: Callable[[WriteTransaction], T]) -> Awaitable[T]:
+        answer: Answer[T] = Answer()
+        self._submit_write(Write(answer, body))
+        return answer
 
     def _chore(self, body: Callable[[WriteTransaction], T]) -> Awaitable[T]:
         """Run a write that upkeep repeats periodically."""
         return self._write(body)
 
-    @abstractmethod
-    def _look(self, body: Callable[[State, int], T]) -> Awaitable[T]: ...
+    def _look(self, body: Callable[[State, int], T]) -> Awaitable[T]:
+        answer: Answer[T] = Answer()
+        self._submit(Look(answer, body))
+        return answer
 
     @abstractmethod
     def _memory(self) -> State:
@@ -301,7 +310,9 @@ class TableVerbs(ABC):
     release = _writes(settle.release)
 
     def push(self, requests: Sequence[Sequence[model.NewMessage]]) -> Awaitable[Answers[list[model.PushOutcome]]]:
-        return self._write(partial(push.push, requests=requests))
+        answer: Answer[Answers[list[model.PushOutcome]]] = Answer()
+        self._submit_write(Write(answer, partial(push.push, requests=requests)))
+        return answer
 
     def pop(self, requests: Sequence[model.PopRequest]) -> Awaitable[Answers[model.PopResult]]:
         answer: Answer[Answers[model.PopResult]] = Answer()
@@ -309,7 +320,9 @@ class TableVerbs(ABC):
         return answer
 
     def settle(self, requests: Sequence[Sequence[model.Settlement]]) -> Awaitable[Answers[list[model.SettleOutcome]]]:
-        return self._write(partial(settle.settle, requests=requests))
+        answer: Answer[Answers[list[model.SettleOutcome]]] = Answer()
+        self._submit_write(Write(answer, partial(settle.settle, requests=requests)))
+        return answer
 
     def transact(self, requests: Sequence[model.Transaction]) -> Awaitable[Answers[model.TransactionOutcome]]:
         return self._write(partial(settle.transact, requests=requests))
@@ -318,9 +331,9 @@ class TableVerbs(ABC):
         return self._look(lambda state, now: explain.renew(state, now, requests))
 
     async def expire(self, limit: int = 1000) -> model.Expired:
-        future: asyncio.Future[model.Expired] = asyncio.get_running_loop().create_future()
-        self._submit(Expire(future, limit))
-        return await future
+        answer: Answer[model.Expired] = Answer()
+        self._submit_write(Expire(answer, limit))
+        return await answer
 
     async def collect(self, limit: int = 1000) -> model.Collected:
         collector = self._collector

@@ -53,28 +53,27 @@ _SEALING = 2
 # Queues ----------------------------------------------------------------------------------------------------
 
 
-async def configure(store: Store, now: int | None, specs: Sequence[QueueSpec]) -> Answers[QueueInfo]:
+async def configure(store: Store, specs: Sequence[QueueSpec]) -> Answers[QueueInfo]:
     """Make queues, or replace all options of those that exist."""
     partitions = {}
     for spec in specs:
-        row = await store.pool.fetchrow(_CONFIGURE, now, *_arguments(spec), False)
-        assert row is not None
+        [row] = await store.pool.call(_CONFIGURE, *_arguments(spec), False)
         partitions[spec.name] = store.codec.encode(row["o_partition"], 0)
-    infos = {info.name: info for info in await queue_infos(store, now, list(partitions))}
+    infos = {info.name: info for info in await queue_infos(store, list(partitions))}
     for spec in specs:
         store.forget_ready(spec.name)
     store.hint(Hint(spec.name) for spec in specs)
     return [msgspec.structs.replace(infos[spec.name], partition_id=partitions[spec.name]) for spec in specs]
 
 
-async def make_queues(store: Store, now: int | None, specs: Sequence[QueueSpec]) -> None:
+async def make_queues(store: Store, specs: Sequence[QueueSpec]) -> None:
     """Make those queues that do not exist."""
     known = await store.pool.fetchval(
         "select array_agg(name) from hark.queues where name = any ($1::text[])", [spec.name for spec in specs]
     )
     for spec in specs:
         if spec.name not in (known or ()):
-            await store.pool.fetchrow(_CONFIGURE, now, *_arguments(spec), True)
+            await store.pool.call(_CONFIGURE, *_arguments(spec), True)
 
 
 def _arguments(spec: QueueSpec) -> tuple[str, str, str, str]:
@@ -82,7 +81,7 @@ def _arguments(spec: QueueSpec) -> tuple[str, str, str, str]:
     return spec.name, spec.namespace, spec.task, msgspec.json.encode(options).decode()
 
 
-async def queue_infos(store: Store, _now: int | None, names: Sequence[str] | None = None) -> list[QueueInfo]:
+async def queue_infos(store: Store, names: Sequence[str] | None = None) -> list[QueueInfo]:
     """The named queues that exist, or all of them."""
     rows = await store.pool.fetch(
         "select * from hark.queues where $1::text[] is null or name = any ($1) order by id",
@@ -96,7 +95,7 @@ def info_of(row: asyncpg.Record) -> QueueInfo:
     return browse.struct_of(QueueInfo, row, id=str(row["uid"]), options=browse.struct_of(QueueOptions, row))
 
 
-async def delete_queues(store: Store, _now: int | None, names: Sequence[str]) -> list[bool]:
+async def delete_queues(store: Store, names: Sequence[str]) -> list[bool]:
     """Delete queues; whether each existed."""
     distinct = list(dict.fromkeys(names))
     existed = await store.pool.fetchval("select hark.delete_queues_v1($1::text[])", distinct)
@@ -106,14 +105,14 @@ async def delete_queues(store: Store, _now: int | None, names: Sequence[str]) ->
     return [answers.pop(name, False) for name in names]
 
 
-async def purge(store: Store, now: int | None, queue: str, group: str | None = None) -> int:
+async def purge(store: Store, queue: str, group: str | None = None) -> int:
     """Remove messages, for one group or for all; the number of them."""
-    number = int(await store.pool.fetchval("select hark.purge_v1($1, $2, $3)", now, queue, group))
+    [[number]] = await store.pool.call("select hark.purge_v1($1, $2, $3)", queue, group)
     store.forget_ready(queue)
-    return number
+    return int(number)
 
 
-async def pause(store: Store, _now: int | None, queue: str, group: str | None, paused: bool) -> bool:
+async def pause(store: Store, queue: str, group: str | None, paused: bool) -> bool:
     """Pause or resume a queue or a group; False: it does not exist."""
     found = bool(await store.pool.fetchval("select hark.pause_v1($1, $2, $3)", queue, group, paused))
     if found and not paused:
@@ -124,20 +123,17 @@ async def pause(store: Store, _now: int | None, queue: str, group: str | None, p
 # Groups ----------------------------------------------------------------------------------------------------
 
 
-async def seek(store: Store, now: int | None, requests: Sequence[Seek]) -> Answers[SeekOutcome]:
+async def seek(store: Store, requests: Sequence[Seek]) -> Answers[SeekOutcome]:
     """Move groups."""
-    return [await _seek(store, now, request) for request in requests]
+    return [await _seek(store, request) for request in requests]
 
 
-async def _seek(store: Store, now: int | None, to: Seek) -> SeekOutcome | HarkError:
+async def _seek(store: Store, to: Seek) -> SeekOutcome | HarkError:
     sql = "select * from hark.seek_v1($1, $2, $3, $4, $5, $6, $7)"
     try:
-        row = await store.pool.fetchrow(
-            sql, now, to.queue, to.group, to.partition, to.to_end, to.timestamp, to.offset or 1
-        )
+        [row] = await store.pool.call(sql, to.queue, to.group, to.partition, to.to_end, to.timestamp, to.offset or 1)
     except HarkError as error:
         return error
-    assert row is not None
     if row["o_number"] is None:
         return NotFound(f"queue {to.queue!r} does not exist", code="queue_not_found")
     if row["o_number"] < 0:
@@ -151,7 +147,7 @@ async def _seek(store: Store, now: int | None, to: Seek) -> SeekOutcome | HarkEr
     return SeekOutcome(row["o_number"], row["o_next"])
 
 
-async def limit_group(store: Store, _now: int | None, queue: str, group: str, limits: Limits) -> bool:
+async def limit_group(store: Store, queue: str, group: str, limits: Limits) -> bool:
     """Limit what a group may take; False: it does not exist."""
     sql = "select hark.limit_group_v1($1, $2, $3, $4, $5)"
     bounds = (limits.max_in_flight, limits.rate_limit, limits.rate_burst)
@@ -161,13 +157,10 @@ async def limit_group(store: Store, _now: int | None, queue: str, group: str, li
     return found
 
 
-async def delete_group(
-    store: Store, now: int | None, group: str, queue: str | None, forget_subscription: bool
-) -> GroupDeletion:
+async def delete_group(store: Store, group: str, queue: str | None, forget_subscription: bool) -> GroupDeletion:
     """Delete a group's positions, and its subscription if asked."""
     sql = "select * from hark.delete_group_v1($1, $2, $3, $4)"
-    row = await store.pool.fetchrow(sql, now, group, queue, forget_subscription)
-    assert row is not None
+    [row] = await store.pool.call(sql, group, queue, forget_subscription)
     queues = list(row["o_queues"] or ())
     store.deliveries.forget_completed()
     for name in queues:
@@ -178,9 +171,9 @@ async def delete_group(
     return GroupDeletion(row["o_partitions"], len(queues) if forget_subscription else 0)
 
 
-async def resubscribe(store: Store, now: int | None, group: str, since: int) -> int:
+async def resubscribe(store: Store, group: str, since: int) -> int:
     """Let a group begin at a time in the partitions that it has not read; the number of its queues."""
-    rows = await store.pool.fetch("select * from hark.resubscribe_v1($1, $2, $3)", now, group, since)
+    rows = await store.pool.call("select * from hark.resubscribe_v1($1, $2, $3)", group, since)
     for _, queue in rows:
         store.forget_ready(queue)
     store.hint(Hint(queue, group) for _, queue in rows)
@@ -190,28 +183,29 @@ async def resubscribe(store: Store, now: int | None, group: str, since: int) -> 
 # Messages --------------------------------------------------------------------------------------------------
 
 
-async def delete_messages(store: Store, now: int | None, message_ids: Sequence[str]) -> list[bool]:
+async def delete_messages(store: Store, message_ids: Sequence[str]) -> list[bool]:
     """Remove messages; whether each existed."""
-    removed: list[bool] = await _remove(store, "delete_messages_v1", now, message_ids)
+    removed: list[bool] = await _remove(store, "delete_messages_v1", message_ids)
     await _hint_removed(store, (one for one, gone in zip(message_ids, removed, strict=True) if gone))
     return removed
 
 
-async def cancel(store: Store, now: int | None, message_ids: Sequence[str]) -> list[CancelOutcome]:
+async def cancel(store: Store, message_ids: Sequence[str]) -> list[CancelOutcome]:
     """Remove messages that have not been delivered yet."""
-    codes: list[int] = await _remove(store, "cancel_v1", now, message_ids)
+    codes: list[int] = await _remove(store, "cancel_v1", message_ids)
     outcomes = [_CANCELLED[code] for code in codes]
     pairs = zip(message_ids, outcomes, strict=True)
     await _hint_removed(store, (one for one, outcome in pairs if outcome == "cancelled"))
     return outcomes
 
 
-async def _remove(store: Store, procedure: str, now: int | None, message_ids: Sequence[str]) -> Any:
+async def _remove(store: Store, procedure: str, message_ids: Sequence[str]) -> Any:
     addresses = [store.codec.decode(message_id) or (0, 0) for message_id in message_ids]
     sql = f"select hark.{procedure}($1, $2::bigint[], $3::bigint[])"
-    return await store.pool.fetchval(
-        sql, now, [address[0] for address in addresses], [address[1] for address in addresses]
+    [[answers]] = await store.pool.call(
+        sql, [address[0] for address in addresses], [address[1] for address in addresses]
     )
+    return answers
 
 
 async def _hint_removed(store: Store, message_ids: Iterable[str]) -> None:
@@ -219,12 +213,12 @@ async def _hint_removed(store: Store, message_ids: Iterable[str]) -> None:
     decoded = [store.codec.decode(one) for one in message_ids]
     numbers = dict.fromkeys(one.partition for one in decoded if one is not None)
     await store.load_partitions(numbers)
-    notifications = Notifications(store)
+    notifications = Notifications(store=store)
     notifications.removed(store.partitions_by_id[number] for number in numbers if number in store.partitions_by_id)
     notifications.send()
 
 
-async def trace(store: Store, now: int | None, traces: Sequence[NewTrace]) -> list[str | HarkError]:
+async def trace(store: Store, traces: Sequence[NewTrace]) -> list[str | HarkError]:
     """Record events about messages; their ids."""
     partitions, own = [], []
     for item in traces:
@@ -233,10 +227,9 @@ async def trace(store: Store, now: int | None, traces: Sequence[NewTrace]) -> li
         partitions.append(number)
         own.append(message.offset if message is not None and message.partition == number else None)
     names = [(number, storable(name)) for number, item in enumerate(traces, 1) for name in item.names]
-    uids = await store.pool.fetchval(
+    [[uids]] = await store.pool.call(
         "select hark.trace_v1($1, $2::bigint[], $3::text[], $4::bigint[], $5::text[], $6::text[], $7::bytea[],"
         " $8::int[], $9::text[])",
-        now,
         partitions,
         [storable(item.transaction_id) for item in traces],
         own,
@@ -252,19 +245,18 @@ async def trace(store: Store, now: int | None, traces: Sequence[NewTrace]) -> li
 # Dead letters ----------------------------------------------------------------------------------------------
 
 
-async def requeue(store: Store, now: int | None, ids: Sequence[str]) -> Answers[str]:
+async def requeue(store: Store, ids: Sequence[str]) -> Answers[str]:
     """Put dead letters back; their new message ids."""
-    return [await _requeue(store, now, dead_letter) for dead_letter in ids]
+    return [await _requeue(store, dead_letter) for dead_letter in ids]
 
 
-async def _requeue(store: Store, now: int | None, dead_letter: str) -> str | HarkError:
+async def _requeue(store: Store, dead_letter: str) -> str | HarkError:
     address = store.codec.decode(dead_letter)
     which: tuple[object, ...] = (lease_uuid(dead_letter), None, None) if address is None else (None, *address)
     try:
-        row = await store.pool.fetchrow("select * from hark.requeue_v1($1, $2, $3, $4)", now, *which)
+        [row] = await store.pool.call("select * from hark.requeue_v1($1, $2, $3, $4)", *which)
     except HarkError as error:
         return error
-    assert row is not None
     if not row["o_found"]:
         return NotFound(f"dead letter {dead_letter} does not exist", code="dead_letter_not_found")
     if row["o_found"] > 1:
@@ -278,12 +270,12 @@ async def _requeue(store: Store, now: int | None, dead_letter: str) -> str | Har
     known = store.partitions_by_id.get(number)
     where = None if known is None else (known.name,)
     # One group may take the message. The other groups, and browsers, only see that one arrived.
-    notified = tuple(one.name for one in store.groups_of(queue))
+    notified = tuple(one.name for one in store.groups_of.get(queue, {}).values())
     store.hint([Hint(queue, None, where, "message", notified), Hint(queue, row["o_group"], where)])
     return store.codec.encode(number, row["o_offset"])
 
 
-async def import_dead_letters(store: Store, now: int | None, letters: Sequence[NewDeadLetter]) -> Answers[bool]:
+async def import_dead_letters(store: Store, letters: Sequence[NewDeadLetter]) -> Answers[bool]:
     """Store dead letters of another store; False: it is there already."""
     answers: list[bool | HarkError] = [False] * len(letters)
     queues: dict[str, list[int]] = {}
@@ -291,7 +283,7 @@ async def import_dead_letters(store: Store, now: int | None, letters: Sequence[N
         queues.setdefault(letter.message.queue, []).append(index)
     for queue, indexes in queues.items():
         rows = zip(*(_letter_row(store.codec, letters[index]) for index in indexes), strict=True)
-        codes: list[int] | None = await store.pool.fetchval(_IMPORT, now, queue, *rows)
+        [[codes]] = await store.pool.call(_IMPORT, queue, *rows)
         for index, code in zip(indexes, codes or repeat(None), strict=False):
             if code is None:
                 answers[index] = NotFound("Queue not found", code="queue_not_found")
@@ -324,7 +316,7 @@ def _letter_row(codec: IdCodec, letter: NewDeadLetter) -> tuple[object, ...]:
     )
 
 
-async def delete_dead_letters(store: Store, _now: int | None, where: DeadLetterFilter, limit: int | None = None) -> int:
+async def delete_dead_letters(store: Store, where: DeadLetterFilter, limit: int | None = None) -> int:
     """Delete dead letters; the number of them."""
     matching = browse.dead_letters_where(where, store.codec)
     found = f"select id from hark.dead_letters where {matching} limit ${len(matching.args) + 1}"
@@ -347,7 +339,7 @@ returning key, value
 """
 
 
-async def peer_secret(store: Store, _now: int | None) -> bytes:
+async def peer_secret(store: Store) -> bytes:
     """32 random bytes in the database, made where there are none; as numbers, which is what `meta` has."""
     keys = [f"{_SECRET}{number}" for number in range(_SECRET_NUMBERS)]
     rows = await store.pool.fetch("select key, value from hark.meta where key = any ($1::text[])", keys)
@@ -358,13 +350,13 @@ async def peer_secret(store: Store, _now: int | None) -> bytes:
     return b"".join(values[key].to_bytes(_NUMBER_BYTES, signed=True) for key in keys)
 
 
-async def read_flags(store: Store, _now: int | None) -> dict[str, bool]:
+async def read_flags(store: Store) -> dict[str, bool]:
     """Switches that outlive a restart."""
     rows: list[Any] = await store.pool.fetch("select key, value from hark.meta where key like 'flag:%'")
     return {key.removeprefix(_FLAG): bool(value) for key, value in rows}
 
 
-async def write_flag(store: Store, _now: int | None, name: str, value: bool) -> None:
+async def write_flag(store: Store, name: str, value: bool) -> None:
     """Set a switch."""
     await store.pool.fetch(
         "insert into hark.meta (key, value) values ($1, $2) on conflict (key) do update set value = excluded.value",
@@ -408,8 +400,7 @@ from tables t, sessions s, prepared p, replicas r
 
 async def store_metrics(pool: Pool) -> dict[str, float]:
     """Numbers by name; counts of rows are PostgreSQL's estimates, and some seconds old."""
-    row = await pool.fetchrow(_METRICS)
-    assert row is not None
+    [row] = await pool.fetch(_METRICS)
     return {
         **row,
         "pool_connections": pool.size,
@@ -449,19 +440,18 @@ _ONE_AT_A_TIME = 0x4861726C
 class Retention:
     """Goes through the partitions, remembering where it stopped."""
 
-    def __init__(self, pool: Pool, completed_seconds: int, idle_group_seconds: int) -> None:
-        self._pool = pool
+    def __init__(self, store: Store, completed_seconds: int, idle_group_seconds: int) -> None:
+        self._store = store
         self._completed_seconds = completed_seconds
         self._idle_group_seconds = idle_group_seconds
         self._after = 0
         self._offset = 0
         self._expired = 0
 
-    async def step(self, now: int | None, limit: int) -> Collected:
+    async def step(self, limit: int) -> Collected:
         """Examine the next messages and remove the expired ones; at the end of a pass, empty child tables."""
-        row = await self._pool.fetchrow(
+        [row] = await self._store.pool.call(
             "select * from hark.collect_v1($1, $2, $3, $4, $5, $6, $7, $8)",
-            now,
             self._after,
             self._offset,
             self._expired,
@@ -470,50 +460,53 @@ class Retention:
             self._idle_group_seconds,
             _STEP_MS,
         )
-        assert row is not None
         self._after, self._offset, self._expired = row["o_after"], row["o_offset"], row["o_expired"]
         if not row["o_more"]:
-            await self.rotate(now)
+            await self.rotate()
+        if row["o_removed"]:
+            notifications = Notifications(store=self._store)
+            notifications.looked_behind()
+            notifications.send()
         return Collected(row["o_examined"], row["o_removed"], row["o_more"])
 
-    async def rotate(self, now: int | None) -> None:
+    async def rotate(self) -> None:
         """Begin new child tables and empty old ones, as far as it is time for that (see rotate.sql)."""
         seconds = max(_SHORTEST_SLOT, self._completed_seconds // _SLOT_SHARE)
         begin = "select hark.begin_slot_v1($1, $2, $3, $4)"
-        await self._alone(begin, now, "messages", seconds, _SLOT_BYTES)
-        await self._alone(begin, now, "leases", _LEASE_SLOT_SECONDS, _LEASE_SLOT_BYTES)
-        closed = await self._pool.fetch("select name, slot from hark.slots")
+        await self._alone(begin, self._store.pool.time, "messages", seconds, _SLOT_BYTES)
+        await self._alone(begin, self._store.pool.time, "leases", _LEASE_SLOT_SECONDS, _LEASE_SLOT_BYTES)
+        closed = await self._store.pool.fetch("select name, slot from hark.slots")
         if not closed:
             return
         await self._find_horizon()
         for table, slot in closed:
-            await self._move_survivors(now, table, slot)
+            await self._move_survivors(table, slot)
         await self._find_horizon()
         for table, slot in closed:
             if await self._alone("select hark.truncate_slot_v1($1, $2::smallint)", table, slot) is None:
                 return  # Calls have waited for it: not for the next one as well.
 
-    async def _move_survivors(self, now: int | None, table: str, slot: int) -> None:
+    async def _move_survivors(self, table: str, slot: int) -> None:
         """Move what still counts out of a child table, if that is little, and note when nothing does any more."""
         sql = "select * from hark.survivors_v1($1, $2, $3::smallint, $4, $5)"
         share = _SURVIVING_PERCENT[table]
-        found = await self._alone(sql, now, table, slot, share, _SURVIVORS[table])
+        found = await self._alone(sql, self._store.pool.time, table, slot, share, _SURVIVORS[table])
         if found is None or not found["o_rows"]:
             return
         for rows in _in_chunks(found["o_rows"], found["o_bytes"]):
             move = "select hark.move_rows_v1($1, $2::smallint, $3::tid[])"
             if await self._alone(move, table, slot, rows) is None:
                 return
-        await self._alone(sql, now, table, slot, share, _SURVIVORS[table])
+        await self._alone(sql, self._store.pool.time, table, slot, share, _SURVIVORS[table])
 
     async def _find_horizon(self) -> None:
         """Store which transactions have ended for all snapshots, which only vacuum knows."""
-        await self._pool.run_alone("vacuum (freeze, skip_locked, truncate off) hark.slots")
+        await self._store.pool.run_alone("vacuum (freeze, skip_locked, truncate off) hark.slots")
 
     async def _alone(self, sql: str, *args: object) -> asyncpg.Record | None:
         """Run what may lock a whole table; None if another server is at it or the table is in use for long."""
         try:
-            async with self._pool.connection() as connection:
+            async with self._store.pool.connection() as connection:
                 if not await connection.fetchval(f"select pg_try_advisory_xact_lock({_ONE_AT_A_TIME})"):
                     return None
                 # It may read a gigabyte, beside pushes. Ended by the usual limit, it would start again at every run.

@@ -89,7 +89,7 @@ READ = "select * from hark.read_v1($1::text[], $2::text[], $3::bigint[], $4::int
 POSITIONS = "select * from hark.positions_v1($1, $2, $3, $4, $5)"
 
 
-async def read(store: Store, _now: int | None, requests: Sequence[Read]) -> list[ReadResult]:
+async def read(store: Store, requests: Sequence[Read]) -> list[ReadResult]:
     """An answer to each request."""
     bound = read_bound(len(requests))
     possible = {n: one for n, one in enumerate(requests) if can_be_stored(one.queue, one.partition)}
@@ -142,7 +142,6 @@ def _delivery(codec: IdCodec, request: Read, row: asyncpg.Record) -> StoredMessa
 
 async def offsets(
     store: Store,
-    _now: int | None,
     queue: str,
     start: BrowseFrom,
     partition: str | None = None,
@@ -200,7 +199,7 @@ def _uuid(text: str) -> uuid.UUID | None:
     return value if str(value) == text else None
 
 
-async def dead_letters(store: Store, _now: int | None, where: DeadLetterFilter) -> DeadLetters:
+async def dead_letters(store: Store, where: DeadLetterFilter) -> DeadLetters:
     """A page of dead letters, in the order of their failures, and how many there are in all."""
     matching = dead_letters_where(where, store.codec)
     total = await store.pool.fetchval(f"select count(*) from hark.dead_letters where {matching}", *matching.args)
@@ -239,7 +238,6 @@ join hark.queues as queue on queue.id = partition.queue
 
 async def traces(
     store: Store,
-    _now: int | None,
     partition_id: str | None = None,
     transaction_id: str | None = None,
     name: str | None = None,
@@ -253,7 +251,7 @@ async def traces(
         where.also("trace.id in (select trace_names.trace from hark.trace_names where trace_names.name = {})", name)
     else:
         order = "asc"
-        view = await message(store, None, partition_id or "", transaction_id or "")
+        view = await message(store, partition_id or "", transaction_id or "")
         address = None if view is None else store.codec.decode(view.id)
         if address is None:
             return [], 0
@@ -286,7 +284,7 @@ def _trace(row: asyncpg.Record, codec: IdCodec) -> Trace:
     return struct_of(Trace, row, **ids, data=msgspec.Raw(row["data"]), payload=msgspec.Raw(row["payload"]))
 
 
-async def trace_names(store: Store, _now: int | None, limit: int = 50, offset: int = 0) -> tuple[list[TraceName], int]:
+async def trace_names(store: Store, limit: int = 50, offset: int = 0) -> tuple[list[TraceName], int]:
     """Names of events, the last used first, and how many there are."""
     named = f"hark.trace_names join ({_TRACES}) on trace.id = trace_names.trace"
     total = await store.pool.fetchval(f"select count(distinct trace_names.name) from {named}")
@@ -384,30 +382,29 @@ from (select 1 as n, $2::bigint as partition, hark.find_message_v1($2, $3, $4) a
 """
 
 
-async def messages(store: Store, now: int | None, where: MessageFilter) -> list[MessageView]:
+async def messages(store: Store, where: MessageFilter) -> list[MessageView]:
     """A page of messages, newest first, without payloads."""
     names = (where.queue, where.partition, where.namespace, where.task)
     if not can_be_stored(*names):
         return []
-    rows = await store.pool.fetch(
-        _NEWEST, now, *names, where.state, where.since, where.until, where.offset + where.limit, where.offset
+    rows = await store.pool.call(
+        _NEWEST, *names, where.state, where.since, where.until, where.offset + where.limit, where.offset
     )
     return [_view(row, store.codec) for row in rows]
 
 
-async def message(store: Store, now: int | None, partition_id: str, transaction_id: str) -> MessageView | None:
+async def message(store: Store, partition_id: str, transaction_id: str) -> MessageView | None:
     """One message with its payload, by transaction id or message id."""
     address = store.codec.decode(partition_id)
     if address is None or not can_be_stored(transaction_id):
         return None
     own = store.codec.decode(transaction_id)
     offset = own.offset if own is not None and own.partition == address.partition else None
-    row = await store.pool.fetchrow(_ONE, now, address.partition, transaction_id, offset)
-    if row is None:
-        return None
-    view = _view(row, store.codec)
-    view.payload = msgspec.Raw(row["payload"])
-    return view
+    for row in await store.pool.call(_ONE, address.partition, transaction_id, offset):
+        view = _view(row, store.codec)
+        view.payload = msgspec.Raw(row["payload"])
+        return view
+    return None
 
 
 def _view(row: asyncpg.Record, codec: IdCodec) -> MessageView:

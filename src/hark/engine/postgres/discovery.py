@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
+
+import msgspec
 
 from hark.clock import SECOND
 from hark.engine.postgres.partitions import Group, Partition, Store
 from hark.engine.postgres.ready import BUCKET, RUNNING
-from hark.errors import Conflict, EngineFailure, HarkError
+from hark.errors import Conflict, HarkError
 from hark.model import QUEUE_MODE, Delivery, EmptyReason, PopRequest, Subscription
 
 TAKEN, NOTHING, LEASED, LOCKED, WAITING, WINDOW, PAUSED, GONE, UNUSED, RATE, IN_FLIGHT = range(11)
@@ -32,38 +32,37 @@ REASONS: dict[int, EmptyReason] = {
 }
 
 
-class Job:
+class Job(msgspec.Struct, eq=False):
     """One request on its way through a call."""
 
-    def __init__(self, request: PopRequest, lease: str, max_bytes: int) -> None:
-        self.request = request
-        self.max_bytes = max_bytes
-        """The pop ends with the message that reaches this number of bytes, whatever its batch."""
-        self.lease = lease
-        self.may_hold = False
-        """Whether the database may have the lease."""
-        self.consumer = request.consumer or None
-        self.until: int | None = None
-        self.groups: list[tuple[int, Group]] = []
-        """Where it takes from, with the priority of the queue."""
-        self.named: Partition | None = None
-        """The partition that it names."""
-        self.messages: list[Delivery] = []
-        self.bytes = 0
-        self.positions = 0
-        self.tried_partition = False
-        self.discovered = False
-        self.locked: list[tuple[Group, int]] = []
-        self.served: list[tuple[Group, int]] = []
-        """Partitions that it took from, settled at once, and that have more, for the pops after it."""
-        self.had: set[tuple[Group, int]] = set()
-        """The partitions of ordered groups that it took from: it does so once, whatever hints arrive meanwhile."""
-        self.closed: set[Group] = set()
-        """Groups that are paused, or may take no more for now."""
-        self.stale = False
-        self.error: HarkError | None = None
-        self.reason: EmptyReason = "nothing_ready"
-        self.look_again_at: int | None = None
+    request: PopRequest
+    lease: str
+    max_bytes: int
+    """The pop ends with the message that reaches this number of bytes, whatever its batch."""
+    may_hold: bool = False
+    """Whether the database may have the lease."""
+    until: int | None = None
+    groups: list[tuple[int, Group]] = []
+    """Where it takes from, with the priority of the queue."""
+    named: Partition | None = None
+    """The partition that it names."""
+    messages: list[Delivery] = []
+    bytes: int = 0
+    positions: int = 0
+    tried_partition: bool = False
+    discovered: bool = False
+    locked: list[tuple[Group, int]] = []
+    served: list[tuple[Group, int]] = []
+    """Partitions that it took from, settled at once, and that have more, for the pops after it."""
+    had: set[tuple[Group, int]] = set()
+    """The partitions of ordered groups that it took from: it does so once, whatever hints arrive meanwhile."""
+    closed: set[Group] = set()
+    """Groups that are paused, or may take no more for now."""
+    stale: bool = False
+    """Whether its queue or group was removed, so that its groups have to be found again."""
+    error: HarkError | None = None
+    reason: EmptyReason = "nothing_ready"
+    look_again_at: int | None = None
 
     def give_up_rest(self) -> None:
         """Offer to other pops what it can't take."""
@@ -149,17 +148,17 @@ class Job:
         return 0 if full else (1 if self.named is not None else self.request.partitions) - self.positions
 
 
-class Candidate:
+class Candidate(msgspec.Struct, eq=False):
     """A partition that a job is tried on."""
 
-    __slots__ = ("group", "job", "partition", "turn", "wait")
+    job: Job
+    group: Group
+    partition: int
+    wait: bool
+    turn: int = 0
 
-    def __init__(self, job: Job, group: Group, partition: int, *, wait: bool) -> None:
-        self.job = job
-        self.group = group
-        self.partition = partition
-        self.turn = group.ready.now()
-        self.wait = wait
+    def __post_init__(self) -> None:
+        self.turn = self.group.ready.now()
 
     @property
     def key(self) -> tuple[int, int]:
@@ -172,20 +171,6 @@ class Candidate:
         return self.group.ready.hinted_since(self.partition, self.turn)
 
 
-@contextmanager
-def leasing(jobs: Iterable[Job]) -> Iterator[None]:
-    """Note that jobs may hold their leases after a call, unless it had no effect."""
-    may_hold = True
-    try:
-        yield
-    except EngineFailure as error:
-        may_hold = error.code == "outcome_unknown"
-        raise
-    finally:
-        for job in jobs:
-            job.may_hold |= may_hold
-
-
 # Groups -----------------------------------------------------------------------------------------------------
 
 _SEEN_INTERVAL = 3600 * SECOND
@@ -193,19 +178,21 @@ _CONTACT = "select * from hark.contact_v1($1, $2::text[], $3::text[], $4::text[]
 _LABEL = "select * from hark.label_v1($1, $2, $3, $4, $5, $6, $7)"
 
 
-async def resolve(store: Store, jobs: dict[int, Job], given: int | None) -> dict[int, HarkError]:
-    """Find the groups of all jobs; those that are seen for the first time are made (rule 20)."""
-    errors: dict[int, HarkError] = {}
-    await _contact(store, [job.request for job in jobs.values() if job.request.queue is not None], given)
-    for position, job in jobs.items():
+async def resolve(store: Store, jobs: Sequence[Job], caught: type[HarkError] = HarkError) -> None:
+    """Find the groups of jobs; those that are seen for the first time are made (rule 20)."""
+    await _contact(store, [job.request for job in jobs if job.request.queue is not None])
+    for job in jobs:
+        job.stale = job.discovered = False
+        if job.request.queue is not None:
+            job.groups = [(0, store.groups[job.request.queue, job.request.group])]
+    for job in jobs:
         try:
-            await _resolve_one(store, job, given)
-        except HarkError as error:
-            errors[position] = error
-    return errors
+            await _resolve_one(store, job)
+        except caught as error:
+            job.error, job.groups = error, []
 
 
-async def _contact(store: Store, requests: Sequence[PopRequest], given: int | None) -> None:
+async def _contact(store: Store, requests: Sequence[PopRequest]) -> None:
     missing: dict[tuple[str, str], PopRequest] = {}
     for request in requests:
         assert request.queue is not None
@@ -215,9 +202,8 @@ async def _contact(store: Store, requests: Sequence[PopRequest], given: int | No
     if not missing:
         return
     subscriptions = [_subscription(request) for request in missing.values()]
-    rows = await store.pool.fetch(
+    rows = await store.pool.call(
         _CONTACT,
-        given,
         [queue for queue, _ in missing],
         [group for _, group in missing],
         [request.group_mode for request in missing.values()],
@@ -228,12 +214,18 @@ async def _contact(store: Store, requests: Sequence[PopRequest], given: int | No
         store.adopt_group(number, queue, name, mode, queue_id)
 
 
-async def _resolve_one(store: Store, job: Job, given: int | None) -> None:
+async def _resolve_one(store: Store, job: Job) -> None:
     request = job.request
     if request.queue is None:
-        job.groups = await _label_groups(store, request, given)
-    else:
-        job.groups = [(0, store.groups[request.queue, request.group])]
+        rows = await store.pool.call(
+            _LABEL, request.group, request.namespace, request.task, request.group_mode, *_subscription(request)
+        )
+        job.groups = []
+        for queue, queue_id, priority, number, mode, namespace in rows:
+            group = store.adopt_group(number, queue, request.group, mode, queue_id)
+            group.namespace = namespace
+            job.groups.append((priority, group))
+        job.groups.sort(key=lambda pair: -pair[0])
     for _, group in job.groups:
         if request.group_mode not in (None, group.mode):
             raise Conflict(
@@ -250,35 +242,11 @@ async def _resolve_one(store: Store, job: Job, given: int | None) -> None:
             job.groups = []
 
 
-async def _label_groups(store: Store, request: PopRequest, given: int | None) -> list[tuple[int, Group]]:
-    rows = await store.pool.fetch(
-        _LABEL, given, request.group, request.namespace, request.task, request.group_mode, *_subscription(request)
-    )
-    groups = []
-    for queue, queue_id, priority, number, mode, namespace in rows:
-        group = store.adopt_group(number, queue, request.group, mode, queue_id)
-        group.namespace = namespace
-        groups.append((priority, group))
-    return sorted(groups, key=lambda pair: -pair[0])
-
-
-async def resolve_again(store: Store, jobs: Sequence[Job], given: int | None) -> None:
-    """Find the groups of jobs whose queue or group was removed, here or by another server."""
-    for job in jobs:
-        job.stale = job.discovered = False
-        try:
-            if job.request.queue is not None:
-                await _contact(store, [job.request], given)
-            await _resolve_one(store, job, given)
-        except Conflict as error:
-            job.error, job.groups = error, []
-
-
-async def note_seen(store: Store, jobs: Sequence[Job], given: int | None, now: int) -> None:
+async def note_seen(store: Store, jobs: Sequence[Job], now: int) -> None:
     """Store that groups are in use: idle groups stop holding retention after some time."""
     quiet = {group for job in jobs for _, group in job.groups if now - group.seen_at >= _SEEN_INTERVAL}
     if quiet:
-        await store.pool.fetch("select hark.seen_v1($1, $2::int[])", given, [group.id for group in quiet])
+        await store.pool.call("select hark.seen_v1($1, $2::int[])", [group.id for group in quiet])
         for group in quiet:
             group.seen_at = now
 
@@ -311,18 +279,18 @@ def is_wanted(job: Job, now: int) -> bool:
     return any(group.ready.discover_after <= searched for _, group in job.groups)
 
 
-async def discover(store: Store, jobs: Sequence[Job], given: int | None, now: int) -> None:
+async def discover(store: Store, jobs: Sequence[Job], now: int) -> None:
     """Make candidates of what other servers pushed or gave back, and of leases that have expired."""
     gone = set()
     for group in dict.fromkeys(group for job in jobs for _, group in job.groups):
-        if not await _discover_group(store, group, given, now):
+        if not await _discover_group(store, group, now):
             gone.add(group)
     for job in jobs:
         job.discovered = True
         job.stale = any(group in gone for _, group in job.groups)
 
 
-async def _discover_group(store: Store, group: Group, given: int | None, now: int) -> bool:
+async def _discover_group(store: Store, group: Group, now: int) -> bool:
     """False: the group, or its queue, is not there any more."""
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -331,8 +299,15 @@ async def _discover_group(store: Store, group: Group, given: int | None, now: in
         group.ready.forget()
     group.ready.discovered = now
     turn = group.ready.now()
+    since, wanted = None, 0 if looked is None else store.late.since(looked) // BUCKET
     try:
-        rows = await _ask(store, group, looked, given, now)
+        while since is None or wanted < since:  # Again if a long transaction has ended.
+            since = wanted
+            look = store.late.look()
+            *rows, last = await store.pool.call(_DISCOVER, group.id, group.queue_id, since)
+            store.late.note(last[0], look, now)
+            if looked is not None:
+                wanted = store.late.since(looked) // BUCKET
     except BaseException:
         group.ready.discovered = None
         raise
@@ -343,23 +318,8 @@ async def _discover_group(store: Store, group: Group, given: int | None, now: in
         group.ready.prioritized |= bool(has_lanes)
         if due is None or group.ready.hinted_since(partition, turn):
             group.ready.found(partition)
-        elif group.shared is not None:
-            group.shared.waits(partition, due, "lease_held" if leased else "waiting", now)
         else:
-            group.ready.leased_until(partition, due)
+            group.ready.waits(partition, due, "lease_held" if leased else "waiting", now)
     took = loop.time() - began
     group.ready.discover_after = began + max(_SEARCH_SECONDS, _SEARCH_SHARE * took)
     return True
-
-
-async def _ask(store: Store, group: Group, looked: int | None, given: int | None, now: int) -> Sequence[Any]:
-    """What happened since this server last looked, or (None) ever."""
-    since, wanted = None, 0 if looked is None else store.late.since(looked) // BUCKET
-    while since is None or wanted < since:  # Again if a long transaction has ended.
-        since = wanted
-        look = store.late.look()
-        *rows, last = await store.pool.fetch(_DISCOVER, given, group.id, group.queue_id, since)
-        store.late.note(last[0], look, now)
-        if looked is not None:
-            wanted = store.late.since(looked) // BUCKET
-    return rows

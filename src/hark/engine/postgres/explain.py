@@ -60,9 +60,9 @@ _FIRST = "select * from hark.first_of_v1($1, $2, $3, $4::bigint[], $5::bigint[],
 _LIMIT = "select * from hark.reached_limit_v1($1, $2)"
 
 
-async def explain(store: Store, now: int | None, requests: Sequence[Explain]) -> Answers[Facts]:
+async def explain(store: Store, requests: Sequence[Explain]) -> Answers[Facts]:
     """What is in the way of messages."""
-    explainer = Explainer(store, now)
+    explainer = Explainer(store)
     # The text does not contain the id, so that it is the same for a message that the client has no permission for.
     text = "no message with this id has ever existed; check that it is the message id, not the transaction id"
     unknown = NotFound(text, code="message_not_found")
@@ -72,15 +72,15 @@ async def explain(store: Store, now: int | None, requests: Sequence[Explain]) ->
 class Explainer:
     """Answers for one engine, at one moment."""
 
-    def __init__(self, store: Store, now: int | None) -> None:
+    def __init__(self, store: Store) -> None:
         self._pool = store.pool
         self._codec = store.codec
-        self._now = now
+        self._time = store.pool.time
 
     async def facts(self, request: Explain) -> Facts | None:
         """The facts of one message; None: it has never existed."""
         address = self._codec.decode(request.message_id)
-        row = None if address is None else await self._pool.fetchrow(_MESSAGE, self._now, *address)
+        row = None if address is None else await self._pool.fetchrow(_MESSAGE, self._time, *address)
         if address is None or row is None:
             return None
         # All that follows is of the moment that the first answer was.
@@ -303,9 +303,9 @@ left join lateral (select * from hark.leases as x where x.id = leased.lease limi
 """
 
 
-async def leases(store: Store, now: int | None, where: LeaseFilter) -> Leases:
+async def leases(store: Store, where: LeaseFilter) -> Leases:
     """A page of the live leases, oldest first."""
-    wanted = Where(now)
+    wanted = Where(store.pool.time)
     wanted.also("queue.name = {}", where.queue)
     wanted.also("partition.name = {}", where.partition)
     wanted.also("grp.name = {}", where.group)
@@ -324,7 +324,7 @@ async def leases(store: Store, now: int | None, where: LeaseFilter) -> Leases:
     return Leases(parts, total)
 
 
-async def queues_of(store: Store, _now: int | None, ids: Sequence[str]) -> list[str | None]:
+async def queues_of(store: Store, ids: Sequence[str]) -> list[str | None]:
     """The queues of partitions, or of the partitions of messages."""
     addresses = [store.codec.decode(one) for one in ids]
     numbers = [address.partition for address in addresses if address is not None]

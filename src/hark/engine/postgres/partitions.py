@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hark.clock import Clock
+import msgspec
+
+from hark.clock import SystemClock
 from hark.engine.api import KeyListener, Listener, ignore_keys
 from hark.engine.postgres.pool import Pool
 from hark.engine.postgres.ready import Deliveries, Late, Ready, SharedReady
-from hark.ids import IdCodec
+from hark.ids import IdCodec, IdSource
 from hark.model import GroupMode, Hint
 
 # Numbers are never used twice, so a number that is remembered is right or names nothing. Then the database reports
 # it as stale, it is forgotten, and the call is made again with names.
 
 
-class Partition:
+class Partition(msgspec.Struct, eq=False):
     """A partition."""
 
-    __slots__ = ("id", "name", "prefix", "queue", "uid")
-
-    def __init__(self, number: int, queue: str, name: str, codec: IdCodec) -> None:
-        self.id = number
-        self.queue = queue
-        self.name = name
-        self.prefix = codec.prefix(number)
-        self.uid = codec.encode(number, 0)
+    id: int
+    queue: str
+    name: str
+    prefix: str
+    """Of the ids of its messages."""
+    uid: str
 
 
 class Group:
@@ -52,27 +52,26 @@ class Group:
 class Store:
     """What the verbs of one server share; partitions and groups by name and by number."""
 
-    def __init__(
-        self,
-        pool: Pool,
-        codec: IdCodec,
-        clock: Clock,
-        listener: Listener = lambda _hints: None,
-        key_listener: KeyListener = ignore_keys,
-    ) -> None:
+    codec: IdCodec
+    """Of the ids of this store; known when the engine has started."""
+
+    def __init__(self, pool: Pool) -> None:
         self.pool = pool
-        self.codec = codec
-        self.clock = clock
-        self.listener = listener
-        self.key_listener = key_listener
+        self.clock = pool.clock or SystemClock()
+        self.listener: Listener = lambda _hints: None
+        self.key_listener: KeyListener = ignore_keys
         self.skew = 0
         """Microseconds that the local clock is ahead of the database's."""
+        self.ids = IdSource(self.clock)
         self.deliveries = Deliveries()
+        self.owed: dict[str, list[Group]] = {}
+        """Leases of failed pops that could not be given back yet, and the groups that they may be of."""
         self.late = Late()
         self.partitions: dict[tuple[str, str], Partition] = {}
         self.partitions_by_id: dict[int, Partition] = {}
         self.groups: dict[tuple[str, str], Group] = {}
-        self._groups_of: dict[str, dict[str, Group]] = {}
+        self.groups_of: dict[str, dict[str, Group]] = {}
+        """The groups that this server knows, by queue and name."""
 
     def now(self) -> int:
         """The estimated time of the database."""
@@ -90,7 +89,7 @@ class Store:
 
     def forget_ready(self, queue: str) -> None:
         """Discover again what the groups of a queue can take."""
-        for group in self.groups_of(queue):
+        for group in self.groups_of.get(queue, {}).values():
             group.ready.forget()
 
     # Partitions --------------------------------------------------------------------------------------------
@@ -99,7 +98,7 @@ class Store:
         """Remember a partition."""
         partition = self.partitions_by_id.get(number)
         if partition is None or partition.name != name:
-            partition = Partition(number, queue, name, self.codec)
+            partition = Partition(number, queue, name, self.codec.prefix(number), self.codec.encode(number, 0))
             self.partitions[queue, name] = self.partitions_by_id[number] = partition
         return partition
 
@@ -137,17 +136,13 @@ class Store:
 
     # Groups ------------------------------------------------------------------------------------------------
 
-    def groups_of(self, queue: str) -> Iterable[Group]:
-        """The groups of a queue that this server knows."""
-        return self._groups_of.get(queue, {}).values()
-
     def adopt_group(self, number: int, queue: str, name: str, mode: GroupMode, queue_id: int | None) -> Group:
         """Remember a group, in place of one of this name that was deleted."""
         group = self.groups.get((queue, name))
         if group is None or group.id != number or (group.queue_id is not None and group.queue_id != queue_id):
             group = Group(number, queue, name, mode, queue_id)
             self.groups[queue, name] = group
-            self._groups_of.setdefault(queue, {})[name] = group
+            self.groups_of.setdefault(queue, {})[name] = group
         group.queue_id = queue_id
         return group
 
@@ -155,7 +150,7 @@ class Store:
         """Forget a group that does not exist any more, or whose queue does not."""
         if self.groups.get((group.queue, group.name)) is group:
             del self.groups[group.queue, group.name]
-            del self._groups_of[group.queue][group.name]
+            del self.groups_of[group.queue][group.name]
 
     def forget_groups(self, numbers: Iterable[int]) -> None:
         """Forget groups that do not exist any more."""
@@ -166,7 +161,7 @@ class Store:
     def forget_queue(self, queue: str) -> None:
         """Forget a queue that was deleted, with its partitions and groups."""
         self.forget_partitions([partition.id for partition in self.partitions.values() if partition.queue == queue])
-        for group in list(self.groups_of(queue)):
+        for group in list(self.groups_of.get(queue, {}).values()):
             self.forget_group(group)
 
     async def load_groups(self, wanted: Iterable[tuple[str, str]]) -> None:

@@ -12,7 +12,7 @@ import logging
 import random
 import re
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import count
 from typing import Any, TypeVar
@@ -20,10 +20,13 @@ from typing import Any, TypeVar
 import asyncpg
 
 from hark.batching import Answer, when_done
+from hark.clock import Clock
 from hark.errors import DiskFull, EngineFailure, InvalidSetting, StoreUnusable
 
 log = logging.getLogger(__name__)
 
+Q = TypeVar("Q")
+S = TypeVar("S")
 T = TypeVar("T")
 
 OLDEST_SERVER = 14
@@ -76,6 +79,17 @@ class Call(Answer[T]):
                 when_done(future, self._step)
 
 
+def without_task(
+    body: Callable[[S, Sequence[Q]], Coroutine[Any, Any, T]],
+) -> Callable[[S, Sequence[Q]], Awaitable[T]]:
+    """Make a verb of many callers, which needs no task of its own."""
+
+    def verb(store: S, requests: Sequence[Q]) -> Awaitable[T]:
+        return Call(body(store, requests))
+
+    return verb
+
+
 class Pool:
     """Runs statements on up to `size` connections, which are made as they are needed and used last in, first out."""
 
@@ -87,6 +101,7 @@ class Pool:
         statement_timeout_ms: int = 30_000,
         wait_ms: int = 10_000,
         prepared: bool = True,
+        clock: Clock | None = None,
         on_return: Callable[[], None] = lambda: None,
         on_notice: Callable[[Sequence[str]], None] = lambda _texts: None,
     ) -> None:
@@ -95,6 +110,8 @@ class Pool:
         self._wait_seconds = wait_ms / 1000
         self._call_seconds = statement_timeout_ms / 1000 + _GRACE_SECONDS
         self._prepared = prepared
+        self.clock = clock
+        """Of a test; None: the database uses its own."""
         self._on_return = on_return
         self._on_notice = on_notice
         self._notices: dict[asyncpg.Connection, list[str]] = {}
@@ -124,7 +141,7 @@ class Pool:
         self._away = False
         """No connection works: calls are refused at once, and one attempt at a time tries the database (rule 29)."""
         self._why = ""
-        self._closing = False
+        self.closing = False
         self._keeper: asyncio.Task[None] | None = None
 
     @property
@@ -159,7 +176,7 @@ class Pool:
 
     async def close(self) -> None:
         """Refuse the calls that wait, finish those that run, and close all connections."""
-        self._closing = True
+        self.closing = True
         tasks = {*self._attempts, *([self._keeper] if self._keeper else ())}
         for task in tasks:
             task.cancel()
@@ -193,6 +210,15 @@ class Pool:
                 await asyncio.sleep(random.uniform(0, _PAUSES[tries]))
         raise AssertionError
 
+    @property
+    def time(self) -> int | None:
+        """The first argument of procedures that depend on the time; null: that of the database."""
+        return None if self.clock is None else self.clock.now()
+
+    def call(self, sql: str, *args: object) -> Coroutine[Any, Any, list[asyncpg.Record]]:
+        """Do as `fetch`, with the time as the first argument."""
+        return self.fetch(sql, self.time, *args)
+
     async def fetchrow(self, sql: str, *args: object) -> asyncpg.Record | None:
         """Do as `fetch`, for the first row."""
         rows = await self.fetch(sql, *args)
@@ -215,14 +241,14 @@ class Pool:
                     yield connection
             else:
                 yield connection
-            self._pass_on(connection, committed=True)
+            self._pass_on(connection)
         except asyncio.CancelledError:
             connection.terminate()
             raise
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
             raise self._failed(connection, error) from error
         finally:
-            self._pass_on(connection, committed=False)
+            self._notices.pop(connection, None)
             self._give(connection)
 
     async def run_alone(self, sql: str) -> None:
@@ -237,15 +263,14 @@ class Pool:
             else:
                 rows = await self._run_in_transaction(connection, sql, args)
             if self._notices:
-                self._pass_on(connection, committed=True)
+                self._pass_on(connection)
             return rows
         except _TRY_AGAIN:
             raise
         except Exception as error:
             raise self._failed(connection, error) from error
         finally:
-            if self._notices:
-                self._pass_on(connection, committed=False)
+            self._notices.pop(connection, None)
             self._give(connection)
 
     async def _run_in_transaction(
@@ -264,10 +289,10 @@ class Pool:
         if message.sqlstate == _NOTICE:
             self._notices.setdefault(connection, []).append(message.message)
 
-    def _pass_on(self, connection: asyncpg.Connection, committed: bool) -> None:
-        """Pass on the notices of a call at its end, if it was committed."""
+    def _pass_on(self, connection: asyncpg.Connection) -> None:
+        """Pass on the notices of a call that was committed."""
         texts = self._notices.pop(connection, None)
-        if texts and committed:
+        if texts and not self.closing:
             self._on_notice(texts)
 
     def _failed(self, connection: asyncpg.Connection, error: Exception) -> EngineFailure:
@@ -285,7 +310,7 @@ class Pool:
 
     async def _take(self) -> asyncpg.Connection:
         """Get a connection that lives; what breaks before anything was sent costs the caller nothing."""
-        if self._closing:
+        if self.closing:
             raise _stopping()
         while self._idle:
             connection = self._idle.pop()
@@ -370,7 +395,7 @@ class Pool:
         with suppress(ValueError):
             self._idle.remove(connection)
         self._given_back.set()
-        if not self._open and not self._closing:
+        if not self._open and not self.closing:
             self._lost_all = True
             log.warning(
                 "PostgreSQL is unavailable: lost all connections; reconnecting", extra={"fields": {"store": "away"}}
@@ -380,7 +405,7 @@ class Pool:
     def _is_away(self, why: str) -> None:
         """An attempt to connect failed, or got no answer: unless there are connections, nothing can be done now."""
         self._why = why
-        if self._open or self._closing:
+        if self._open or self.closing:
             return
         self._away = True
         self._refuse_waiters(lambda: _unavailable(why))

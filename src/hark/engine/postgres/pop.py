@@ -20,7 +20,6 @@ from hark.engine.postgres import discovery
 from hark.engine.postgres.discovery import (
     CLOSED,
     GONE,
-    LEASED,
     LOCKED,
     MORE,
     NOT_NOW,
@@ -30,12 +29,10 @@ from hark.engine.postgres.discovery import (
     UNUSED,
     Candidate,
     Job,
-    leasing,
 )
 from hark.engine.postgres.partitions import Group, Partition, Store
 from hark.engine.postgres.push import Notifications
-from hark.errors import HarkError
-from hark.ids import IdSource
+from hark.errors import Conflict, EngineFailure, HarkError
 from hark.model import Delivery, PopRequest, PopResult
 
 
@@ -91,6 +88,172 @@ def hand_out(store: Store, job: Job, partition: Partition, until: int | None, me
         store.deliveries.add(job.lease, until, partition.id, len(offsets), named)
 
 
+async def _ask(
+    store: Store,
+    sql: str,
+    crowds: tuple[Sequence[int], ...],
+    jobs: Sequence[Job],
+    numbers: Sequence[int],
+    candidates: Sequence[Candidate],
+    max_bytes: int,
+) -> list[Any]:
+    """Call `pop_v1` or `share_v1`: `numbers` are those of the jobs or of the crowds that the candidates are for."""
+    may_hold = True
+    try:
+        return await store.pool.call(
+            sql,
+            *crowds,
+            [job.request.batch - len(job.messages) for job in jobs],
+            [job.room for job in jobs],
+            [job.lease for job in jobs],
+            [job.until for job in jobs],
+            [job.request.auto_ack for job in jobs],
+            [job.request.lease_ms for job in jobs],
+            numbers,
+            [one.group.id for one in candidates],
+            [one.partition for one in candidates],
+            [one.wait for one in candidates],
+            max_bytes,
+            [job.request.consumer or None for job in jobs],
+        )
+    except EngineFailure as error:
+        may_hold = error.code == "outcome_unknown"  # The others had no effect.
+        raise
+    finally:
+        for job in jobs:
+            job.may_hold |= may_hold
+
+
+def _learn(
+    store: Store,
+    candidate: Candidate,
+    jobs: Sequence[Job],
+    status: int,
+    due: int | None,
+    now: int,
+    counts: Sequence[int] = (),
+) -> None:
+    """Note what is left of a candidate, for its jobs and for later pops."""
+    group, partition, ready = candidate.group, candidate.partition, candidate.group.ready
+    hungry = [job for job in jobs if not job.messages]
+    if status in NOT_NOW and candidate.is_outdated:
+        ready.found(partition)
+        for job in hungry:
+            job.tried_partition = False
+        return
+    if status == MORE:
+        assert group.shared is not None
+        group.shared.has_left(partition, counts)
+        for job in hungry:
+            job.tried_partition = False
+        return
+    for job in hungry:
+        job.got_nothing(status)
+    if status == NOTHING:
+        ready.remove(partition)
+    elif status == LOCKED:
+        if group.shared is not None:
+            ready.leave(partition)  # Those of ordered groups have been taken.
+        for job in jobs:
+            job.locked.append((group, partition))
+    elif status in CLOSED:
+        ready.put_back(partition)
+        for job in jobs:
+            job.close(group, status, due)
+    elif status == GONE:
+        ready.remove(partition)
+        store.forget_partitions([partition])
+        store.forget_group(group)
+        for job in jobs:
+            job.stale, job.tried_partition = True, False
+    else:
+        assert due is not None
+        ready.waits(partition, due, REASONS[status], now)
+        for job in jobs:
+            if job.named is not None:
+                job.look_again_at = due
+
+
+# Ordered groups ---------------------------------------------------------------------------------------------
+
+POP = (
+    "select * from hark.pop_v1($1, $2::int[], $3::int[], $4::uuid[], $5::bigint[], $6::boolean[], $7::bigint[],"
+    " $8::int[], $9::int[], $10::bigint[], $11::boolean[], $12, $13::text[])"
+)
+
+
+async def _serve_ordered(store: Store, candidates: list[Candidate], now: int) -> None:
+    """One round: each job gets of the partitions that come first for it."""
+    jobs = list(dict.fromkeys(one.job for one in candidates))
+    numbers = {job: number for number, job in enumerate(jobs, 1)}
+    # Locking rows in one order everywhere avoids deadlocks.
+    if any(one.wait for one in candidates):
+        candidates.sort(key=lambda one: one.key)
+    max_bytes = sum(job.max_bytes for job in jobs)  # The procedure divides them.
+    rows = await _ask(store, POP, (), jobs, [numbers[one.job] for one in candidates], candidates, max_bytes)
+    await store.load_partitions([candidates[row[0] - 1].partition for row in rows if row[1] == TAKEN])
+    answered = {row[0] for row in rows}
+    for number, one in enumerate(candidates, 1):
+        if number not in answered:  # What was planned to be taken is gone: it is looked at closely next time.
+            one.job.served.append((one.group, one.partition))
+    for row in sorted(rows, key=itemgetter(0)):  # Candidates without anything special come last.
+        one = candidates[row[0] - 1]
+        status, due, more = row[1:4]
+        group, partition = one.group, store.partitions_by_id.get(one.partition)
+        if status == UNUSED:
+            group.ready.found(one.partition)
+        elif status != TAKEN or partition is None:
+            # That of a queue which was removed a moment ago is gone, and the lease with it.
+            _learn(store, one, [one.job], GONE if status == TAKEN else status, due, now)
+        else:
+            hand_out(store, one.job, partition, due, row[4:])
+            group.ready.serve(partition.id)
+            one.job.had.add((group, partition.id))
+            if due is not None:
+                group.ready.wake_at(partition.id, due, "lease_held")
+            elif more or one.is_outdated:
+                one.job.served.append((group, partition.id))
+
+
+def _choose(active: Sequence[Job], now: int) -> list[Candidate]:
+    """Candidates of all jobs, each partition once: the database answers by the state before the call."""
+    chosen: dict[tuple[int, int], Candidate] = {}
+    for job in active:
+        for one in _candidates(job, now):
+            if chosen.setdefault(one.key, one) is one:
+                continue
+            if job.named is not None:
+                job.tried_partition = False
+            else:
+                job.locked.append((one.group, one.partition))
+    return list(chosen.values())
+
+
+def _candidates(job: Job, now: int) -> list[Candidate]:
+    """The next partitions for a job: highest queue priority, then served longest ago (rule 9)."""
+    if job.named is not None:
+        if job.tried_partition or not job.groups:
+            return []
+        job.tried_partition = True
+        return [Candidate(job, job.groups[0][1], job.named.id, wait=True)]
+    chosen: list[Candidate] = []
+    for _, group in job.groups:
+        group.ready.wake_due(now)
+    while len(chosen) < job.room:
+        best = job.best_group()
+        if best is None or best[1].shared is not None:
+            break
+        group, partition = best[1], best[1].ready.take()
+        if (group, partition) in job.had:
+            job.served.append((group, partition))
+        else:
+            chosen.append(Candidate(job, group, partition, wait=False))
+    if not chosen and job.locked and not job.messages:
+        # Only locked rows were found: try once more, and this time wait for the locks.
+        chosen = [Candidate(job, group, partition, wait=True) for group, partition in job.take_locked(shared=False)]
+    return chosen
+
+
 # Shared groups ----------------------------------------------------------------------------------------------
 
 SHARE = (
@@ -101,13 +264,12 @@ _WIDE = 8
 """Minimum number of partitions that are compared where messages have priorities."""
 
 
-class Crowd:
+class Crowd(msgspec.Struct, eq=False):
     """Requests that may take from the same partitions."""
 
-    def __init__(self, groups: Sequence[Group]) -> None:
-        self.groups = groups
-        self.jobs: list[Job] = []
-        self.candidates: list[Candidate] = []
+    groups: Sequence[Group]
+    jobs: list[Job] = []
+    candidates: list[Candidate] = []
 
     def choose(self, taken: set[tuple[int, int]]) -> None:
         """Find candidates: those with the highest priority, then those served longest ago (rule 9)."""
@@ -133,7 +295,7 @@ class Crowd:
             self.candidates.append(Candidate(self.jobs[0], group, partition, wait=wait))
 
 
-async def _serve_shared(store: Store, jobs: Iterable[Job], given: int | None, now: int) -> None:
+async def _serve_shared(store: Store, jobs: Iterable[Job], now: int) -> None:
     """One round: each job gets of its best partition what there is, as far as it wants it."""
     crowds = [crowd for crowd in _crowds(jobs) if crowd.candidates]
     if not crowds:
@@ -141,81 +303,23 @@ async def _serve_shared(store: Store, jobs: Iterable[Job], given: int | None, no
     # The procedure locks rows in one order everywhere, which avoids deadlocks.
     numbered = [(number, job) for number, crowd in enumerate(crowds, 1) for job in crowd.jobs]
     tried = [(number, one) for number, crowd in enumerate(crowds, 1) for one in crowd.candidates]
-    with leasing([job for _, job in numbered]):
-        rows = await store.pool.fetch(
-            SHARE,
-            given,
-            [number for number, _ in numbered],
-            [job.request.batch - len(job.messages) for _, job in numbered],
-            [job.room for _, job in numbered],
-            [job.lease for _, job in numbered],
-            [job.until for _, job in numbered],
-            [job.request.auto_ack for _, job in numbered],
-            [job.request.lease_ms for _, job in numbered],
-            [number for number, _ in tried],
-            [one.group.id for _, one in tried],
-            [one.partition for _, one in tried],
-            [one.wait for _, one in tried],
-            numbered[0][1].max_bytes,
-            [job.consumer for _, job in numbered],
-        )
-    await store.load_partitions([tried[row[1] - 1][1].partition for row in rows if row[0] is not None])
+    of_jobs, jobs = zip(*numbered, strict=True)
+    of_candidates, candidates = zip(*tried, strict=True)
+    rows = await _ask(store, SHARE, (of_jobs,), jobs, of_candidates, candidates, jobs[0].max_bytes)
+    await store.load_partitions([candidates[row[1] - 1].partition for row in rows if row[0] is not None])
     for row in rows:
-        if row[0] is not None:
-            _hand_out_shared(store, numbered[row[0] - 1][1], tried[row[1] - 1][1], row)
+        candidate = candidates[row[1] - 1]
+        partition = store.partitions_by_id.get(candidate.partition)
+        if row[0] is None or partition is None:
+            continue  # It may be of a queue that was removed a moment ago, and the lease with it.
+        hand_out(store, jobs[row[0] - 1], partition, row[3], row[5:])
+        assert candidate.group.shared is not None
+        candidate.group.shared.served(candidate.partition, len(row[5]))
     for row in rows:
         if row[0] is None:
             number, candidate = tried[row[1] - 1]
-            _learn(store, crowds[number - 1], candidate, row, now)
-
-
-def _hand_out_shared(store: Store, job: Job, candidate: Candidate, row: Any) -> None:
-    partition = store.partitions_by_id.get(candidate.partition)
-    if partition is None:
-        return  # Its queue was removed a moment ago, and the lease with it.
-    hand_out(store, job, partition, row[3], row[5:])
-    assert candidate.group.shared is not None
-    candidate.group.shared.served(candidate.partition, len(row[5]))
-
-
-def _learn(store: Store, crowd: Crowd, candidate: Candidate, row: Any, now: int) -> None:
-    """Note what is left of a candidate, for its jobs and for later pops."""
-    status, due, counts = row[2:5]
-    group, partition, ready = candidate.group, candidate.partition, candidate.group.shared
-    assert ready is not None
-    hungry = [job for job in crowd.jobs if not job.messages]
-    if status in NOT_NOW and candidate.is_outdated:
-        ready.found(partition)
-        for job in hungry:
-            job.tried_partition = False
-        return
-    for job in hungry if status != MORE else ():
-        job.got_nothing(status)
-    if status == MORE:
-        ready.has_left(partition, counts)
-        for job in hungry:
-            job.tried_partition = False
-    elif status == NOTHING:
-        ready.has_nothing(partition)
-    elif status == LOCKED:
-        ready.leave(partition)
-        for job in crowd.jobs:
-            job.locked.append((group, partition))
-    elif status in CLOSED:
-        ready.put_back(partition)
-        for job in crowd.jobs:
-            job.close(group, status, due)
-    elif status == GONE:
-        ready.has_nothing(partition)
-        store.forget_partitions([partition])
-        store.forget_group(group)
-        for job in crowd.jobs:
-            job.stale, job.tried_partition = True, False
-    else:
-        ready.waits(partition, due, REASONS[status], now)
-        for job in crowd.jobs:
-            if job.named is not None:
-                job.look_again_at = due
+            status, due, counts = row[2:5]
+            _learn(store, candidate, crowds[number - 1].jobs, status, due, now, counts)
 
 
 def _crowds(jobs: Iterable[Job]) -> list[Crowd]:
@@ -241,225 +345,96 @@ def _crowds(jobs: Iterable[Job]) -> list[Crowd]:
     return list(crowds.values())
 
 
-POP = (
-    "select * from hark.pop_v1($1, $2::int[], $3::int[], $4::uuid[], $5::bigint[], $6::boolean[], $7::bigint[],"
-    " $8::int[], $9::int[], $10::bigint[], $11::boolean[], $12, $13::text[])"
-)
+# Rounds -----------------------------------------------------------------------------------------------------
+
 GIVE_BACK = "select hark.give_back_v1($1, $2::uuid[])"
 
 
-class Popper:
-    """Serves pops for one engine."""
-
-    def __init__(self, store: Store, ids: IdSource) -> None:
-        self._store = store
-        self._ids = ids
-        self._owed: dict[str, list[Group]] = {}
-        """Leases of failed calls that could not be given back yet, and the groups that they may be of."""
-
-    async def pop(self, given: int | None, requests: Sequence[PopRequest]) -> Answers[PopResult]:
-        """An answer to each request. `given`: the time for the database; None: it uses its own clock."""
-        store, now, bound = self._store, self._store.now(), reply_bound(len(requests))
-        notifications = Notifications(store)
-        jobs = {position: Job(request, self._ids.new(), bound) for position, request in enumerate(requests)}
+async def pop(store: Store, requests: Sequence[PopRequest]) -> Answers[PopResult]:
+    """An answer to each request."""
+    now, bound = store.now(), reply_bound(len(requests))
+    notifications = Notifications(store=store)
+    jobs = [Job(request, store.ids.new(), bound) for request in requests]
+    try:
+        await discovery.resolve(store, jobs)
+        active = [job for job in jobs if job.error is None]
+        await discovery.note_seen(store, active, now)
+        if store.owed:
+            await _give_back(store, notifications)
         try:
-            answers = await discovery.resolve(store, jobs, given)
-            active = [jobs[position] for position in jobs if position not in answers]
-            await discovery.note_seen(store, active, given, now)
-            await self._give_back(given, notifications)
-            try:
-                while active:
-                    active = await self._round(active, given, now)
-            except BaseException:
-                self._owe(jobs.values(), notifications)
-                await self._give_back(given, notifications)
-                raise
-            results = [answers[n] if n in answers else self._answer(jobs[n]) for n in range(len(requests))]
-            notifications.left({group: None for job in jobs.values() for _, group in job.groups})
-            return results
-        finally:
-            notifications.send()
-
-    async def _round(self, active: Sequence[Job], given: int | None, now: int) -> list[Job]:
-        """Try candidates for each job; returns the jobs that go on."""
-        wants_discovery = discovery.is_wanted
-        await discovery.discover(self._store, [job for job in active if wants_discovery(job, now)], given, now)
-        shared = [job for job in active if job.is_shared_next(now)]
-        candidates = self._choose([job for job in active if job not in shared], now)
-        if candidates:
-            await self._try(candidates, given)
-        if shared:
-            await _serve_shared(self._store, shared, given, now)
-        await discovery.resolve_again(self._store, [job for job in active if job.stale], given)
-        going = [job for job in active if job.goes_on(now) or wants_discovery(job, now)]
-        for job in active:
-            if job not in going:
-                job.give_up_rest()
-        # Partitions that have more are for the other jobs, if these have nothing yet.
-        return [job for job in active if job in going or (not job.messages and job.goes_on(now))]
-
-    def _owe(self, jobs: Iterable[Job], notifications: Notifications) -> None:
-        """A round failed: no request of this call gets an answer, so none may keep a lease."""
-        for job in jobs:
-            groups = [group for _, group in job.groups]
-            _forget(groups, notifications)
-            if job.may_hold:
-                self._owed[job.lease] = groups
-
-    async def _give_back(self, given: int | None, notifications: Notifications) -> None:
-        """Give back the leases of failed calls; if the database is away, a later pop does."""
-        owed = dict(self._owed)
-        if not owed:
-            return
-        with suppress(HarkError):
-            await self._store.pool.fetch(GIVE_BACK, given, list(owed))
-            for lease, groups in owed.items():
-                self._owed.pop(lease, None)
+            while active:
+                active = await _round(store, active, now)
+        except BaseException:
+            # No request of this call gets an answer, so none may keep a lease.
+            for job in jobs:
+                groups = [group for _, group in job.groups]
                 _forget(groups, notifications)
+                if job.may_hold:
+                    store.owed[job.lease] = groups
+            if store.owed:
+                await _give_back(store, notifications)
+            raise
+        results = [_answer(store, job) for job in jobs]
+        notifications.left({group: None for job in jobs for _, group in job.groups})
+        return results
+    finally:
+        notifications.send()
 
-    # Ordered groups ----------------------------------------------------------------------------------------
 
-    def _choose(self, active: Sequence[Job], now: int) -> list[Candidate]:
-        """Candidates of all jobs, each partition once: the database answers by the state before the call."""
-        chosen: dict[tuple[int, int], Candidate] = {}
-        for job in active:
-            for one in self._candidates(job, now):
-                if chosen.setdefault(one.key, one) is one:
-                    continue
-                if job.named is not None:
-                    job.tried_partition = False
-                else:
-                    job.locked.append((one.group, one.partition))
-        return list(chosen.values())
+async def _round(store: Store, active: Sequence[Job], now: int) -> list[Job]:
+    """Try candidates for each job; returns the jobs that go on."""
+    wants_discovery = discovery.is_wanted
+    wanting = [job for job in active if wants_discovery(job, now)]
+    if wanting:
+        await discovery.discover(store, wanting, now)
+    shared = [job for job in active if job.is_shared_next(now)]
+    candidates = _choose([job for job in active if job not in shared], now)
+    if candidates:
+        await _serve_ordered(store, candidates, now)
+    if shared:
+        await _serve_shared(store, shared, now)
+    stale = [job for job in active if job.stale]  # Its queue or group was removed, here or by another server.
+    if stale:
+        await discovery.resolve(store, stale, Conflict)
+    going = [job for job in active if job.goes_on(now) or wants_discovery(job, now)]
+    for job in active:
+        if job not in going:
+            job.give_up_rest()
+    # Partitions that have more are for the other jobs, if these have nothing yet.
+    return [job for job in active if job in going or (not job.messages and job.goes_on(now))]
 
-    def _candidates(self, job: Job, now: int) -> list[Candidate]:
-        """The next partitions for a job: highest queue priority, then served longest ago (rule 9)."""
-        if job.named is not None:
-            if job.tried_partition or not job.groups:
-                return []
-            job.tried_partition = True
-            return [Candidate(job, job.groups[0][1], job.named.id, wait=True)]
-        chosen: list[Candidate] = []
-        for _, group in job.groups:
-            group.ready.wake_due(now)
-        while len(chosen) < job.room:
-            best = job.best_group()
-            if best is None or best[1].shared is not None:
-                break
-            group, partition = best[1], best[1].ready.take()
-            if (group, partition) in job.had:
-                job.served.append((group, partition))
-            else:
-                chosen.append(Candidate(job, group, partition, wait=False))
-        if not chosen and job.locked and not job.messages:
-            # Only locked rows were found: try once more, and this time wait for the locks.
-            chosen = [Candidate(job, group, partition, wait=True) for group, partition in job.take_locked(shared=False)]
-        return chosen
 
-    async def _try(self, candidates: Sequence[Candidate], given: int | None) -> None:
-        jobs = list(dict.fromkeys(one.job for one in candidates))
-        numbers = {job: number for number, job in enumerate(jobs, 1)}
-        # Locking rows in one order everywhere avoids deadlocks.
-        ordered = candidates
-        if any(one.wait for one in candidates):
-            ordered = sorted(candidates, key=lambda one: one.key)
-        with leasing(jobs):
-            rows = await self._store.pool.fetch(
-                POP,
-                given,
-                [job.request.batch - len(job.messages) for job in jobs],
-                [job.room for job in jobs],
-                [job.lease for job in jobs],
-                [job.until for job in jobs],
-                [job.request.auto_ack for job in jobs],
-                [job.request.lease_ms for job in jobs],
-                [numbers[one.job] for one in ordered],
-                [one.group.id for one in ordered],
-                [one.partition for one in ordered],
-                [one.wait for one in ordered],
-                sum(job.max_bytes for job in jobs),  # The procedure divides them.
-                [job.consumer for job in jobs],
-            )
-        await self._store.load_partitions([ordered[row[0] - 1].partition for row in rows if row[1] == TAKEN])
-        answered = {row[0] for row in rows}
-        for number, one in enumerate(ordered, 1):
-            if number not in answered:  # What was planned to be taken is gone: it is looked at closely next time.
-                one.job.served.append((one.group, one.partition))
-        for row in sorted(rows, key=itemgetter(0)):  # Candidates without anything special come last.
-            one, status = ordered[row[0] - 1], row[1]
-            if status == TAKEN and one.partition not in self._store.partitions_by_id:
-                status = GONE  # Its queue was removed a moment ago, and the lease with it.
-            self._take_over(one, status, row)
-
-    def _take_over(self, candidate: Candidate, status: int, row: Any) -> None:
-        job, group, partition = candidate.job, candidate.group, candidate.partition
-        due = row[2]
-        if status == TAKEN:
-            self._hand_out(candidate, row)
-            return
-        if status == UNUSED:
-            group.ready.found(partition)
-            return
-        if status in NOT_NOW and candidate.is_outdated:
-            group.ready.found(partition)
-            job.tried_partition = False
-            return
-        job.got_nothing(status)
-        if status == NOTHING:
-            group.ready.remove(partition)
-        elif status == LOCKED:
-            job.locked.append((group, partition))
-        elif status in CLOSED:
-            job.close(group, status, due)
-            group.ready.put_back(partition)
-        elif status == GONE:
-            group.ready.remove(partition)
-            self._store.forget_partitions([partition])
-            self._store.forget_group(group)
-            job.stale = True
-            job.tried_partition = False
-        else:
-            if status == LEASED:
-                group.ready.leased_until(partition, due)
-            else:
-                group.ready.wake_at(partition, due, REASONS[status])
-            if job.named is not None:
-                job.look_again_at = due
-
-    def _hand_out(self, candidate: Candidate, row: Any) -> None:
-        job, group, partition = candidate.job, candidate.group, candidate.partition
-        due, more = row[2:4]
-        hand_out(self._store, job, self._store.partitions_by_id[partition], due, row[4:])
-        group.ready.serve(partition)
-        job.had.add((group, partition))
-        if due is not None:
-            group.ready.wake_at(partition, due, "lease_held")
-        elif more or candidate.is_outdated:
-            job.served.append((group, partition))
-
-    # Answers -----------------------------------------------------------------------------------------------
-
-    def _answer(self, job: Job) -> PopResult | HarkError:
-        job.give_up_rest()
-        if job.messages:
-            if job.until is None:
-                return PopResult(job.messages, "", job.positions)
-            return PopResult(job.messages, job.lease, job.positions, expires_at=self._store.to_local(job.until))
-        if job.error is not None:
-            return job.error
-        for _, group in job.groups:
-            due = group.ready.next_wake()
-            if job.named is None:
-                if job.reason == "nothing_ready" and group.ready.waking:
-                    job.reason = min(group.ready.waking.values())[1]
-                if due is not None and (job.look_again_at is None or due < job.look_again_at):
-                    job.look_again_at = due
-        due = job.look_again_at
-        return PopResult((), "", 0, job.reason, None if due is None else self._store.to_local(due))
+async def _give_back(store: Store, notifications: Notifications) -> None:
+    """Give back the leases of failed calls; if the database is away, a later pop does."""
+    owed = dict(store.owed)
+    with suppress(HarkError):
+        await store.pool.call(GIVE_BACK, list(owed))
+        for lease, groups in owed.items():
+            store.owed.pop(lease, None)
+            _forget(groups, notifications)
 
 
 def _forget(groups: Iterable[Group], notifications: Notifications) -> None:
     """It is unknown what these groups can take: the next pops discover it."""
     for group in groups:
         group.ready.forget()
-        notifications.book.add(group.queue, group.name, None)
+        notifications.add(group.queue, group.name, None)
+
+
+def _answer(store: Store, job: Job) -> PopResult | HarkError:
+    job.give_up_rest()
+    if job.messages:
+        if job.until is None:
+            return PopResult(job.messages, "", job.positions)
+        return PopResult(job.messages, job.lease, job.positions, expires_at=store.to_local(job.until))
+    if job.error is not None:
+        return job.error
+    for _, group in job.groups:
+        due = group.ready.next_wake()
+        if job.named is None:
+            if job.reason == "nothing_ready" and group.ready.waking:
+                job.reason = min(group.ready.waking.values())[1]
+            if due is not None and (job.look_again_at is None or due < job.look_again_at):
+                job.look_again_at = due
+    due = job.look_again_at
+    return PopResult((), "", 0, job.reason, None if due is None else store.to_local(due))

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby, islice
 from typing import Any
 
+import msgspec
+
 from hark.clock import MILLISECOND
 from hark.engine.api import Answers
 from hark.engine.hints import HintBook
@@ -15,7 +17,7 @@ from hark.keys import encode_key
 from hark.model import Hint, Key, KeyNotification, NewMessage, PushOutcome
 from hark.model.messages import RESERVED, RESERVED_TEXT
 
-_DUPLICATE, _MISMATCH, _FULL, NOT_YET = 1, 2, 3, 4
+_DUPLICATE, _MISMATCH, _FULL, _NOT_YET = 1, 2, 3, 4
 PARTITION_ARRAYS = 6
 """Number of arrays of `push_v1` that describe partitions."""
 OPTIONS = 11
@@ -33,21 +35,18 @@ def storable(text: str | None) -> str | None:
     return None if text is None else text.replace("\0", "\ufffd")
 
 
-class Arrival:
+class Arrival(msgspec.Struct, eq=False):
     """Messages that came to a partition."""
 
-    __slots__ = ("due", "number", "partition", "prioritized", "top")
-
-    def __init__(self, partition: Partition, number: int = 0) -> None:
-        self.partition = partition
-        self.number = number
-        """How many of them can be taken now."""
-        self.top = 0
-        """The highest priority of these."""
-        self.due: int | None = None
-        """When the first of the others can be."""
-        self.prioritized = False
-        """Whether any of them has a priority."""
+    partition: Partition
+    number: int = 0
+    """How many of them can be taken now."""
+    top: int = 0
+    """The highest priority of these."""
+    due: int | None = None
+    """When the first of the others can be."""
+    prioritized: bool = False
+    """Whether any of them has a priority."""
 
     def add(self, priority: int, due: int, now: int) -> None:
         """Count a message."""
@@ -59,36 +58,34 @@ class Arrival:
             self.due = due if self.due is None else min(self.due, due)
 
 
-class Pushes:
+class Pushes(msgspec.Struct, eq=False):
     """Messages that go to the database together."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self.names: list[tuple[str, str]] = []
-        """The partitions, each once."""
-        self.ids: list[int | None] = []
-        self._labels: list[tuple[str | None, str | None]] = []
-        """Namespace and task for the queue of each, if it has to be made."""
-        self._positions: dict[tuple[str, str], int] = {}
-        self.counts: list[int] = []
-        self.partition: list[int] = []
-        self.ordinal: list[int] = []
-        self.payload: list[bytes] = []
-        self.transaction_id: list[str | None] = []
-        self._has_transaction_ids = False
-        self._same_as: dict[int, int] = {}
-        self.options: list[tuple[object, ...]] = []
-        """Rows of the few messages that have options."""
-        self._timing: dict[int, tuple[int, int, int]] = {}
-        """Priority, time and delay of messages that have options, by their position."""
-        self._known: dict[tuple[int, str], int] = {}
-        self.items: list[int] = []
-        """For each message its position in the arrays; a message that repeats another one shares that one's."""
+    store: Store
+    names: list[tuple[str, str]] = []
+    """The partitions, each once."""
+    partition: list[int] = []
+    options: list[tuple[Any, ...]] = []
+    """Rows of the few messages that have options."""
+    items: list[int] = []
+    """For each message its position in the arrays; a message that repeats another one shares that one's."""
+    _known: list[Partition | None] = []
+    _labels: list[tuple[str | None, str | None]] = []
+    """Namespace and task for the queue of each, if it has to be made."""
+    _positions: dict[tuple[str, str], int] = {}
+    _counts: list[int] = []
+    _ordinal: list[int] = []
+    _payload: list[bytes] = []
+    _transaction_id: list[str | None] = []
+    _has_transaction_ids: bool = False
+    _same_as: dict[int, int] = {}
+    _numbers: dict[tuple[int, str], int] = {}
+    """The positions of transaction ids of a partition."""
 
     def add(self, items: Iterable[NewMessage]) -> None:
         """Add messages. Each message pays for each line of the loop."""
-        positions, counts, partition, ordinal = self._positions, self.counts, self.partition, self.ordinal
-        payload, transaction_ids = self.payload, self.transaction_id
+        positions, counts, partition, ordinal = self._positions, self._counts, self.partition, self._ordinal
+        payload, transaction_ids = self._payload, self._transaction_id
         for item in items:
             key = (item.queue, item.partition)
             number = positions.get(key)
@@ -96,7 +93,7 @@ class Pushes:
                 number = self._add_partition(key, item.labels)
             transaction_id = item.transaction_id
             if transaction_id is not None:
-                known = self._known.setdefault((number, transaction_id), len(partition))
+                known = self._numbers.setdefault((number, transaction_id), len(partition))
                 if known != len(partition):
                     self.items.append(known)
                     continue
@@ -107,48 +104,58 @@ class Pushes:
             ordinal.append(counts[number])
             payload.append(item.payload)
             transaction_ids.append(transaction_id)
-            if item.has_options or item.producer is not None:
-                self._timing[len(partition) - 1] = item.priority, item.deliver_at or 0, item.delay_ms * MILLISECOND
+            if (  # in place of a call, which costs every message twice as much
+                item.priority
+                or item.delay_ms
+                or item.deliver_at is not None
+                or item.ttl_ms is not None
+                or item.backoff_ms is not None
+                or item.sealed
+                or item.trace_id is not None
+                or item.producer is not None
+                or item.undelivered_keys
+                or item.trace_context is not None
+            ):
                 self.options.append(options_row(len(partition), item))
 
     def _add_partition(self, key: tuple[str, str], labels: tuple[str, str] | None) -> int:
         number = self._positions[key] = len(self.names)
         self.names.append(key)
         self._labels.append(labels or (None, None))
-        known = self._store.partitions.get(key)
-        self.ids.append(None if known is None else known.id)
-        self.counts.append(0)
+        self._known.append(self.store.partitions.get(key))
+        self._counts.append(0)
         return number
 
     def _note_transaction_id(self, number: int, transaction_id: str) -> None:
         self._has_transaction_ids = True
-        own = self._store.codec.decode(transaction_id)
-        if own is not None and own.offset and self.ids[number] in (None, own.partition):
+        own = self.store.codec.decode(transaction_id)
+        known = self._known[number]
+        if own is not None and own.offset and (known is None or known.id == own.partition):
             self._same_as[len(self.partition)] = own.offset
 
-    def arguments(self) -> tuple[object, ...]:
+    def arguments(self) -> tuple[Sequence[object] | None, ...]:
         """Those of `push_v1` after the time."""
-        unknown = None in self.ids
+        unknown = None in self._known
         options = tuple(zip(*self.options, strict=True)) if self.options else (None,) * OPTIONS
         return (
-            self.ids,
+            [None if known is None else known.id for known in self._known],
             [queue for queue, _ in self.names] if unknown else None,
             [name for _, name in self.names] if unknown else None,
             [namespace for namespace, _ in self._labels] if unknown else None,
             [task for _, task in self._labels] if unknown else None,
-            self.counts,
+            self._counts,
             self.partition,
-            self.ordinal,
-            self.payload,
-            self.transaction_id if self._has_transaction_ids else None,
+            self._ordinal,
+            self._payload,
+            self._transaction_id if self._has_transaction_ids else None,
             [self._same_as.get(n) for n in range(len(self.partition))] if self._same_as else None,
             *options,
         )
 
     def adopt(self, ids: Sequence[int]) -> list[Partition]:
         """The partitions by their numbers in the answer; new ones are remembered."""
-        adopt = self._store.adopt_partition
-        return [adopt(number, *key) for number, key in zip(ids, self.names, strict=True)]
+        adopt = self.store.adopt_partition
+        return [known or adopt(number, *key) for known, number, key in zip(self._known, ids, self.names, strict=True)]
 
     def outcomes(
         self,
@@ -158,16 +165,18 @@ class Pushes:
         codes: Sequence[int] | None,
     ) -> list[PushOutcome]:
         """The outcome of each message."""
-        with_prefix = self._store.codec.with_prefix
+        with_prefix = self.store.codec.with_prefix
         stored: list[PushOutcome] = []
         if offsets is None or codes is None:
-            for number, ordinal, transaction_id in zip(self.partition, self.ordinal, self.transaction_id, strict=True):
+            for number, ordinal, transaction_id in zip(
+                self.partition, self._ordinal, self._transaction_id, strict=True
+            ):
                 partition = partitions[number - 1]
                 message_id = with_prefix(partition.prefix, tails[number - 1] + ordinal)
                 stored.append(PushOutcome("queued", transaction_id or message_id, message_id, partition.uid))
         else:
             for number, transaction_id, offset, code in zip(
-                self.partition, self.transaction_id, offsets, codes, strict=True
+                self.partition, self._transaction_id, offsets, codes, strict=True
             ):
                 stored.append(self._outcome(partitions[number - 1], transaction_id, offset, code))
         if len(self.items) == len(stored):
@@ -180,34 +189,41 @@ class Pushes:
         return answers
 
     def _outcome(self, partition: Partition, transaction_id: str | None, offset: int, code: int) -> PushOutcome:
-        if code == _MISMATCH:
-            text = f"the encryption of queue {partition.queue!r} was changed during the push; retry"
-            return PushOutcome("failed", transaction_id, None, partition.uid, "sealing_mismatch", text)
-        if code == NOT_YET:
-            return PushOutcome("failed", transaction_id, None, partition.uid, RESERVED, RESERVED_TEXT)
-        if code == _FULL:
-            queue = partition.queue
-            text = f"queue {queue!r} is full: its unsettled messages reached maxSize; retry later or raise maxSize"
-            return PushOutcome("failed", transaction_id, None, partition.uid, "queue_full", text)
-        message_id = self._store.codec.with_prefix(partition.prefix, offset)
+        if code in (_MISMATCH, _FULL, _NOT_YET):
+            return PushOutcome("failed", transaction_id, None, partition.uid, *refusal_of(code, partition.queue))
+        message_id = self.store.codec.with_prefix(partition.prefix, offset)
         return PushOutcome(
             "duplicate" if code == _DUPLICATE else "queued", transaction_id or message_id, message_id, partition.uid
         )
 
-    def arrivals(self, partitions: Sequence[Partition], codes: Sequence[int] | None, now: int) -> list[Arrival]:
+    def arrivals(self, partitions: Sequence[Partition], codes: Sequence[int] | None) -> list[Arrival]:
         """The partitions that got messages, with the numbers of messages."""
         if codes is None and not self.options:
-            return [Arrival(partition, number) for partition, number in zip(partitions, self.counts, strict=True)]
+            return [Arrival(partition, number) for partition, number in zip(partitions, self._counts, strict=True)]
         found: dict[int, Arrival] = {}
+        timing = {row[0] - 1: (row[5], row[1] or 0, row[2]) for row in self.options}
+        now = self.store.now()
         for position, number in enumerate(self.partition):
             if codes is not None and codes[position]:
                 continue
             arrival = found.get(number)
             if arrival is None:
                 arrival = found[number] = Arrival(partitions[number - 1])
-            priority, deliver_at, delay = self._timing.get(position, (0, 0, 0))
+            priority, deliver_at, delay = timing.get(position, (0, 0, 0))
             arrival.add(priority, max(deliver_at, now + delay), now)
         return list(found.values())
+
+
+def refusal_of(code: int, queue: str) -> tuple[str, str]:
+    """Why a message was not stored: error code and text."""
+    if code == _MISMATCH:
+        return "sealing_mismatch", f"the encryption of queue {queue!r} was changed during the push; retry"
+    if code == _NOT_YET:
+        return RESERVED, RESERVED_TEXT
+    return (
+        "queue_full",
+        f"queue {queue!r} is full: its unsettled messages reached maxSize; retry later or raise maxSize",
+    )
 
 
 def _repeated(first: PushOutcome) -> PushOutcome:
@@ -243,37 +259,37 @@ _FEW = 16
 """Maximum number of partitions in a hint that more messages may be in flight."""
 
 
-class Notifications:
+class Notifications(HintBook, eq=False, kw_only=True):
     """The hints of one call."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self.book = HintBook()
-        self.keys: dict[bytes, Key] = {}
-        """Keys that were written, by their bytes (1 and True are the same to a dict)."""
+    store: Store
+    keys: dict[bytes, Key] = msgspec.field(default_factory=dict)
+    """Keys that were written, by their bytes (1 and True are the same to a dict)."""
 
     def send(self) -> None:
         """Send the hints, and the keys that were written."""
         if self.keys:
-            self._store.key_listener(KeyNotification(tuple(self.keys.values())))
-        self._store.hint(self.book.hints())
+            self.store.key_listener(KeyNotification(tuple(self.keys.values())))
+        hints = self.hints()
+        if hints:
+            self.store.listener(hints)
 
-    def arrived(self, arrivals: Iterable[Arrival]) -> None:
+    def pushed(self, arrivals: Iterable[Arrival]) -> None:
         """Partitions got messages: their groups may take them."""
         queues: dict[str, list[Arrival]] = {}
         for arrival in arrivals:
             queues.setdefault(arrival.partition.queue, []).append(arrival)
         for queue, pushed in queues.items():
-            groups = self._store.groups_of(queue)
+            groups = self.store.groups_of.get(queue, {}).values()
             came = {one.partition.name: max(1, one.number) for one in pushed}
-            self.book.arrived(queue, came, [group.name for group in groups], came)
+            self.arrived(queue, came, [group.name for group in groups], came)
             for group in groups:
                 if group.shared is not None:
                     self._offer(group, group.shared, pushed)
                     continue
                 offered = [one.partition.name for one in pushed if group.ready.offer(one.partition.id)]
                 if offered:
-                    self.book.add(queue, group.name, offered, "message")
+                    self.add(queue, group.name, offered, "message")
 
     def _offer(self, group: Group, ready: SharedReady, pushed: Iterable[Arrival]) -> None:
         """Hint a shared group of the messages that it may take, and of the times when others become ready."""
@@ -286,7 +302,7 @@ class Notifications:
             elif one.due is not None and ready.later(one.partition.id, one.due):
                 counts[one.partition.name] = 1
         if counts:
-            self.book.add(group.queue, group.name, counts, "message", counts)
+            self.add(group.queue, group.name, counts, "message", counts)
 
     def free(self, group: Group, partitions: Iterable[int]) -> None:
         """Partitions may be taken by a group."""
@@ -306,7 +322,7 @@ class Notifications:
 
     def has_room(self, group: Group) -> None:
         """Fewer messages are in flight: groups of the queue that reached their limit may take more."""
-        for one in self._store.groups_of(group.queue):
+        for one in self.store.groups_of.get(group.queue, {}).values():
             if one.ready.blocked:
                 one.ready.blocked = False
                 for _, _, partition in one.ready.heads(_FEW):
@@ -325,33 +341,33 @@ class Notifications:
 
     def looked_behind(self) -> None:
         """Messages were removed: what groups wait for may be among them."""
-        for group in self._store.groups.values():
+        for group in self.store.groups.values():
             for partition in group.ready.look_behind():
                 self._notify(group, partition)
 
     def removed(self, partitions: Iterable[Partition]) -> None:
         """Messages of partitions were removed: what comes after them need not wait for them."""
         for partition in partitions:
-            groups = list(self._store.groups_of(partition.queue))
+            groups = list(self.store.groups_of.get(partition.queue, {}).values())
             alone = all(group.shared is None for group in groups)
             for name in [None] if alone else [group.name for group in groups if group.shared is None]:
-                self.book.add(partition.queue, name, (partition.name,))
+                self.add(partition.queue, name, (partition.name,))
             for group in groups:
                 self.has_room(group)
                 if group.shared is None and partition.id in group.ready.waking:
                     group.ready.add(partition.id)
 
     def _notify(self, group: Group, partition: int, number: int = 1) -> None:
-        known = self._store.partitions_by_id.get(partition)
+        known = self.store.partitions_by_id.get(partition)
         if known is None:
-            self.book.add(group.queue, group.name, None)
+            self.add(group.queue, group.name, None)
         elif group.shared is None:
-            self.book.add(group.queue, group.name, (known.name,))
+            self.add(group.queue, group.name, (known.name,))
         else:
-            self.book.add(group.queue, group.name, (known.name,), counts={known.name: number})
+            self.add(group.queue, group.name, (known.name,), counts={known.name: number})
 
 
-async def push(store: Store, now: int | None, requests: Sequence[Sequence[NewMessage]]) -> Answers[list[PushOutcome]]:
+async def push(store: Store, requests: Sequence[Sequence[NewMessage]]) -> Answers[list[PushOutcome]]:
     """Store messages; the outcomes of each request."""
     if not any(requests):
         return [[] for _ in requests]
@@ -359,16 +375,15 @@ async def push(store: Store, now: int | None, requests: Sequence[Sequence[NewMes
         batch = Pushes(store)
         for request in requests:
             batch.add(request)
-        row = await store.pool.fetchrow(PUSH, now, *batch.arguments())
-        assert row is not None
+        [row] = await store.pool.call(PUSH, *batch.arguments())
         stale, ids, tails, offsets, codes = row
         if stale is None:
             break
         store.forget_partitions(stale)
     partitions = batch.adopt(ids)
     outcomes = batch.outcomes(partitions, tails, offsets, codes)
-    notifications = Notifications(store)
-    notifications.arrived(batch.arrivals(partitions, codes, store.now()))
+    notifications = Notifications(store=store)
+    notifications.pushed(batch.arrivals(partitions, codes))
     notifications.send()
     if len(requests) == 1:
         return [outcomes]
@@ -376,80 +391,77 @@ async def push(store: Store, now: int | None, requests: Sequence[Sequence[NewMes
     return [list(islice(each, len(request))) for request in requests]
 
 
-# Hints of other servers -------------------------------------------------------------------------------------
+# Hints of other servers. Like all that is in `Ready`, they are verified when a consumer pops. -----------------
 
 
-class HintListener:
-    """Hints of other servers. Like all that is in `Ready`, they are verified when a consumer pops."""
+def on_hints(store: Store, hints: Sequence[Hint]) -> list[Hint]:
+    """Take over hints of other servers; returns those for the consumers of this server."""
+    if store.pool.closing:
+        return []
+    notifications = Notifications(store=store)
+    for kind, same in groupby(hints, lambda hint: hint.kind):
+        if kind == "message":
+            _on_arrivals(store, list(same), notifications)
+        else:
+            for hint in same:
+                _on_free(store, hint, notifications)
+    # At the end: a lease over several queues is in several hints.
+    for lease in (lease for hint in hints for lease in hint.ended):
+        store.deliveries.end(lease)
+    return notifications.hints()
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
 
-    def on_hints(self, hints: Sequence[Hint]) -> list[Hint]:
-        """Take over hints; returns those for the consumers of this server."""
-        notifications = Notifications(self._store)
-        for notification, same in groupby(hints, lambda hint: hint.kind):
-            if notification == "message":
-                self._arrived(list(same), notifications)
-            else:
-                for hint in same:
-                    self._free(hint, notifications)
-        # At the end: a lease over several queues is in several hints.
-        for lease in (lease for hint in hints for lease in hint.ended):
-            self._store.deliveries.end(lease)
-        return notifications.book.hints()
-
-    def _arrived(self, hints: Sequence[Hint], notifications: Notifications) -> None:
-        """Messages arrived: they are for every group here, not only for those that the other server has notified."""
-        came: dict[Partition, int] = {}
-        for hint in hints:
-            counts = dict(zip(hint.partitions or (), hint.counts, strict=False))
-            for partition in self._known(hint):
-                came[partition] = max(came.get(partition, 1), counts.get(partition.name, 1))
-        notifications.arrived([Arrival(partition, number) for partition, number in came.items()])
-        for hint in hints:
-            self._unknown(hint, notifications)
-
-    def _unknown(self, hint: Hint, notifications: Notifications) -> None:
-        """Pops discover the partitions that this server does not know."""
-        names = {partition.name for partition in self._known(hint)}
+def _on_arrivals(store: Store, hints: Sequence[Hint], notifications: Notifications) -> None:
+    """Messages arrived: they are for every group here, not only for those that the other server has notified."""
+    came: dict[Partition, int] = {}
+    for hint in hints:
+        counts = dict(zip(hint.partitions or (), hint.counts, strict=False))
+        for partition in _known(store, hint):
+            came[partition] = max(came.get(partition, 1), counts.get(partition.name, 1))
+    notifications.pushed([Arrival(partition, number) for partition, number in came.items()])
+    for hint in hints:
+        # Pops discover the partitions that this server does not know.
+        names = {partition.name for partition in _known(store, hint)}
         unknown = None if hint.partitions is None else [name for name in hint.partitions if name not in names]
         if unknown == []:
-            return
-        groups = list(self._store.groups_of(hint.queue))
+            continue
+        groups = list(store.groups_of.get(hint.queue, {}).values())
         for group in groups if unknown is None else ():
             group.ready.forget()
         notified = [group.name for group in groups]
-        notifications.book.arrived(hint.queue, (), notified)
+        notifications.arrived(hint.queue, (), notified)
         for name in (None, *notified):
-            notifications.book.add(hint.queue, name, unknown, "message")
+            notifications.add(hint.queue, name, unknown, "message")
 
-    def _free(self, hint: Hint, notifications: Notifications) -> None:
-        for group in self._store.groups_of(hint.queue):
-            if hint.group in (None, group.name):
-                self._note_ready(group, hint, notifications)
-        if hint.partitions is None or hint.partitions:
-            counts = dict(zip(hint.partitions or (), hint.counts, strict=False))
-            notifications.book.add(hint.queue, hint.group, hint.partitions, counts=counts or None)
-        if hint.group is not None:
-            for lease in hint.ended:
-                notifications.book.ended(hint.queue, hint.group, lease)
 
-    def _note_ready(self, group: Group, hint: Hint, notifications: Notifications) -> None:
-        if hint.partitions is None:
-            group.ready.forget()
-        for partition in self._known(hint):
-            group.ready.add(partition.id)
-        if hint.ended:
-            notifications.has_room(group)
-        if group.shared is not None:
-            return  # A lease on messages does not block the partition.
-        if hint.ended:
-            notifications.free(group, group.ready.doubt_leases())
+def _on_free(store: Store, hint: Hint, notifications: Notifications) -> None:
+    for group in store.groups_of.get(hint.queue, {}).values():
+        if hint.group in (None, group.name):
+            _note_ready(store, group, hint, notifications)
+    if hint.partitions is None or hint.partitions:
+        counts = dict(zip(hint.partitions or (), hint.counts, strict=False))
+        notifications.add(hint.queue, hint.group, hint.partitions, counts=counts or None)
+    if hint.group is not None:
         for lease in hint.ended:
-            for number in self._store.deliveries.partitions_of(lease):
-                notifications.drained(group, number)
+            notifications.ended(hint.queue, hint.group, lease)
 
-    def _known(self, hint: Hint) -> list[Partition]:
-        partitions = self._store.partitions
-        return [partitions[hint.queue, name] for name in hint.partitions or () if (hint.queue, name) in partitions]
+
+def _note_ready(store: Store, group: Group, hint: Hint, notifications: Notifications) -> None:
+    if hint.partitions is None:
+        group.ready.forget()
+    for partition in _known(store, hint):
+        group.ready.add(partition.id)
+    if hint.ended:
+        notifications.has_room(group)
+    if group.shared is not None:
+        return  # A lease on messages does not block the partition.
+    if hint.ended:
+        notifications.free(group, group.ready.doubt_leases())
+    for lease in hint.ended:
+        for number in store.deliveries.partitions_of(lease):
+            notifications.drained(group, number)
+
+
+def _known(store: Store, hint: Hint) -> list[Partition]:
+    partitions = store.partitions
+    return [partitions[hint.queue, name] for name in hint.partitions or () if (hint.queue, name) in partitions]

@@ -9,6 +9,8 @@ import heapq
 from collections.abc import Collection, Iterable, Sequence
 from itertools import count
 
+import msgspec
+
 from hark.clock import SECOND
 from hark.engine.hints import forget_oldest
 from hark.model import EmptyReason, Settlement
@@ -148,10 +150,11 @@ class Ready:
         self._missed.discard(partition)
         self._leased_elsewhere.discard(partition)
 
-    def leased_until(self, partition: int, due: int) -> None:
-        """A partition is leased, possibly on another server."""
-        self.wake_at(partition, due, "lease_held")
-        self._leased_elsewhere.add(partition)
+    def waits(self, partition: int, due: int, reason: EmptyReason, _now: int) -> None:
+        """A partition can't be taken until a time, as the database answered."""
+        self.wake_at(partition, due, reason)
+        if reason == "lease_held":
+            self._leased_elsewhere.add(partition)
 
     def wake_at(self, partition: int, due: int, reason: EmptyReason) -> None:
         """A partition may be taken from a time on."""
@@ -236,7 +239,9 @@ class SharedReady(Ready):
 
     def arrived(self, partition: int, number: int, top: int) -> None:
         """Messages may be taken; the caller sends the hint."""
-        self._raise(partition, top)
+        before = self._tops.get(partition, 0) if partition in self._ready else 0
+        self._tops[partition] = max(before, top)
+        self.prioritized |= top > 0
         self._notified[partition] = self._notified.get(partition, 0) + number
         self.add(partition)
         self._enter(partition)
@@ -251,11 +256,6 @@ class SharedReady(Ready):
         self._announced_due[partition] = due
         self.add(partition)
         return True
-
-    def _raise(self, partition: int, top: int) -> None:
-        before = self._tops.get(partition, 0) if partition in self._ready else 0
-        self._tops[partition] = max(before, top)
-        self.prioritized |= top > 0
 
     # What pops find ----------------------------------------------------------------------------------------
 
@@ -278,9 +278,9 @@ class SharedReady(Ready):
             self._unannounced[partition] = number - notified
             self._notified[partition] = number
 
-    def has_nothing(self, partition: int) -> None:
+    def remove(self, partition: int) -> None:
         """There is nothing to take until there is news of the partition."""
-        self.remove(partition)
+        super().remove(partition)
         self._notified.pop(partition, None)
         self._announced_due.pop(partition, None)
 
@@ -302,14 +302,20 @@ MAX_REMEMBERED = 500_000
 MAX_COMPLETED = 100_000
 
 
+class _Lease(msgspec.Struct, eq=False):
+    until: int = 0
+    open: int = 0
+    """Number of messages that are not settled."""
+    partitions: list[int] = []
+    offsets: dict[tuple[int, str], int] = {}
+    """By partition and the transaction id that the producer gave."""
+
+
 class Deliveries:
     """Leases that this server gave, until they are settled here or over."""
 
     def __init__(self) -> None:
-        self._offsets: dict[str, dict[tuple[int, str], int]] = {}
-        self._until: dict[str, int] = {}
-        self._open: dict[str, int] = {}
-        self._partitions: dict[str, list[int]] = {}
+        self._leases: dict[str, _Lease] = {}
         self._heap: list[tuple[int, str]] = []
         self._size = 0
         self._completed: dict[tuple[int, str | None, str, str], None] = {}
@@ -317,33 +323,35 @@ class Deliveries:
 
     def add(self, lease: str, until: int, partition: int, number: int, named: Iterable[tuple[str, int]]) -> None:
         """A lease handed out messages of a partition; those with an id from their producer by that and the offset."""
-        self._partitions.setdefault(lease, []).append(partition)
-        self._open[lease] = self._open.get(lease, 0) + number
-        offsets = self._offsets.setdefault(lease, {})
-        before = len(offsets)
+        known = self._leases.setdefault(lease, _Lease())
+        known.partitions.append(partition)
+        known.open += number
+        before = len(known.offsets)
         for transaction_id, offset in named:
-            offsets[partition, transaction_id] = offset
-        self._size += len(offsets) - before
+            known.offsets[partition, transaction_id] = offset
+        self._size += len(known.offsets) - before
         self.renew(lease, until)
         while self._size > MAX_REMEMBERED:
-            self.end(next(iter(self._offsets)))
+            self.end(next(iter(self._leases)))
 
-    def find(self, lease: str, partition: int, transaction_id: str) -> int | None:
-        """The offset of a message by the transaction id that its producer gave."""
-        return self._offsets.get(lease, {}).get((partition, transaction_id))
+    def find(self, lease: str | None, partition: int, transaction_id: str, own: int | None) -> int | None:
+        """The offset of a message, by the transaction id that its producer gave, or `own`: that in its own id.
+
+        None: not all that the lease handed out is known here, or it did not hand out this message.
+        """
+        known = self._leases.get(lease) if lease else None
+        return None if known is None else known.offsets.get((partition, transaction_id)) or own or None
 
     def partitions_of(self, lease: str) -> Sequence[int]:
         """Where a lease handed out messages."""
-        return self._partitions.get(lease, ())
-
-    def knows(self, lease: str | None) -> bool:
-        """Whether all that a lease handed out is known here."""
-        return lease in self._offsets
+        known = self._leases.get(lease)
+        return () if known is None else known.partitions
 
     def renew(self, lease: str, until: int) -> None:
         """A lease ends at another time."""
-        if lease in self._offsets and self._until.get(lease) != until:
-            self._until[lease] = until
+        known = self._leases.get(lease)
+        if known is not None and known.until != until:
+            known.until = until
             heapq.heappush(self._heap, (until, lease))
 
     def settled(self, lease: str, number: int) -> bool:
@@ -351,14 +359,14 @@ class Deliveries:
 
         (What is settled twice counts twice. The database knows whether the lease still is on one partition.)
         """
-        if lease not in self._open:
+        known = self._leases.get(lease)
+        if known is None:
             return False
-        self._open[lease] -= number
-        if self._open[lease] > 0:
+        known.open -= number
+        if known.open > 0:
             return False
-        alone = len(self._partitions[lease]) == 1
         self.end(lease)
-        return alone
+        return len(known.partitions) == 1
 
     def completed(self, group: int, item: Settlement) -> None:
         """A message was completed for a group under the lease that the settlement names."""
@@ -376,16 +384,16 @@ class Deliveries:
 
     def end(self, lease: str) -> None:
         """A lease is over."""
-        self._size -= len(self._offsets.pop(lease, ()))
-        self._until.pop(lease, None)
-        self._open.pop(lease, None)
-        self._partitions.pop(lease, None)
+        known = self._leases.pop(lease, None)
+        if known is not None:
+            self._size -= len(known.offsets)
 
     def next_end(self, now: int) -> int | None:
         """When the next lease ends; expired ones are forgotten."""
         while self._heap:
             until, lease = self._heap[0]
-            if self._until.get(lease) == until:
+            known = self._leases.get(lease)
+            if known is not None and known.until == until:
                 if until > now:
                     return until
                 self.end(lease)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import chain, islice
-from typing import Any
+from typing import Any, cast
+
+import msgspec
 
 from hark.clock import MILLISECOND, SECOND
 from hark.engine.api import Answers
@@ -28,44 +31,12 @@ def lease_uuid(text: str) -> uuid.UUID:
         return NO_LEASE
 
 
-async def _ends(store: Store, given: int | None, lease_ids: Sequence[str]) -> list[int | None]:
+async def _ends(store: Store, lease_ids: Sequence[str]) -> list[int | None]:
     """Ends of leases by the database's clock; None: it has ended, or never existed."""
     if not lease_ids:
         return []
-    ends: list[int | None] = await store.pool.fetchval(
-        "select hark.lease_ends_v1($1, $2::uuid[])", given, [lease_uuid(lease_id) for lease_id in lease_ids]
-    )
-    return ends
-
-
-class Released:
-    """Leases that released a partition in one call: some have ended, the database knows about others."""
-
-    def __init__(self) -> None:
-        self._over: dict[str, Group] = {}
-        self._unsure: dict[str, Group] = {}
-
-    def add(self, lease: str, group: Group, *, over: bool) -> None:
-        """A lease released a partition of a group."""
-        (self._over if over else self._unsure)[lease] = group
-
-    def join(self, other: Released) -> None:
-        """Take over what another part of the call found."""
-        self._over |= other._over
-        self._unsure |= other._unsure
-
-    async def notify(self, store: Store, given: int | None, notifications: Notifications) -> None:
-        """Find out which have ended, and hint that."""
-        unsure = [lease for lease in self._unsure if lease not in self._over]
-        try:
-            ends = await _ends(store, given, unsure)
-        except HarkError:  # What was settled is settled: without a hint of the end it is still a success.
-            unsure, ends = [], []
-        for lease, end in zip(unsure, ends, strict=True):
-            if end is None:
-                self._over[lease] = self._unsure[lease]
-        for lease, group in self._over.items():
-            notifications.book.ended(group.queue, group.name, lease)
+    [[ends]] = await store.pool.call("select hark.lease_ends_v1($1, $2::uuid[])", list(map(lease_uuid, lease_ids)))
+    return cast(list[int | None], ends)
 
 
 _STATUSES = {"completed": 0, "failed": 1, "retry": 2, "dlq": 3}
@@ -81,6 +52,8 @@ REFUSALS = {
     5: ("dead_lettered", "The message is in the dead letters already"),
 }
 
+_COLUMNS = 9
+"""Number of arrays of `settle_v1` that describe settlements."""
 _SETTLE = (
     "select * from hark.settle_v1($1, $2::int[], $3::bigint[], $4::boolean[], $5::int[], $6::int[], $7::bigint[],"
     " $8::text[], $9::bigint[], $10::uuid[], $11::smallint[], $12::text[], $13::bigint[], null, null)"
@@ -95,85 +68,80 @@ def partition_of(item: Settlement, codec: IdCodec) -> int:
     return decoded.partition
 
 
-class Settlements:
+class Settlements(msgspec.Struct, eq=False):
     """Settlements that go to the database together."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self.items: list[Settlement] = []
-        self.partitions: list[Partition | None] = []
-        self.positions: list[tuple[int, int]] = []
-        """Group and partition, each pair once."""
-        self.groups: list[Group | None] = []
-        self._positions: dict[tuple[int, int], int] = {}
-        self.request: list[int] = []
-        self.position: list[int] = []
-        self.offset: list[int | None] = []
-        self.transaction_id: list[str | None] = []
-        self.own: list[int | None] = []
-        self.lease: list[uuid.UUID | str | None] = []
-        self.status: list[int] = []
-        self.error: list[str | None] = []
-        self.delay: list[int | None] = []
-        self.known: list[bool] = []
-        """Whether an item was completed under its lease before, as far as this server knows."""
-        self.released = Released()
-        self._freed: set[int] = set()
-        """Indexes of positions that a lease released."""
-        self._settled: set[int] = set()
-        """Indexes of positions where something was settled."""
+    store: Store
+    items: list[Settlement] = []
+    positions: list[tuple[int, int]] = []
+    """Group and partition, each pair once."""
+    known: list[bool] = []
+    """Whether an item was completed under its lease before, as far as this server knows."""
+    over: dict[str, Group] = {}
+    """Leases that released a partition, and have ended."""
+    unsure: dict[str, Group] = {}
+    """Leases that released a partition, and of which the database knows whether they have ended."""
+    _partitions: list[Partition | None] = []
+    _groups: list[Group | None] = []
+    _numbers: dict[tuple[int, int], int] = {}
+    """Indexes of `positions`."""
+    _rows: list[tuple[Any, ...]] = []
+    """The columns of each item; the second is its position, counted from 1."""
+    _freed: set[int] = set()
+    """Indexes of positions that a lease released."""
+    _settled: set[int] = set()
+    """Indexes of positions where something was settled."""
 
-    def add(self, request: int, items: Iterable[Settlement]) -> None:
-        """Add the settlements of a request; their partitions and groups have been loaded as far as they exist."""
-        deliveries, decode = self._store.deliveries, self._store.codec.decode
-        for item in items:
-            known = self._store.partitions_by_id.get(partition_of(item, self._store.codec))
+    def add(self, request: int, items: Iterable[tuple[Settlement, int]]) -> None:
+        """Add the settlements of a request, with what `load` answered."""
+        deliveries, decode = self.store.deliveries, self.store.codec.decode
+        for item, named in items:
+            known = self.store.partitions_by_id.get(named)
             number = self._position(known, item.group)
             group, partition = self.positions[number]
-            self.items.append(item)
-            self.partitions.append(known)
-            self.request.append(request)
-            self.position.append(number + 1)
             transaction_id, lease = item.transaction_id, item.lease_id
             own = decode(transaction_id)
             own_offset = own.offset if own is not None and own.partition == partition else None
-            offset = None if lease is None else deliveries.find(lease, partition, transaction_id)
-            if offset is None and own_offset and deliveries.knows(lease):
-                offset = own_offset
-            self.offset.append(offset)
-            self.transaction_id.append(None if offset is not None else storable(transaction_id))
-            self.own.append(own_offset)
-            self.lease.append(lease if offset is not None else lease_uuid(lease) if lease else None)
-            self.status.append(_DAMAGED if item.damaged else _STATUSES[item.status])
-            self.error.append(storable(item.error))
-            self.delay.append(None if item.delay_ms is None else item.delay_ms * MILLISECOND)
+            offset = deliveries.find(lease, partition, transaction_id, own_offset)
+            self.items.append(item)
+            self._partitions.append(known)
             self.known.append(deliveries.was_completed(group, item))
+            self._rows.append(
+                (
+                    request,
+                    number + 1,
+                    offset,
+                    None if offset is not None else storable(transaction_id),
+                    own_offset,
+                    lease if offset is not None else lease_uuid(lease) if lease else None,
+                    _DAMAGED if item.damaged else _STATUSES[item.status],
+                    storable(item.error),
+                    None if item.delay_ms is None else item.delay_ms * MILLISECOND,
+                )
+            )
 
     def _position(self, partition: Partition | None, group_name: str) -> int:
-        group = None if partition is None else self._store.groups.get((partition.queue, group_name))
+        group = None if partition is None else self.store.groups.get((partition.queue, group_name))
         key = (_NOWHERE if group is None else group.id, _NOWHERE if partition is None else partition.id)
-        number = self._positions.get(key)
-        if number is None:
-            number = self._positions[key] = len(self.positions)
+        number = self._numbers.setdefault(key, len(self.positions))
+        if number == len(self.positions):
             self.positions.append(key)
-            self.groups.append(group)
+            self._groups.append(group)
         return number
 
-    def arguments(self) -> tuple[object, ...]:
+    def arguments(self) -> tuple[Sequence[object] | None, ...]:
         """Those of `settle_v1` after the time."""
+        columns = zip(*self._rows, strict=True) if self._rows else ((),) * _COLUMNS
+        request, position, offset, transaction_id, *rest = columns
         return (
             [group for group, _ in self.positions],
             [partition for _, partition in self.positions],
-            [group is not None and group.shared is not None for group in self.groups],
-            self.request,
-            self.position,
-            self.offset,
-            self.transaction_id if None in self.offset else None,
-            self.own,
-            self.lease,
-            self.status,
-            self.error,
-            self.delay,
+            [group is not None and group.shared is not None for group in self._groups],
+            request,
+            position,
+            offset,
+            transaction_id if None in offset else None,
+            *rest,
         )
 
     def outcomes(
@@ -183,11 +151,14 @@ class Settlements:
         answers = []
         settled: dict[str, int] = {}
         freed: dict[str, Group] = {}
-        for item, partition, position, code, free, dead_letter, holder in zip(
-            self.items, self.partitions, self.position, codes, released, dead, holders, strict=True
+        for item, partition, row, code, free, dead_letter, holder in zip(
+            self.items, self._partitions, self._rows, codes, released, dead, holders, strict=True
         ):
+            position = row[1] - 1
+            if holder is not None:
+                self._settled.add(position)
             lease = None if holder is None or code else str(holder)
-            group = self.groups[position - 1]
+            group = self._groups[position]
             refusal, text = REFUSALS[code] if code else (None, None)
             where = (
                 ()
@@ -199,16 +170,13 @@ class Settlements:
                 continue
             settled[lease] = settled.get(lease, 0) + 1
             if item.status == "completed":
-                self._store.deliveries.completed(self.positions[position - 1][0], item)
+                self.store.deliveries.completed(self.positions[position][0], item)
             if free and group is not None:
-                self._freed.add(position - 1)
+                self._freed.add(position)
                 freed[lease] = group
-        over = {lease for lease, number in settled.items() if self._store.deliveries.settled(lease, number)}
+        over = {lease for lease, number in settled.items() if self.store.deliveries.settled(lease, number)}
         for lease, group in freed.items():
-            self.released.add(lease, group, over=lease in over or group.shared is not None)
-        self._settled = {
-            position - 1 for position, holder in zip(self.position, holders, strict=True) if holder is not None
-        }
+            (self.over if lease in over or group.shared is not None else self.unsure)[lease] = group
         return answers
 
     def notify(
@@ -219,7 +187,7 @@ class Settlements:
         notifications: Notifications,
     ) -> None:
         """Hint the positions that can be taken again, and those that leases released; after `outcomes`."""
-        for number, ((_, partition), group) in enumerate(zip(self.positions, self.groups, strict=True)):
+        for number, ((_, partition), group) in enumerate(zip(self.positions, self._groups, strict=True)):
             if group is None:
                 continue
             if group.shared is not None:
@@ -232,38 +200,52 @@ class Settlements:
                 notifications.has_room(group)
 
 
-async def settle(
-    store: Store, now: int | None, requests: Sequence[Sequence[Settlement]]
-) -> Answers[list[SettleOutcome]]:
+async def settle(store: Store, requests: Sequence[Sequence[Settlement]]) -> Answers[list[SettleOutcome]]:
     """Settle messages; the outcomes of each request."""
     if not any(requests):
         return [[] for _ in requests]
     while True:
-        await load(store, chain.from_iterable(requests))
+        partitions = iter(await load(store, chain.from_iterable(requests)))
         batch = Settlements(store)
         for number, request in enumerate(requests):
-            batch.add(number, request)
-        row = await store.pool.fetchrow(_SETTLE, now, *batch.arguments())
-        assert row is not None
+            batch.add(number, zip(request, partitions, strict=False))
+        [row] = await store.pool.call(_SETTLE, *batch.arguments())
         if row["o_stale"] is None:
             break
         store.forget_groups(row["o_stale"])
     outcomes = iter(batch.outcomes(row["o_codes"], row["o_released"], row["o_dead"], row["o_holders"]))
-    notifications = Notifications(store)
+    notifications = Notifications(store=store)
     batch.notify(row["o_ready"], row["o_counts"], row["o_due_times"], notifications)
-    await batch.released.notify(store, now, notifications)
+    await note_ended(store, [batch], notifications)
     notifications.send()
     return [list(islice(outcomes, len(request))) for request in requests]
 
 
-async def load(store: Store, items: Iterable[Settlement]) -> None:
-    """Look up what settlements name, as far as it is not known here."""
+async def load(store: Store, items: Iterable[Settlement]) -> list[int]:
+    """The numbers of the partitions of settlements. What they name is looked up, as far as it is not known here."""
     partitions = store.partitions_by_id
     wanted = [(partition_of(item, store.codec), item.group) for item in items]
     await store.load_partitions(dict.fromkeys(number for number, _ in wanted if number != _NOWHERE))
     await store.load_groups(
         dict.fromkeys((partitions[partition].queue, group) for partition, group in wanted if partition in partitions)
     )
+    return [number for number, _ in wanted]
+
+
+async def note_ended(store: Store, batches: Iterable[Settlements], notifications: Notifications) -> None:
+    """Find out which of the leases that released partitions have ended, and hint that."""
+    over: dict[str, Group] = {}
+    unsure: dict[str, Group] = {}
+    for batch in batches:
+        over |= batch.over
+        unsure |= batch.unsure
+    unknown = [lease for lease in unsure if lease not in over]
+    with suppress(HarkError):  # What was settled is settled: without a hint of the end it is still a success.
+        for lease, end in zip(unknown, await _ends(store, unknown), strict=True):
+            if end is None:
+                over[lease] = unsure[lease]
+    for lease, group in over.items():
+        notifications.ended(group.queue, group.name, lease)
 
 
 # Ends of leases ---------------------------------------------------------------------------------------------
@@ -292,15 +274,14 @@ class Expirer:
         self.dead_lettered = 0
         """Number of messages that this dead-lettered."""
 
-    async def expire(self, given: int | None, limit: int) -> Expired:
+    async def expire(self, limit: int) -> Expired:
         """End what is due, at most `limit` leases."""
         store, late = self._store, self._store.late
         look = late.look()
-        row = await store.pool.fetchrow(_EXPIRE, given, *self._done, limit)
-        assert row is not None
+        [row] = await store.pool.call(_EXPIRE, *self._done, limit)
         now: int = row["o_now"]
         late.note(row["running"], look, now)
-        if given is None:
+        if store.pool.time is None:
             store.skew = store.clock.now() - now
         next_due: int | None = now
         self.behind = True
@@ -329,7 +310,7 @@ def free(store: Store, positions: Iterable[Any]) -> None:
     if not found:
         return
     groups = {group.id: group for group in store.groups.values()}
-    notifications = Notifications(store)
+    notifications = Notifications(store=store)
     for number, partition, lease, messages in found:
         group = groups.get(number)
         if group is None:
@@ -338,43 +319,39 @@ def free(store: Store, positions: Iterable[Any]) -> None:
             notifications.free(group, (partition,))
         else:
             notifications.given_back(group, partition, messages)
-        notifications.book.ended(group.queue, group.name, str(lease))
+        notifications.ended(group.queue, group.name, str(lease))
         notifications.has_room(group)
     notifications.send()
 
 
-async def release(store: Store, now: int | None, lease_ids: Sequence[str]) -> None:
+async def release(store: Store, lease_ids: Sequence[str]) -> None:
     """End leases."""
-    rows = await store.pool.fetch(
-        "select * from hark.release_v1($1, $2::uuid[])", now, list(map(lease_uuid, lease_ids))
-    )
+    rows = await store.pool.call("select * from hark.release_v1($1, $2::uuid[])", list(map(lease_uuid, lease_ids)))
     for lease in lease_ids:
         store.deliveries.end(lease)
     free(store, rows)
 
 
-async def lease_ends(store: Store, now: int | None, lease_ids: Sequence[str]) -> list[int | None]:
+async def lease_ends(store: Store, lease_ids: Sequence[str]) -> list[int | None]:
     """Ends of leases by the local clock."""
-    ends = await _ends(store, now, lease_ids)
+    ends = await _ends(store, lease_ids)
     return [None if end is None else store.to_local(end) for end in ends]
 
 
-async def shorten(store: Store, now: int | None, lease_ids: Sequence[str], microseconds: int) -> None:
+async def shorten(store: Store, lease_ids: Sequence[str], microseconds: int) -> None:
     """Let leases end sooner."""
     sql = "select * from hark.shorten_v1($1, $2::uuid[], $3)"
-    for row in await store.pool.fetch(sql, now, list(map(lease_uuid, lease_ids)), microseconds):
+    for row in await store.pool.call(sql, list(map(lease_uuid, lease_ids)), microseconds):
         store.deliveries.renew(str(row["o_lease"]), row["o_until"])
 
 
-async def renew(store: Store, now: int | None, requests: Sequence[Renewal]) -> Answers[RenewOutcome]:
+async def renew(store: Store, requests: Sequence[Renewal]) -> Answers[RenewOutcome]:
     """Hold leases longer."""
-    row = await store.pool.fetchrow(
+    [row] = await store.pool.call(
         "select * from hark.renew_v1($1, $2::uuid[], $3::bigint[])",
-        now,
         [lease_uuid(request.lease_id) for request in requests],
         [request.seconds for request in requests],
     )
-    assert row is not None
     answers: list[RenewOutcome] = []
     for request, until, code in zip(requests, row["o_until"], row["o_codes"], strict=True):
         if not code:

@@ -73,10 +73,16 @@ _START = """(
     where position.grp is null and partition.id <= grp.highest_partition and grp.since is not null
 )"""
 
-# What each of the groups `member` has yet to settle in each of the partitions `partitions`. Most positions are simple:
+_GROUPS_OF_QUEUES = "hark.queues as queue join hark.groups as grp on grp.queue = queue.name"
+
+# What each of the groups `members` has yet to settle in each of the partitions `partitions`. Most positions are simple:
 # there it is all that is beyond the cursor, and none of it can be scheduled. Only the others cost more than reading a
 # row.
 _POSITIONS_OF_MEMBERS = f"""
+member as materialized (
+    select grp.id, grp.name, grp.since, grp.highest_partition, queue.id as queue_id, queue.drop_settled
+    from {{members}}
+),
 uncommon as (
     select grp, partition from hark.retries where due > {NOW}
     union
@@ -176,12 +182,13 @@ with chosen as materialized (
 
 
 async def partition_stats(
-    store: Store, now: int | None, queue: str, search: str | None = None, limit: int = 1000, offset: int = 0
+    store: Store, queue: str, search: str | None = None, limit: int = 1000, offset: int = 0
 ) -> list[PartitionStats]:
     """A page of a queue's partitions by name, with counts."""
-    where = Where(now, limit, offset)
+    where = Where(store.pool.time, limit, offset)
     where.also("partition.queue = (select id from hark.queues where name = {})", queue)
     where.also("strpos(partition.name, {}) > 0", search)
+    members = f"{_GROUPS_OF_QUEUES} where queue.id = (select page.queue from page limit 1)"
     rows = await store.pool.fetch(
         f"""
         with page as materialized (
@@ -190,12 +197,7 @@ async def partition_stats(
             join hark.queues as queue on queue.id = partition.queue
             where {where} order by partition.name limit $2 offset $3
         ),
-        member as materialized (
-            select groups.id, groups.since, groups.highest_partition, queue.id as queue_id, queue.drop_settled
-            from hark.queues as queue join hark.groups on groups.queue = queue.name
-            where queue.id = (select page.queue from page limit 1)
-        ),
-        {_POSITIONS_OF_MEMBERS.format(oldest="false", partitions="page")},
+        {_POSITIONS_OF_MEMBERS.format(oldest="false", partitions="page", members=members)},
         worst as (
             select distinct on (open.partition) open.partition, open.unsettled as open, open.processing, open.scheduled
             from open
@@ -267,7 +269,6 @@ def counts_of(row: asyncpg.Record) -> Counts:
 
 async def position_stats(
     store: Store,
-    now: int | None,
     group: str | None = None,
     queue: str | None = None,
     min_lag_seconds: int | None = None,
@@ -277,7 +278,7 @@ async def position_stats(
 ) -> list[PositionStats]:
     """Places of groups in partitions; those where a message has been open so long, if a number of seconds is given."""
     named = None if partitions is None else list(filter(can_be_stored, partitions))
-    where = Where(now, limit)
+    where = Where(store.pool.time, limit)
     names = ("standing.group_name", "standing.queue", "standing.name")
     if min_lag_seconds is None:
         names = ("grp.name", "grp.queue", "partition.name")
@@ -299,7 +300,7 @@ async def position_stats(
     ]
 
 
-async def group_names(store: Store, _now: int | None, queue: str | None = None) -> list[str]:
+async def group_names(store: Store, queue: str | None = None) -> list[str]:
     """The names of groups, each once."""
     where = Where()
     where.also("groups.queue = {}", queue)
@@ -313,26 +314,21 @@ async def group_names(store: Store, _now: int | None, queue: str | None = None) 
 
 async def group_stats(
     store: Store,
-    now: int | None,
     group: str | None = None,
     queue: str | None = None,
     queues: Sequence[str] | None = None,
     uncounted: Sequence[str] = (),
 ) -> list[GroupStats]:
     """Groups, one entry per (group, queue)."""
-    where = Where(now, list(uncounted))
+    where = Where(store.pool.time, list(uncounted))
     where.also("groups.name = {}", group)
     where.also("groups.queue = {}", queue)
     where.also("groups.queue = any ({})", None if queues is None else list(queues))
+    members = "chosen as grp join hark.queues as queue on queue.name = grp.queue where grp.queue <> all ($2::text[])"
     rows = await store.pool.fetch(
         f"""
         with chosen as (select * from hark.groups where {where}),
-        member as materialized (
-            select chosen.id, chosen.since, chosen.highest_partition, queues.id as queue_id, queues.drop_settled
-            from chosen join hark.queues on queues.name = chosen.queue
-            where chosen.queue <> all ($2::text[])
-        ),
-        {BEHIND.format(oldest="true", partitions="hark.partitions")}
+        {BEHIND.format(oldest="true", partitions="hark.partitions", members=members)}
         select chosen.*, chosen.name as "group", coalesce(behind.unsettled - behind.scheduled, 0) as lag,
             coalesce(behind.lagging, 0) as partitions_with_lag,
             coalesce(behind.scheduled, 0) as scheduled, behind.oldest as oldest_waiting,
@@ -364,6 +360,7 @@ _ORDERS = {"newest": "id desc", "name": "name"}
 
 # The index on (queue, name) has the partitions of a queue beside each other. Queue 0 was deleted.
 _AFTER = "partition.queue > 0 and (partition.queue, partition.name) > ($2::integer, $3::text)"
+_MEMBERS_OF_STORED = f"{_GROUPS_OF_QUEUES} where queue.id = any (array(select stored.id from stored))"
 _SURVEY = f"""
 with step as materialized (
     select partition as p, partition.* from hark.partitions as partition where {_AFTER}
@@ -386,12 +383,7 @@ stored as (
     ) as grouped
     group by step.queue
 ),
-member as materialized (
-    select groups.id, groups.name, groups.since, groups.highest_partition, queue.id as queue_id, queue.drop_settled
-    from hark.queues as queue join hark.groups on groups.queue = queue.name
-    where queue.id = any (array(select stored.id from stored))
-),
-{BEHIND.format(oldest="true", partitions="step")},
+{BEHIND.format(oldest="true", partitions="step", members=_MEMBERS_OF_STORED)},
 found as (
     select * from stored
     union all
@@ -423,22 +415,21 @@ group by queue, name having sum(messages) > 0
 """
 
 
-async def queue_stats(store: Store, now: int | None, where: QueueFilter) -> QueuePage:
+async def queue_stats(store: Store, where: QueueFilter) -> QueuePage:
     """A page of queues with counts, and how many there are."""
     conditions = _matching(where)
     total = await store.pool.fetchval(f"select count(*) from hark.queues where {conditions}", *conditions.args)
-    matching, order = _matching(where, now, where.limit, where.offset, list(where.uncounted)), _ORDERS[where.sort]
+    members = "chosen as queue join hark.groups as grp on grp.queue = queue.name where queue.name <> all ($4::text[])"
+    matching, order = (
+        _matching(where, store.pool.time, where.limit, where.offset, list(where.uncounted)),
+        _ORDERS[where.sort],
+    )
     rows = await store.pool.fetch(
         f"""
         with chosen as materialized (
             select * from hark.queues where {matching} order by {order} limit $2::bigint offset $3::bigint
         ),
-        member as materialized (
-            select groups.id, groups.since, groups.highest_partition, chosen.id as queue_id, chosen.drop_settled
-            from chosen join hark.groups on groups.queue = chosen.name
-            where chosen.name <> all ($4::text[])
-        ),
-        {BEHIND.format(oldest="false", partitions="hark.partitions")},
+        {BEHIND.format(oldest="false", partitions="hark.partitions", members=members)},
         worst as (
             select distinct on (member.queue_id) member.queue_id, behind.*
             from behind join member on member.id = behind.grp
@@ -485,16 +476,16 @@ def _matching(where: QueueFilter, *args: object) -> Where:
     return matching
 
 
-async def survey(store: Store, now: int | None, after: tuple[int, str] = (0, ""), limit: int = 1000) -> Survey:
+async def survey(store: Store, after: tuple[int, str] = (0, ""), limit: int = 1000) -> Survey:
     """What is stored and open in the partitions after a place, as many of them as one step takes."""
-    rows = await store.pool.fetch(_SURVEY, now, *after, limit)
+    rows = await store.pool.call(_SURVEY, *after, limit)
     last = await store.pool.fetchrow(_LAST, *after, limit)
     return Survey([Depth(*row) for row in rows], None if last is None else (last["queue"], last["name"]))
 
 
-async def totals(store: Store, now: int | None) -> Totals:
+async def totals(store: Store) -> Totals:
     """How many queues, dead letters and messages on leases there are."""
     queues = await store.pool.fetchval("select count(*) from hark.queues")
     dead = await store.pool.fetch("select queue, count(*) from hark.dead_letters group by queue")
-    leased = await store.pool.fetch(_LEASED, now)
+    leased = await store.pool.call(_LEASED)
     return Totals(queues, {row[0]: row[1] for row in dead}, {(row[0], row[1]): row[2] for row in leased})

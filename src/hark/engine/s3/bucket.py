@@ -13,7 +13,6 @@ import msgspec
 
 from hark.clock import SECOND, Clock
 from hark.errors import InvalidSetting
-from hark.settings.sections import S3
 
 # Keys are relative to the prefix of the store. Every method sends one request and never repeats it, because only the
 # caller knows whether a repetition is safe.
@@ -29,6 +28,9 @@ class Stored(msgspec.Struct, frozen=True):
 class BucketError(Exception):
     """A failed request."""
 
+    slow_down = False
+    """The store asked for fewer requests."""
+
 
 class Taken(BucketError):
     """412: the condition is false, because the object exists or was changed."""
@@ -41,7 +43,7 @@ class Conflicting(BucketError):
 class Unclear(BucketError):
     """No answer, or a 5xx or 429: the outcome is unknown.
 
-    `slow_down`: the store asked for less. `was_sent`: False where there was no connection, so that nothing happened.
+    `was_sent`: False where there was no connection, so that nothing happened.
     """
 
     def __init__(self, text: str, *, slow_down: bool = False, was_sent: bool = True) -> None:
@@ -70,7 +72,7 @@ class Bucket(Protocol):
         """The time of the store, from the dates of its answers."""
 
     async def open(self) -> None:
-        """Open the client; nothing is sent."""
+        """Open the client; nothing is sent. Raises `Refused` if the configuration is invalid."""
 
     async def close(self) -> None:
         """Close the connections."""
@@ -293,44 +295,34 @@ KINDS: tuple[Kind, ...] = ("put", "get", "list", "delete")
 _MILLION = 1_000_000
 
 
-class Prices(msgspec.Struct, frozen=True):
-    """Dollars for a million requests of each kind; those of S3 Standard if nothing else is said."""
-
-    put: float = 5.0
-    get: float = 0.4
-    list: float = 5.0
-    delete: float = 0.0
-
-    @classmethod
-    def of(cls, settings: S3) -> Prices:
-        """The prices that the settings say; to delete is free everywhere, and nothing is ever listed."""
-        return cls(put=settings.put_dollars, get=settings.get_dollars)
-
-
 class RequestCounter:
     """Counts requests. Any thread may ask and count.
 
-    Each one that was sent counts, also in the estimate of costs: stores take money for most refusals as well.
+    Each one that was sent counts, also in the estimate of costs: stores take money for most refusals as well. The
+    prices are dollars for a million requests, by default those of S3 Standard. To delete is free everywhere, and
+    nothing is ever listed.
     """
 
-    def __init__(self, prices: Prices | None = None) -> None:
-        self._prices = Prices() if prices is None else prices
+    def __init__(self, put_dollars: float = 5.0, get_dollars: float = 0.4) -> None:
+        self._prices: dict[Kind, float] = {"put": put_dollars, "get": get_dollars}
         self._lock = threading.Lock()
         self._sent: dict[Kind, int] = dict.fromkeys(KINDS, 0)
         self._failed: dict[Kind, int] = dict.fromkeys(KINDS, 0)
-        self._up = 0
-        self._down = 0
+        self.bytes_up = 0
+        """Number of sent bytes in bodies."""
+        self.bytes_down = 0
+        """Number of received bytes in bodies."""
 
     def sent(self, kind: Kind, *, up: int = 0) -> None:
         """Count a request and the bytes of its body."""
         with self._lock:
             self._sent[kind] += 1
-            self._up += up
+            self.bytes_up += up
 
     def received(self, down: int) -> None:
         """Count the bytes of a received body."""
         with self._lock:
-            self._down += down
+            self.bytes_down += down
 
     def failed(self, kind: Kind) -> None:
         """Count a failed request. A taken or missing key is no failure."""
@@ -339,41 +331,25 @@ class RequestCounter:
 
     def count(self, kind: Kind) -> int:
         """Return the number of requests of a kind, including failed ones."""
-        with self._lock:
-            return self._sent[kind]
+        return self._sent[kind]
 
     def failures(self, kind: Kind | None = None) -> int:
         """Return the number of failed requests of a kind, or of all."""
-        with self._lock:
-            return sum(self._failed.values()) if kind is None else self._failed[kind]
+        return sum(self._failed.values()) if kind is None else self._failed[kind]
 
-    @property
-    def bytes_up(self) -> int:
-        """Number of sent bytes in bodies."""
-        return self._up
-
-    @property
-    def bytes_down(self) -> int:
-        """Number of received bytes in bodies."""
-        return self._down
-
-    def dollars(self, prices: Prices | None = None) -> float:
-        """Return the cost of all requests, at these prices or the configured ones."""
-        of = self._prices if prices is None else prices
-        with self._lock:
-            sent = dict(self._sent)
-        price: dict[Kind, float] = {"put": of.put, "get": of.get, "list": of.list, "delete": of.delete}
-        return sum(sent[kind] * price[kind] for kind in KINDS) / _MILLION
+    def dollars(self) -> float:
+        """Return the cost of all requests."""
+        return sum(self._sent[kind] * price for kind, price in self._prices.items()) / _MILLION
 
     def as_metrics(self) -> dict[str, float]:
         """Return all values by metric name."""
-        with self._lock:
-            figures: dict[str, float] = {f"s3_requests_{kind}": self._sent[kind] for kind in KINDS}
-            figures["s3_requests_failed"] = sum(self._failed.values())
-            figures["s3_bytes_up"] = self._up
-            figures["s3_bytes_down"] = self._down
-        figures["s3_dollars"] = self.dollars()
-        return figures
+        return {
+            **{f"s3_requests_{kind}": self._sent[kind] for kind in KINDS},
+            "s3_requests_failed": self.failures(),
+            "s3_bytes_up": self.bytes_up,
+            "s3_bytes_down": self.bytes_down,
+            "s3_dollars": self.dollars(),
+        }
 
 
 # A date has whole seconds, and was written at an unknown moment between request and answer. So each answer allows a

@@ -23,7 +23,6 @@ from hark.engine.s3.bucket import (
     Conflicting,
     Kind,
     Missing,
-    Prices,
     Refused,
     RequestCounter,
     ServerTime,
@@ -84,44 +83,31 @@ class _OnceSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no 
 
 
 def make_client(address: Address, settings: S3) -> AbstractAsyncContextManager[Client]:
-    """Return a client for a bucket; raises `Refused` if the AWS configuration is invalid."""
-    _say_less()
-    try:
-        session = get_session()
-        region = address.region or settings.region or session.get_config_variable("region") or _ANY_REGION
-        endpoint = address.endpoint or settings.endpoint_url or None
-        seconds = settings.request_timeout_ms / 1000
-        config = AioConfig(
-            http_session_cls=_OnceSession,
-            connect_timeout=seconds,
-            read_timeout=seconds,
-            max_pool_connections=CONNECTIONS,
-            retries={"total_max_attempts": 1, "mode": "standard"},
-            # Only AWS supports the checksums that the library would add to each request.
-            request_checksum_calculation="when_required",
-            response_checksum_validation="when_required",
-            s3={"addressing_style": "path" if endpoint else "auto"},
-        )
-        made: AbstractAsyncContextManager[Client] = session.create_client(
-            "s3", region_name=region, endpoint_url=endpoint, config=config
-        )
-    except (exceptions.BotoCoreError, ValueError) as error:
-        raise Refused(f"{error}; correct the AWS configuration") from error
-    return made
-
-
-def _say_less() -> None:
+    """Return a client for a bucket."""
     # The library logs the origin of credentials and endpoint at every start; that is for debugging only.
     for name in ("aiobotocore.credentials", "botocore.configprovider"):
         logger = logging.getLogger(name)
         if logger.level == logging.NOTSET and not logger.isEnabledFor(logging.DEBUG):
             logger.setLevel(logging.WARNING)
-
-
-def prepare(client: Client) -> None:
-    """Remove a round trip from requests, and add a header that some servers need."""
-    client.meta.events.register("before-sign.s3.PutObject", _send_at_once)
-    client.meta.events.register("before-sign.s3.DeleteObjects", _add_md5)
+    session = get_session()
+    region = address.region or settings.region or session.get_config_variable("region") or _ANY_REGION
+    endpoint = address.endpoint or settings.endpoint_url or None
+    seconds = settings.request_timeout_ms / 1000
+    config = AioConfig(
+        http_session_cls=_OnceSession,
+        connect_timeout=seconds,
+        read_timeout=seconds,
+        max_pool_connections=CONNECTIONS,
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        # Only AWS supports the checksums that the library would add to each request.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        s3={"addressing_style": "path" if endpoint else "auto"},
+    )
+    made: AbstractAsyncContextManager[Client] = session.create_client(
+        "s3", region_name=region, endpoint_url=endpoint, config=config
+    )
+    return made
 
 
 def _send_at_once(request: Any, **_: object) -> None:
@@ -130,6 +116,7 @@ def _send_at_once(request: Any, **_: object) -> None:
 
 
 def _add_md5(request: Any, **_: object) -> None:
+    # Some servers need it.
     digest = hashlib.md5(request.body, usedforsecurity=False).digest()
     request.headers["Content-MD5"] = base64.b64encode(digest).decode()
 
@@ -146,21 +133,8 @@ def translated(error: Exception, what: str) -> BucketError:
         return Refused(f"{what}: {_credentials_advice(error)}")
     if isinstance(error, TimeoutError) and not str(error):
         return Unclear(f"{what}: no response in time")
-    return Unclear(f"{what}: {error}", was_sent=_was_sent(error))
-
-
-def _was_sent(error: Exception) -> bool:
-    """Return whether a request may have reached the store, which needs a connection."""
-    # The library has one exception for this and for later failures; its cause distinguishes them.
-    return not isinstance(error.__context__, ClientConnectorError)
-
-
-def headers_of(error: Exception) -> dict[str, str]:
-    """Return the headers of a failed answer; empty if there was no answer."""
-    if not isinstance(error, exceptions.ClientError):
-        return {}
-    headers: dict[str, str] = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-    return headers
+    # The library has one exception for a failed connection and for later failures; its cause distinguishes them.
+    return Unclear(f"{what}: {error}", was_sent=not isinstance(error.__context__, ClientConnectorError))
 
 
 def _credentials_advice(error: Exception) -> str:
@@ -172,65 +146,56 @@ def _credentials_advice(error: Exception) -> str:
     return f"{error}; correct the AWS configuration"
 
 
-pass
-
 KEYS_PER_DELETE = 1000
 _BYTES_PER_SECOND = 1_000_000
 """Minimum rate of a large body before the request is aborted."""
 
 
 class S3Bucket:
-    """One prefix of one bucket. Only the event loop in which it was opened uses it."""
+    """One prefix of one bucket; see `Bucket`. Only the event loop in which it was opened uses it."""
 
     def __init__(self, address: Address, clock: Clock, settings: S3) -> None:
         self.address = address
         self._clock = clock
         self._settings = settings
         self._seconds = settings.request_timeout_ms / 1000
-        self._requests = RequestCounter(Prices.of(settings))
-        self._time = ServerTime(clock)
+        self.name = address.text
+        self.requests = RequestCounter(settings.put_dollars, settings.get_dollars)
+        self.time = ServerTime(clock)
         self._open = AsyncExitStack()
         self._client: Client | None = None
 
-    @property
-    def name(self) -> str:
-        """The name in messages: `s3://bucket/prefix`."""
-        return self.address.text
-
-    @property
-    def requests(self) -> RequestCounter:
-        """Counts of the requests."""
-        return self._requests
-
-    @property
-    def time(self) -> ServerTime:
-        """The time of the store, from the dates of its answers."""
-        return self._time
-
     async def open(self) -> None:
-        """Open the client; nothing is sent. Raises `Refused` if the configuration is invalid."""
-        made = make_client(self.address, self._settings)
         try:
-            client = await self._open.enter_async_context(made)
+            client = await self._open.enter_async_context(make_client(self.address, self._settings))
         except (*FAILURES, ValueError) as error:
             raise Refused(f"{error}; correct the AWS configuration") from error
-        prepare(client)
+        client.meta.events.register("before-sign.s3.PutObject", _send_at_once)
+        client.meta.events.register("before-sign.s3.DeleteObjects", _add_md5)
         self._client = client
 
     async def close(self) -> None:
-        """Close the connections."""
         self._client = None
         await self._open.aclose()
 
-    async def get(self, key: str) -> Stored | None:
-        """Return an object; None: it does not exist."""
-        return await self._get(key)
+    async def get(self, key: str, **part: str) -> Stored | None:
+        """Return an object, or a part of it; None: it does not exist."""
+        try:
+            async with self._request("get", f"get {key}") as client:
+                request = client.get_object(Bucket=self.address.bucket, Key=self.address.key(key), **part)
+                answer = await self._answer(request, self._seconds)
+                # The duration depends on the size, so only a pause in it is a failure.
+                async with answer["Body"]:
+                    body: bytes = await answer["Body"].read()
+        except Missing:
+            return None
+        self.requests.received(len(body))
+        return Stored(body, answer.get("ETag", ""))
 
     async def get_range(self, key: str, first: int, length: int) -> bytes | None:
-        """Return a range of an object; None: it does not exist. Raises `Refused` if the object is shorter."""
         if length < 1:
             return b""
-        found = await self._get(key, Range=f"bytes={first}-{first + length - 1}")
+        found = await self.get(key, Range=f"bytes={first}-{first + length - 1}")
         if found is not None and len(found.body) != length:
             raise Refused(
                 f"get {key} of {self.name}: received {len(found.body)} bytes instead of {length} from {first}; the "
@@ -239,47 +204,20 @@ class S3Bucket:
         return None if found is None else found.body
 
     async def create(self, key: str, body: bytes) -> str:
-        """Create an object (If-None-Match: *) and return its ETag. Raises `Taken`."""
-        return await self._put(key, body, IfNoneMatch="*")
+        return await self.put(key, body, IfNoneMatch="*")
 
     async def replace(self, key: str, body: bytes, etag: str) -> str:
-        """Replace the object with this ETag (If-Match) and return the new ETag. Raises `Taken`."""
-        return await self._put(key, body, IfMatch=etag)
+        return await self.put(key, body, IfMatch=etag)
 
-    async def put(self, key: str, body: bytes) -> str:
-        """Store an object unconditionally and return its ETag."""
-        return await self._put(key, body)
-
-    async def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects, with one request for each 1,000. Missing ones are no error."""
-        for start in range(0, len(keys), KEYS_PER_DELETE):
-            await self._delete(keys[start : start + KEYS_PER_DELETE])
-
-    async def _get(self, key: str, **part: str) -> Stored | None:
-        try:
-            async with self._request("get", f"get {key}") as client:
-                sent = self._clock.now()
-                async with asyncio.timeout(self._seconds):
-                    answer = await client.get_object(Bucket=self.address.bucket, Key=self.address.key(key), **part)
-                self._note_date(_headers(answer), sent)
-                # The duration depends on the size, so only a pause in it is a failure.
-                async with answer["Body"]:
-                    body: bytes = await answer["Body"].read()
-        except Missing:
-            return None
-        self._requests.received(len(body))
-        return Stored(body, answer.get("ETag", ""))
-
-    async def _put(self, key: str, body: bytes, **condition: str) -> str:
+    async def put(self, key: str, body: bytes, **condition: str) -> str:
+        """Store an object, unconditionally without a condition, and return its ETag."""
         try:
             async with self._request("put", f"put {key}", up=len(body)) as client:
-                sent = self._clock.now()
+                request = client.put_object(
+                    Bucket=self.address.bucket, Key=self.address.key(key), Body=body, **condition
+                )
                 # The timeouts of the library do not run while a body is sent.
-                async with asyncio.timeout(self._seconds + len(body) / _BYTES_PER_SECOND):
-                    answer = await client.put_object(
-                        Bucket=self.address.bucket, Key=self.address.key(key), Body=body, **condition
-                    )
-                self._note_date(_headers(answer), sent)
+                answer = await self._answer(request, self._seconds + len(body) / _BYTES_PER_SECOND)
         except Missing as error:
             if "IfMatch" in condition:
                 raise Taken(str(error)) from error
@@ -287,23 +225,23 @@ class S3Bucket:
         etag: str = answer.get("ETag", "")
         return etag
 
+    async def delete(self, keys: Sequence[str]) -> None:
+        for start in range(0, len(keys), KEYS_PER_DELETE):
+            await self._delete(keys[start : start + KEYS_PER_DELETE])
+
     async def _delete(self, keys: Sequence[str]) -> None:
         objects = [{"Key": self.address.key(key)} for key in keys]
         what = f"delete of {len(keys)} objects from {keys[0]}"
         try:
             async with self._request("delete", what) as client:
-                sent = self._clock.now()
-                async with asyncio.timeout(self._seconds):
-                    answer = await client.delete_objects(
-                        Bucket=self.address.bucket, Delete={"Objects": objects, "Quiet": True}
-                    )
-                self._note_date(_headers(answer), sent)
+                request = client.delete_objects(Bucket=self.address.bucket, Delete={"Objects": objects, "Quiet": True})
+                answer = await self._answer(request, self._seconds)
         except Missing as error:
             raise Refused(f"{error}; {advice(404, '')}") from error
         for failed in answer.get("Errors", ()):
             code = failed.get("Code", "")
             if code != "NoSuchKey":
-                self._requests.failed("delete")
+                self.requests.failed("delete")
                 # One answer for many objects has no status code per object.
                 raise meaning(0, code, f"{what} of {self.name}: {code} {failed.get('Message', '')}".rstrip(" ."))
 
@@ -312,66 +250,70 @@ class S3Bucket:
         """Count a request and translate its failure."""
         if self._client is None:
             raise Refused(f"{what} of {self.name}: the bucket is not open")
-        self._requests.sent(kind, up=up)
+        self.requests.sent(kind, up=up)
         sent = self._clock.now()
         try:
             yield self._client
         except FAILURES as error:
-            self._note_date(headers_of(error), sent)
+            if isinstance(error, exceptions.ClientError):
+                self._note_date(error.response, sent)
             failure = translated(error, f"{what} of {self.name}")
             if not isinstance(failure, Missing | Taken):
-                self._requests.failed(kind)
+                self.requests.failed(kind)
             raise failure from error
         except asyncio.CancelledError:
-            self._requests.failed(kind)
+            self.requests.failed(kind)
             raise
 
-    def _note_date(self, headers: Mapping[str, str], sent: int) -> None:
-        date = date_of(headers.get("date"))
+    async def _answer(self, request: Awaitable[Mapping[str, Any]], seconds: float) -> Mapping[str, Any]:
+        sent = self._clock.now()
+        async with asyncio.timeout(seconds):
+            answer = await request
+        self._note_date(answer, sent)
+        return answer
+
+    def _note_date(self, answer: Mapping[str, Any], sent: int) -> None:
+        date = date_of(answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date"))
         if date is not None:
-            self._time.note(date, sent, self._clock.now())
-
-
-def _headers(answer: Mapping[str, Any]) -> Mapping[str, str]:
-    headers: Mapping[str, str] = answer["ResponseMetadata"]["HTTPHeaders"]
-    return headers
+            self.time.note(date, sent, self._clock.now())
 
 
 # Requests have their own event loop: a program that blocks its main loop must not stall the store, and the state thread
 # can wait for a request like for a function.
 
 
-NAME = "hark-s3-io"
 T = TypeVar("T")
 
 
 class IoThread:
     """An event loop in its own thread. Other threads use its methods; any thread can use `submit` and `call`."""
 
-    def __init__(self, name: str = NAME) -> None:
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ready = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
-        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        # `asyncio.run` cancels the remaining tasks at its end, and waits for generators and helper threads.
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._until_stopped()), name="hark-s3-io", daemon=True
+        )
 
     def start(self) -> None:
         """Start the loop, and wait until it runs."""
         self._thread.start()
         self._ready.wait()
 
-    def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
-        """Run a coroutine in the loop and wait for its result, with a time limit.
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the loop and wait for its result.
 
-        Raises `TimeoutError` when time is over (the coroutine is cancelled then), and
-        `concurrent.futures.CancelledError` when the thread is stopped meanwhile.
+        Raises `concurrent.futures.CancelledError` when the thread is stopped meanwhile.
         """
         if threading.current_thread() is self._thread:
             coroutine.close()
             raise RuntimeError("run() would wait for its own thread for ever")
         future = self.submit(coroutine)
         try:
-            return future.result(timeout)
+            return future.result()
         except BaseException:
             # Also if this thread is interrupted, because the result is not needed any more.
             future.cancel()
@@ -402,11 +344,6 @@ class IoThread:
                 loop.call_soon_threadsafe(self._stopping.set)
         if self._thread.ident is not None:
             self._thread.join()
-
-    def _serve(self) -> None:
-        # A runner cancels the remaining tasks when it closes, and waits for generators and helper threads.
-        with asyncio.Runner() as runner:
-            runner.run(self._until_stopped())
 
     async def _until_stopped(self) -> None:
         self._stopping = asyncio.Event()

@@ -7,10 +7,11 @@ import secrets
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import apsw
 
+from hark.batching import Answer
 from hark.clock import Clock
 from hark.engine.api import Answers, KeyListener, Listener, ignore_keys
 from hark.engine.core import explain
@@ -18,7 +19,7 @@ from hark.engine.core.collect import Collector
 from hark.engine.core.explain import LeaseView
 from hark.engine.core.state import State
 from hark.engine.core.transaction import WriteTransaction
-from hark.engine.core.verbs import Call, Look, Outbox, Stop, TableVerbs, Write
+from hark.engine.core.verbs import Call, Outbox, Stop, TableVerbs, refuse, stopping
 from hark.engine.s3.bucket import Address, Bucket, Refused
 from hark.engine.s3.bucket_client import S3Bucket
 from hark.engine.s3.flush import Chore, Confirm, Renew
@@ -108,10 +109,12 @@ class S3Engine(TableVerbs):
         self._codec = replica.local.state.codec
         self._filler = Filler(self._cache, replica.fetch)
         self._replica = replica
+        self._submit = self._submit_write = replica.submit
 
     async def close(self) -> None:
         """Finish accepted calls and close."""
         replica, self._replica = self._replica, None
+        self._submit = self._submit_write = refuse
         if replica is None:
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -141,25 +144,16 @@ class S3Engine(TableVerbs):
 
     def _running(self) -> Replica:
         if self._replica is None:
-            raise EngineFailure("the server is shutting down; retry", code="stopping")
+            raise stopping()
         return self._replica
 
-    def _submit(self, call: Call) -> None:
-        self._running().submit(call)
-
     async def _wait_for(self, make: Callable[[asyncio.Future[T]], Call]) -> T:
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._submit(make(future))
-        return await future
-
-    async def _write(self, body: Callable[[WriteTransaction], T]) -> T:
-        return await self._wait_for(lambda future: Write(future, body))
+        answer: Answer[T] = Answer()
+        self._submit(make(answer))
+        return await answer
 
     async def _chore(self, body: Callable[[WriteTransaction], T]) -> T:
         return await self._wait_for(lambda future: Chore(future, body))
-
-    async def _look(self, body: Callable[[State, int], T]) -> T:
-        return await self._wait_for(lambda future: Look(future, body))
 
     def _memory(self) -> State:
         return self._running().local.state
@@ -172,7 +166,7 @@ class S3Engine(TableVerbs):
 
     def _wait_here(self) -> None:
         """Note a read that will be repeated, so that the log is polled for it."""
-        self._running().wait_here()
+        self._running().tail.wait_here()
 
     async def _confirm(self) -> None:
         """Read the log to its current end."""
@@ -259,15 +253,8 @@ class S3Engine(TableVerbs):
         await self._filler.fill_found(found.items)
         return found
 
-    async def traces(
-        self,
-        partition_id: str | None = None,
-        transaction_id: str | None = None,
-        name: str | None = None,
-        limit: int = 100,
-        offset: int = 0,
-    ) -> tuple[list[Trace], int]:
-        found = await super().traces(partition_id, transaction_id, name, limit, offset)
+    async def traces(self, *which: Any, **named: Any) -> tuple[list[Trace], int]:
+        found = await super().traces(*which, **named)
         await self._filler.fill_found(found[0])
         return found
 

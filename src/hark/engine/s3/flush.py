@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import random as random_module
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 import apsw
 
@@ -24,19 +24,16 @@ from hark.engine.s3.bucket import Stored
 from hark.engine.s3.leases import LeaseRows
 from hark.engine.s3.objects import PAYLOADS_AT
 from hark.ids import IdSource
-from hark.model import Hint, Key, KeyNotification, PopResult
+from hark.model import Hint, KeyNotification, PopResult
 
 
+@dataclass(eq=False)
 class Renew(Call):
     """The verbs renew and shorten: they take a record, because every process needs the new end of the lease."""
 
-    def __init__(
-        self, future: asyncio.Future[Any] | None, lease_ids: Sequence[str], body: Callable[[State, int], object]
-    ) -> None:
-        super().__init__(future)
-        self.lease_ids = lease_ids
-        self.body = body
-        """Changes when the leases end."""
+    lease_ids: Sequence[str]
+    body: Callable[[State, int], object]
+    """Changes when the leases end."""
 
 
 class Chore(Write):
@@ -47,20 +44,16 @@ class Confirm(Call):
     """Answered when all that was in the log at the time of the call has been applied."""
 
 
+@dataclass(eq=False)
 class Found(Call):
     """The log reader has read a record."""
 
-    def __init__(self, seq: int, stored: Stored) -> None:
-        super().__init__(None)
-        self.seq = seq
-        self.stored = stored
+    seq: int
+    stored: Stored
 
 
 class Wake(Call):
     """The log reader may be behind the oldest record that is kept: check the pointer to the snapshot."""
-
-    def __init__(self) -> None:
-        super().__init__(None)
 
 
 # A record costs the same whatever it carries. So under load a process waits between records: the cost is bounded by
@@ -185,8 +178,9 @@ class Flush:
         self._changed: dict[Position, None] = {}
         self._taken: dict[Position, None] = {}
         self._renewed: list[str] = []
-        self._keys: list[Key] | None = []
-        self._expired = False
+        self._key_notifications: list[KeyNotification] = []
+        self._expired = 0
+        """Number of expired leases."""
         self.seq = seq
         self.now = now
         self.payloads = bytearray()
@@ -200,20 +194,24 @@ class Flush:
     @property
     def notification(self) -> KeyNotification | None:
         """The changed keys."""
-        if self._keys is None:
+        if any(one.keys is None for one in self._key_notifications):
             return KeyNotification(None)
-        return KeyNotification(tuple(self._keys)) if self._keys else None
-
-    def is_due(self) -> bool:
-        """Return whether a lease has expired."""
-        return self._state.is_due(self.now)
+        # Not a set: Python treats keys such as (1,) and (True,) as equal.
+        keys = tuple(key for one in self._key_notifications for key in one.keys or ())
+        return KeyNotification(keys) if keys else None
 
     def expire_first(self, calls: Sequence[Call]) -> None:
         """Apply expiries that are due. If all calls are expiries, their limit applies."""
-        if self.is_due():
-            limits = [call.limit for call in calls if isinstance(call, Expire)]
-            only_expiry = len(limits) == len(calls)
-            self._expire(max(limits, default=_EXPIRE_AT_ONCE) if only_expiry else _EXPIRE_AT_ONCE)
+        if not self._state.is_due(self.now):
+            return
+        limits = [call.limit for call in calls if isinstance(call, Expire)]
+        limit = max(limits, default=_EXPIRE_AT_ONCE) if len(limits) == len(calls) else _EXPIRE_AT_ONCE
+
+        def body(transaction: WriteTransaction) -> int:
+            expire(transaction, limit)
+            return transaction.expired
+
+        self._expired = self._transact(body)
 
     def write(self, calls: Sequence[Call], most_bytes: int) -> list[Call]:
         """Run writes; return those that do not fit into this record."""
@@ -247,15 +245,9 @@ class Flush:
         set_locations(transaction.messages, self._locate)
         transaction.flush()
         self.hints += transaction.publish()
-        if transaction.keys is not None:
-            self._notify_keys(transaction.keys.notification())
+        if transaction.keys is not None and (notification := transaction.keys.notification()) is not None:
+            self._key_notifications.append(notification)
         return result
-
-    def _notify_keys(self, notification: KeyNotification | None) -> None:
-        if notification is None or self._keys is None:
-            return
-        # Not a set: Python treats keys such as (1,) and (True,) as equal.
-        self._keys = None if notification.keys is None else [*self._keys, *notification.keys]
 
     def _locate(self, payload: bytes) -> tuple[int, int, int] | None:
         if len(payload) <= INLINE_BYTES:
@@ -266,16 +258,6 @@ class Flush:
 
     # Verbs -------------------------------------------------------------------------------------------------
 
-    def _expire(self, limit: int) -> None:
-        def body(transaction: WriteTransaction) -> int:
-            expire(transaction, limit)
-            return transaction.expired
-
-        self.expired = self._transact(body)
-
-    expired = 0
-    """Number of expired leases."""
-
     def _write(self, call: Call) -> None:
         if isinstance(call, Renew):
             call.result = call.body(self._state, self.now)
@@ -283,18 +265,18 @@ class Flush:
         elif isinstance(call, Write):
 
             def body(transaction: WriteTransaction) -> object:
-                transaction.expired = self.expired  # The verb expire returns their number.
+                transaction.expired = self._expired  # The verb expire returns their number.
                 return call.body(transaction)
 
             call.result = self._transact(body)
 
     def _claim(self, call: Call) -> None:
         assert isinstance(call, Claim)
-        claimer = self._claimer()
+        claimer = Claimer(self._connection, self._state, self.now, self._ids)
         contacts = [contact for request in call.requests for contact in claimer.contacts(request)]
         if contacts:
             self._transact(lambda transaction: first_contact(transaction, contacts))
-        claimer = self._claimer()
+            claimer = Claimer(self._connection, self._state, self.now, self._ids)
         answers = claimer.serve(call.requests)
         self._notes.add(claimer)
         rest = HintBook()
@@ -310,9 +292,6 @@ class Flush:
                 if request.patient and request.queue is not None:
                     self.parked.add(request.queue)
         call.result = call.answers = list(answers)
-
-    def _claimer(self) -> Claimer:
-        return Claimer(self._connection, self._state, self.now, self._ids)
 
     def _settle_at_once(self, claimer: Claimer, answers: Sequence[object]) -> None:
         """Settle the messages of pops with auto-ack."""

@@ -8,43 +8,29 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from hark.engine.core.verbs import Outbox
+from hark.engine.core.verbs import Call, Outbox
 from hark.engine.hints import HintBook
 from hark.engine.s3 import objects, scratch
 from hark.engine.s3 import objects as records
-from hark.engine.s3.bucket import Bucket, BucketError, Conflicting, Stored, Unclear
+from hark.engine.s3.bucket import Bucket, BucketError, Stored
 from hark.engine.s3.bucket_client import IoThread
-from hark.engine.s3.flush import WritePacing
+from hark.engine.s3.flush import Found, Wake, WritePacing
 from hark.engine.s3.housekeeping import read_snapshot
-from hark.engine.s3.log import Appender, LogFreshness, LogReader, more_at_once
-from hark.engine.s3.objects import PAYLOADS_AT, BucketRetries, Meta, Pointer, Record, load_newest, read_pointer
+from hark.engine.s3.log import MOST_AT_ONCE, LogFreshness, append, read_records
+from hark.engine.s3.objects import (
+    PAYLOADS_AT,
+    BucketRetries,
+    Meta,
+    Pointer,
+    Record,
+    check_epoch,
+    load_newest,
+    read_pointer,
+)
 from hark.engine.s3.payloads import PayloadCache
 from hark.engine.s3.state import Change, Head, LocalState
 from hark.errors import EngineFailure, StoreUnusable
 from hark.polling import Poller, PollingStrategy
-
-# A process that only pushes does not need the records of other processes, and polls for them as rarely as allowed.
-
-
-LASTS_SECONDS = 120.0
-"""Longer than the time between two pops of a waiting consumer."""
-
-
-class Interest:
-    """Whether this process has consumers. Any thread can use it, because it is one number."""
-
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._monotonic = monotonic
-        self._noted = float("-inf")
-
-    def note(self) -> None:
-        """Note a pop or another read that will be repeated."""
-        self._noted = self._monotonic()
-
-    def is_there(self) -> bool:
-        """Return whether there was one recently."""
-        return self._monotonic() - self._noted < LASTS_SECONDS
-
 
 # `LogClient` also ensures that a removed number is never won again (see `log.py`).
 
@@ -77,48 +63,32 @@ class LogClient:
         io: IoThread,
         meta: Meta,
         *,
-        appender: Appender,
-        reader: LogReader,
         retries: BucketRetries,
         freshness: LogFreshness,
         cache: PayloadCache,
     ) -> None:
         self._bucket = bucket
         self._io = io
-        self._appender = appender
-        self._reader = reader
         self._retries = retries
-        self._freshness = freshness
+        self.freshness = freshness
         self._cache = cache
         self.epoch = meta.epoch
-
-    @property
-    def name(self) -> str:
+        self.name = bucket.name
         """The name of the store in messages."""
-        return self._bucket.name
-
-    @property
-    def is_stale(self) -> bool:
-        """Whether the pointer must be read before an append, and before a record is trusted."""
-        return self._freshness.is_stale
-
-    def seconds_since_seen(self) -> float:
-        """Return the seconds since the log was last known to be fresh."""
-        return self._freshness.seconds_since(self._freshness.at)
 
     def append(self, record: Record, body: bytes) -> Stored | None:
         """Write a record to the log. Returns None on success, else the record that another process wrote first.
 
         Raises `EngineFailure` if the outcome is unknown, and `Overslept` if that is because it took too long.
         """
-        since, sent = self._freshness.at, self._freshness.now()
-        stored = self._io.run(self._appender.append(record.seq, body, record.nonce))
-        if not self._freshness.is_void(since):
+        since, sent = self.freshness.at, self.freshness.now()
+        stored = self._io.run(append(self._bucket, self._retries, record.seq, body, record.nonce))
+        if not self.freshness.is_void(since):
             if stored is None:
-                self._freshness.seen(sent)
+                self.freshness.seen(sent)
             return stored
         # The number may have been removed before it was won, or before another record was read there.
-        self._freshness.lose()
+        self.freshness.lose()
         try:
             if self.covers(record.seq - 1):
                 return stored
@@ -128,27 +98,25 @@ class LogClient:
 
     def read(self, seq: int, number: int) -> list[Stored] | None:
         """Return records from `seq`, at most `number`; None: the pointer must be read first."""
-        since, sent = self._freshness.at, self._freshness.now()
-        if self._freshness.is_stale:
+        since, sent = self.freshness.at, self.freshness.now()
+        if self.freshness.is_stale:
             return None
-        found = self._io.run(self._reader.read_many(seq, number))
-        if self._freshness.is_void(since):
+        found = self._io.run(read_records(self._bucket, self._retries, seq, number))
+        if self.freshness.is_void(since):
             return None
         if len(found) < number:
-            self._freshness.seen(sent)
+            self.freshness.seen(sent)
         return found
 
     def covers(self, seq: int) -> bool:
         """Return whether all records after this one can still be read from the log, which is then fresh."""
-        sent = self._freshness.now()
+        sent = self.freshness.now()
         found = self._ask(lambda: read_pointer(self._bucket))
-        if found is not None and found[0].epoch != self.epoch:
-            raise StoreUnusable(
-                f"{self.name} was removed and created again while this server used it; restart the server"
-            )
-        if found is not None and found[0].seq > seq:
-            return False
-        self._freshness.seen(sent)
+        if found is not None:
+            check_epoch(found[0], self.epoch, self.name)
+            if found[0].seq > seq:
+                return False
+        self.freshness.seen(sent)
         return True
 
     def begin_with_newest(self, begin: Callable[[bytes | None], None]) -> None:
@@ -156,57 +124,44 @@ class LogClient:
 
         The log is fresh once this has succeeded. If it fails, the state is unchanged.
         """
-        sent = self._freshness.now()
+        sent = self.freshness.now()
         found = self._ask(lambda: load_newest(self._bucket))
         begin(None if found is None else self._database_in(*found))
-        self._freshness.seen(sent)
+        self.freshness.seen(sent)
 
     def _database_in(self, pointer: Pointer, body: bytes) -> bytes:
         header, database = read_snapshot(body, pointer.seq, self.name)
-        if header.epoch != self.epoch:
-            raise StoreUnusable(
-                f"the snapshot of record {header.seq} belongs to another store than {self.name}; restore the original"
-            )
-        _check_version(f"the snapshot of record {header.seq}", header.schema)
+        self._check_store(f"the snapshot of record {header.seq}", header)
         return database
 
     def _ask(self, request: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Repeat a read until it is answered."""
-
-        async def ask() -> T:
-            tries = self._retries.begin()
-            while True:
-                try:
-                    return await request()
-                except BucketError as error:
-                    slow = isinstance(error, Unclear) and error.slow_down
-                    if not isinstance(error, (Unclear, Conflicting)) or not await tries.rest(slow):
-                        raise EngineFailure(f"cannot read {self.name}: {error}; retry", retry_after=1) from error
-
-        return self._io.run(ask())
+        return self._io.run(
+            self._retries.repeat(
+                request, lambda error: EngineFailure(f"cannot read {self.name}: {error}; retry", retry_after=1)
+            )
+        )
 
     def check(self, record: Record, previous: str) -> None:
         """Raise unless this is the next record of this store."""
-        if record.epoch != self.epoch:
-            raise StoreUnusable(
-                f"log record {record.seq} belongs to another store than {self.name}; restore the original"
-            )
+        self._check_store(f"log record {record.seq}", record)
         if record.previous != previous:
             raise StoreUnusable(
                 f"log record {record.seq} of {self.name} does not follow the record before it; restore the original"
             )
-        _check_version(f"log record {record.seq}", record.schema)
+
+    def _check_store(self, what: str, header: objects.Header) -> None:
+        if header.epoch != self.epoch:
+            raise StoreUnusable(f"{what} belongs to another store than {self.name}; restore the original")
+        if header.schema > scratch.VERSION:
+            raise StoreUnusable(
+                f"{what} has version {header.schema} of the tables, but this Hark supports up to {scratch.VERSION}; "
+                "upgrade Hark"
+            )
 
     def keep_payloads(self, record: Record) -> None:
         """Cache the payloads, so that pops need not fetch them."""
         self._cache.put_record(record.seq, PAYLOADS_AT, record.payloads)
-
-
-def _check_version(what: str, version: int) -> None:
-    if version > scratch.VERSION:
-        raise StoreUnusable(
-            f"{what} has version {version} of the tables, but this Hark supports up to {scratch.VERSION}; upgrade Hark"
-        )
 
 
 log = logging.getLogger(__name__)
@@ -235,9 +190,10 @@ class Follower:
 
     def make_sure(self) -> None:
         """Ensure before an append that the head is known and that its number was not removed."""
-        if self._log_client.is_stale:
+        freshness = self._log_client.freshness
+        if freshness.is_stale:
             self.check_pointer()
-        if self.in_doubt or self._pacing.is_likely_behind(time.monotonic(), self._log_client.seconds_since_seen()):
+        if self.in_doubt or self._pacing.is_likely_behind(time.monotonic(), freshness.seconds_since(freshness.at)):
             self.read_on(_FEW)
             self.in_doubt = False
 
@@ -278,7 +234,7 @@ class Follower:
                 return any_new
             if sum(len(stored.body) for stored in found) > _MUCH_BYTES:
                 next_number = 1  # They must fit into memory together.
-            number, next_number = next_number, more_at_once(next_number)
+            number, next_number = next_number, min(2 * next_number, MOST_AT_ONCE)
 
     def apply(self, found: Sequence[Stored]) -> None:
         """Apply the next records."""
@@ -294,7 +250,14 @@ class Follower:
 
 
 # The polling strategy decides how often the log is read. An append shows as much as a read, so a process that writes
-# does not read. The pointer is read from time to time instead, in case the records up to here were removed.
+# does not read. The pointer is read from time to time instead, in case the records up to here were removed. A process
+# that only pushes does not need the records of other processes, and polls for them as rarely as allowed.
+
+
+_INTEREST_SECONDS = 120.0
+"""Longer than the time between two pops of a waiting consumer."""
+_CHECK_SHARE = 0.25
+"""How much of the grace may pass before an idle process reads the pointer."""
 
 
 class Tail:
@@ -305,19 +268,16 @@ class Tail:
         bucket: Bucket,
         poller: Poller,
         freshness: LogFreshness,
-        *,
-        found: Callable[[int, Stored], None],
-        check: Callable[[], None],
-        check_seconds: float,
-        has_interest: Callable[[], bool],
+        grace_seconds: float,
+        submit: Callable[[Call], None],
     ) -> None:
         self._bucket = bucket
         self._poller = poller
         self._freshness = freshness
-        self._found = found
-        self._check = check
-        self._check_seconds = check_seconds
-        self._has_interest = has_interest
+        self._check_seconds = grace_seconds * _CHECK_SHARE
+        self._submit = submit
+        self._wanted_at = float("-inf")
+        """When a consumer of this process was last seen, by `time.monotonic`."""
         self._checked = freshness.now()
         self._seq = 0
         self._moved = asyncio.Event()
@@ -331,6 +291,10 @@ class Tail:
         self._seq = seq
         self._moved.set()
         self._written = self._written or own
+
+    def wait_here(self) -> None:
+        """Note a pop or another read that will be repeated. From any thread."""
+        self._wanted_at = time.monotonic()
 
     def missed(self) -> None:
         """Note that the state could not apply a record, so it must be read again."""
@@ -369,7 +333,7 @@ class Tail:
             fields = {"store": "away", "bucket": self._bucket.name}
             text = "%s: cannot read the log; retrying, check the bucket and the network: %s"
             log.warning(text, self._bucket.name, error, extra={"fields": fields})
-            self._poller.failed(1.0 if isinstance(error, Unclear) and error.slow_down else None)
+            self._poller.failed(1.0 if error.slow_down else None)
             return
         except Exception:
             # Polling must continue after any error, or this process would miss the records of all others.
@@ -377,7 +341,7 @@ class Tail:
             self._poller.failed()
             return
         # A process without consumers does not need more records soon.
-        self._poller.saw(found and self._has_interest())
+        self._poller.saw(found and time.monotonic() - self._wanted_at < _INTEREST_SECONDS)
         if found and not self._poked:
             self._poller.skip()  # It has read to the end of the log.
 
@@ -388,7 +352,7 @@ class Tail:
             sent = self._freshness.now()
             if self._freshness.is_stale or self._freshness.seconds_since(self._checked) > self._check_seconds:
                 self._checked = sent
-                self._check()
+                self._submit(Wake(None))
                 break
             seq, since = self._seq + 1, self._freshness.at
             self._moved.clear()
@@ -398,7 +362,7 @@ class Tail:
                     self._freshness.seen(sent)
                 break
             found = True
-            self._found(seq, stored)
+            self._submit(Found(None, seq, stored))
             if self._seq < seq:
                 await self._moved.wait()
             if self._seq < seq:

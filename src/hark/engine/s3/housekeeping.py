@@ -6,7 +6,8 @@ import logging
 import tempfile
 import threading
 import zlib
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 
 import apsw
@@ -15,15 +16,16 @@ import msgspec
 from hark.clock import SECOND
 from hark.engine.core import schema
 from hark.engine.core.store import for_each, scalar
+from hark.engine.core.transaction import WriteTransaction
 from hark.engine.core.verbs import Call
 from hark.engine.s3 import objects, scratch
 from hark.engine.s3.bucket import Bucket, BucketError
 from hark.engine.s3.bucket_client import IoThread
 from hark.engine.s3.flush import Chore
-from hark.engine.s3.objects import UNWITNESSED, Change, Meta, Pointer, advance, of_store, publish, read_pointer
+from hark.engine.s3.objects import UNWITNESSED, Meta, Pointer, advance, publish, read_pointer
 from hark.engine.s3.scratch import Scratch
 from hark.engine.s3.state import Head
-from hark.errors import HarkError, StoreUnusable
+from hark.errors import HarkError
 from hark.settings.sections import S3
 
 # A connection that only reads makes the copy: it sees one moment, and writes go on meanwhile. The copy itself contains
@@ -34,18 +36,9 @@ _COMPRESSION_LEVEL = 1
 _CHUNK_BYTES = 1 << 20
 
 
-class SnapshotHeader(msgspec.Struct, frozen=True):
+class SnapshotHeader(objects.Header, frozen=True):
     """The header of a snapshot."""
 
-    seq: int
-    """The last record in the snapshot."""
-    time: int
-    """That record's time."""
-    nonce: str
-    """That record's nonce."""
-    epoch: str
-    schema: int
-    """The version of its tables."""
     database_bytes: int
 
 
@@ -56,8 +49,20 @@ def make_snapshot(connection: apsw.Connection, epoch: str) -> tuple[SnapshotHead
     """
     with tempfile.TemporaryDirectory(prefix="hark-snapshot-") as folder:
         path = Path(folder) / "copy.db"
-        _copy(connection, path)
-        header = _header_of(path, epoch)
+        # For SQLite a copy is a write, so `query_only` forbids it.
+        was_query_only = connection.pragma("query_only")
+        connection.pragma("query_only", False)
+        try:
+            connection.execute("vacuum into ?", (str(path),))
+        finally:
+            connection.pragma("query_only", was_query_only)
+        copy = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+        schema.distrust(copy)
+        try:
+            seq, time, nonce = next(copy.execute("select seq, time, nonce from replica"))
+        finally:
+            copy.close()
+        header = SnapshotHeader(seq, epoch, time, nonce, scratch.VERSION, path.stat().st_size)
         return header, objects.seal(KIND, _compressed(path), b"", msgspec.json.encode(header))
 
 
@@ -66,41 +71,14 @@ def read_snapshot(body: bytes, seq: int, store: str = "the store") -> tuple[Snap
 
     Raises `StoreUnusable` if it is damaged or too new.
     """
+    packed, _, header = objects.open_object(KIND, body, SnapshotHeader, "snapshot", seq, store)
     try:
-        packed, _, head = objects.unseal(KIND, body)
-        header = msgspec.json.decode(head, type=SnapshotHeader)
         database = zlib.decompress(packed, bufsize=max(1, header.database_bytes))
-    except objects.Newer as error:
-        raise StoreUnusable(
-            f"snapshot {seq} of {store} has {error}, which this Hark does not support; upgrade Hark"
-        ) from None
-    except (objects.Damaged, msgspec.MsgspecError, zlib.error) as error:
-        raise _damaged(seq, store, str(error)) from None
-    if header.seq != seq:
-        raise _damaged(seq, store, f"it contains snapshot {header.seq}")
+    except zlib.error as error:
+        raise objects.damaged("snapshot", seq, store, str(error)) from None
     if len(database) != header.database_bytes:
-        raise _damaged(seq, store, "the length of its database is wrong")
+        raise objects.damaged("snapshot", seq, store, "the length of its database is wrong")
     return header, database
-
-
-def _copy(connection: apsw.Connection, path: Path) -> None:
-    # For SQLite a copy is a write, so `query_only` forbids it.
-    was_query_only = connection.pragma("query_only")
-    connection.pragma("query_only", False)
-    try:
-        connection.execute("vacuum into ?", (str(path),))
-    finally:
-        connection.pragma("query_only", was_query_only)
-
-
-def _header_of(path: Path, epoch: str) -> SnapshotHeader:
-    copy = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
-    schema.distrust(copy)
-    try:
-        seq, time, nonce = next(copy.execute("select seq, time, nonce from replica"))
-    finally:
-        copy.close()
-    return SnapshotHeader(seq, time, nonce, epoch, scratch.VERSION, path.stat().st_size)
 
 
 def _compressed(path: Path) -> bytes:
@@ -111,13 +89,6 @@ def _compressed(path: Path) -> bytes:
             parts += packer.compress(chunk)
     parts += packer.flush()
     return bytes(parts)
-
-
-def _damaged(seq: int, store: str, why: str) -> StoreUnusable:
-    return StoreUnusable(
-        f"snapshot {seq} of {store} is damaged: {why}; restore the object from a backup or an older version of it; "
-        "nothing was changed"
-    )
 
 
 # A record that a snapshot covers is removed once that snapshot has been the newest, or older, for the grace: this is
@@ -209,16 +180,10 @@ def watermark(pointer: Pointer, now: int, grace: int, applied: int) -> int:
     return max(old, default=pointer.collected)
 
 
-def promise(epoch: str, now: Callable[[], int], grace: int, applied: int) -> Change:
-    """Return the change of the pointer before anything is removed."""
-
-    def change(pointer: Pointer | None) -> Pointer | None:
-        if pointer is None:
-            return None
-        mark = max(pointer.collected, watermark(pointer, now(), grace, applied))
-        return msgspec.structs.replace(of_store(pointer, epoch), collected=mark)
-
-    return change
+def promised(pointer: Pointer, now: int, grace: int, applied: int) -> Pointer:
+    """The change of the pointer before anything is removed."""
+    mark = max(pointer.collected, watermark(pointer, now, grace, applied))
+    return msgspec.structs.replace(pointer, collected=mark)
 
 
 def removable_records(pointer: Pointer, applied: int, segments: Collection[int]) -> list[int]:
@@ -237,21 +202,17 @@ def removable_snapshots(pointer: Pointer) -> list[int]:
     return sorted(seq for seq in known if seq < pointer.collected)
 
 
-def confirm(done: Pointer) -> Change:
-    """Return the change of the pointer after everything that `done` promised was removed."""
-
-    def change(pointer: Pointer | None) -> Pointer | None:
-        if pointer is None:
-            return None
-        gone = {*removable_snapshots(done)}
-        return msgspec.structs.replace(
-            of_store(pointer, done.epoch),
-            removed=max(pointer.removed, done.collected),
-            snapshots=tuple(kept for kept in pointer.snapshots if kept.seq not in gone),
-            announced=tuple(seq for seq in pointer.announced if seq not in gone),
-        )
-
-    return change
+def confirmed(pointer: Pointer, done: Pointer) -> Pointer:
+    """The change of the pointer after everything that `done` promised was removed."""
+    if pointer.collected < done.collected:  # It was removed meanwhile.
+        return pointer
+    gone = {*removable_snapshots(done)}
+    return msgspec.structs.replace(
+        pointer,
+        removed=max(pointer.removed, done.collected),
+        snapshots=tuple(kept for kept in pointer.snapshots if kept.seq not in gone),
+        announced=tuple(seq for seq in pointer.announced if seq not in gone),
+    )
 
 
 async def collect(
@@ -261,24 +222,24 @@ async def collect(
     applied: int,
     grace: int,
     now: Callable[[], int],
-    segments: Callable[[int, int], Awaitable[Collection[int]]],
+    segments: Callable[[int, int], Collection[int]],
 ) -> int:
     """Run the three steps once; return the number of removed objects.
 
     `applied` is the last record of the state that `segments` reads, with `segments_between`. `now` and `grace` are
     microseconds by the clock of the object store. After a `BucketError` or `EngineFailure` the next round continues.
     """
-    pointer = await advance(bucket, promise(epoch, now, grace, applied), now)
-    if pointer is None or applied < pointer.collected:
+    done = await advance(bucket, epoch, lambda pointer: promised(pointer, now(), grace, applied), now)
+    if applied < done.collected:
         return 0
-    if pointer.removed == pointer.collected and not removable_snapshots(pointer):
+    if done.removed == done.collected and not removable_snapshots(done):
         return 0
-    staying = await segments(pointer.removed, pointer.collected)
-    keys = [objects.record(seq) for seq in removable_records(pointer, applied, staying)]
-    keys += [objects.snapshot(seq) for seq in removable_snapshots(pointer)]
+    staying = segments(done.removed, done.collected)
+    keys = [objects.record(seq) for seq in removable_records(done, applied, staying)]
+    keys += [objects.snapshot(seq) for seq in removable_snapshots(done)]
     if keys:
         await bucket.delete(keys)
-    await advance(bucket, confirm(pointer), now)
+    await advance(bucket, epoch, lambda pointer: confirmed(pointer, done), now)
     return len(keys)
 
 
@@ -391,12 +352,13 @@ class Housekeeper:
         reader = self._scratch.connect_reader()
         try:
             [(applied,)] = reader.execute("select seq from replica")
-
-            async def segments(after: int, up_to: int) -> frozenset[int]:
-                return segments_between(reader, after, up_to)
-
             work = collect(
-                self._bucket, epoch=self._epoch, applied=applied, grace=self._grace, now=self._now, segments=segments
+                self._bucket,
+                epoch=self._epoch,
+                applied=applied,
+                grace=self._grace,
+                now=self._now,
+                segments=partial(segments_between, reader),
             )
             self.removed += self._io.run(work)
             found = self._io.run(read_pointer(self._bucket))
@@ -410,9 +372,9 @@ class Housekeeper:
             self._io.run(self._bucket.delete([objects.record(seq) for seq in gone]))
             self.removed += len(gone)
         if dead or gone:
-            self._submit(Chore(None, lambda transaction: _note(transaction.connection, dead, gone, now)))
 
+            def note(transaction: WriteTransaction) -> None:
+                mark_dead(transaction.connection, dead, now)
+                forget(transaction.connection, gone)
 
-def _note(connection: apsw.Connection, dead: list[int], gone: list[int], now: int) -> None:
-    mark_dead(connection, dead, now)
-    forget(connection, gone)
+            self._submit(Chore(None, note))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import apsw
@@ -107,23 +108,10 @@ def save(connection: apsw.Connection, state: State, taken: Iterable[Position]) -
     for_each(connection, _SAVE_RATES, rows)
 
 
-class Rates:
-    """Loads stored tokens into queues and groups."""
-
-    def __init__(self, connection: apsw.Connection) -> None:
-        rows = rows_of(connection, "select kind, owner, tokens, filled_at from rates")
-        self._rows: dict[Owner, tuple[float, int]] = {(row[0], row[1]): (row[2], row[3]) for row in rows}
-
-    @property
-    def groups(self) -> list[int]:
-        """Groups with stored tokens."""
-        return [owner for kind, owner in self._rows if kind == "group"]
-
-    def give(self, kind: str, owner: int, bounds: Bounds) -> None:
-        """Set the remaining tokens, if some are stored."""
-        stored = self._rows.get((kind, owner))
-        if stored is not None:
-            bounds.tokens, bounds.filled_at = stored
+def stored_rates(connection: apsw.Connection) -> dict[Owner, tuple[float, int]]:
+    """Return the stored tokens of queues and groups, and when each was last filled."""
+    rows = rows_of(connection, "select kind, owner, tokens, filled_at from rates")
+    return {(kind, owner): (tokens, filled_at) for kind, owner, tokens, filled_at in rows}
 
 
 # In memory, leases are those of `engine/core`. After each batch of verbs, the rows of changed leases are written. A
@@ -261,14 +249,14 @@ class LeaseRows:
         else:
             rows = rows_of(connection, f"{_ROWS} where id in (select value from json_each(?1))", _names(lease_ids))
         loader = Loader(connection, self._state)
-        groups = _Groups(connection, self._state, loader)
+        find_group = cache(partial(group_by_id, connection, loader))
         for lease_id, expires_at, writer, parts in rows:
             stored = _decode_parts(parts)
             ends = expires_at if writer == self._writer else expires_at + self._margin
             lease = Lease(lease_id, ends, *next(((one.consumer, one.since) for one in stored), ("", 0)))
             lease.whole = max((one.whole for one in stored), default=0)
             for part in stored:
-                group = groups.find(part.group)
+                group = find_group(part.group)
                 position = None if group is None else loader.position(group, part.partition)
                 if position is not None:
                     self._hold(connection, lease, position, part)
@@ -291,29 +279,13 @@ class LeaseRows:
                 position.hold(entry, lease, name, schedule)
         if isinstance(position, OrderedPosition) and stored.blocks:
             position.lease = lease
-        position.group.note_in_flight(position)
+            position.refresh(lease.since)
 
 
-class _Groups:
-    """Groups by id."""
-
-    def __init__(self, connection: apsw.Connection, state: State, loader: Loader) -> None:
-        self._connection = connection
-        self._state = state
-        self._loader = loader
-        self._known: dict[int, Group | None] = {}
-
-    def find(self, number: int) -> Group | None:
-        """Return the group with an id; None: it was deleted."""
-        if number not in self._known:
-            self._known[number] = self._load(number)
-        return self._known[number]
-
-    def _load(self, number: int) -> Group | None:
-        for queue, name in rows_of(self._connection, "select queue, name from groups where id = ?1", number):
-            self._loader.groups(queue)
-            return self._state.groups.get((queue, name))
-        return None
+def group_by_id(connection: apsw.Connection, loader: Loader, number: int) -> Group | None:
+    """Return the group with an id, loaded if necessary; None: it was deleted."""
+    found = rows_of(connection, "select queue, name from groups where id = ?1", number)
+    return next((loader.group(queue, name) for queue, name in found), None)
 
 
 def _parts_of(lease: Lease) -> list[_Part]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import random as random_module
 import time
 from collections.abc import Callable
+from functools import partial
+from itertools import takewhile
 from typing import NamedTuple
 
 from hark.engine.s3 import objects
-from hark.engine.s3.bucket import Bucket, BucketError, Conflicting, Refused, Stored, Taken, Unclear
-from hark.engine.s3.objects import BucketRetries, Pause, Tries, nonce_of
+from hark.engine.s3.bucket import Bucket, BucketError, Refused, Stored, Taken, Unclear
+from hark.engine.s3.objects import BucketRetries, Tries, nonce_of
 from hark.errors import EngineFailure
 
 # Records that a snapshot covers are removed one `grace` after that snapshot became the newest. A process that was
@@ -113,139 +114,64 @@ class LogFreshness:
 _SHORTEST_RETRY_AFTER_SECONDS = 1.0
 
 
-class Appender:
-    """Puts records into the log of one bucket."""
+async def append(bucket: Bucket, retries: BucketRetries, seq: int, body: bytes, nonce: str) -> Stored | None:
+    """Write a record to the log. Returns None if it is there, else the record that another process wrote first.
 
-    def __init__(
-        self,
-        bucket: Bucket,
-        retry_seconds: float,
-        *,
-        pause: Pause = asyncio.sleep,
-        random: Callable[[], float] = random_module.random,
-        monotonic: Callable[[], float] = time.monotonic,
-        on_silence: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._bucket = bucket
-        self._retries = BucketRetries(
-            retry_seconds, pause=pause, random=random, monotonic=monotonic, on_silence=on_silence
-        )
-
-    async def append(self, seq: int, body: bytes, nonce: str) -> Stored | None:
-        """Write a record at `seq`. Returns None if it is in the log, else the record that another process wrote first.
-
-        Raises `EngineFailure` if it is not in the log and never will be. With the code `outcome_unknown` it may be or
-        may still get there: the log must be read before the next append.
-        """
-        return await _Append(self._bucket, self._retries.begin(), seq, body, nonce).run()
-
-
-class _Append:
-    """One append and what is known about it."""
-
-    def __init__(self, bucket: Bucket, tries: Tries, seq: int, body: bytes, nonce: str) -> None:
-        self._bucket = bucket
-        self._tries = tries
-        self._seq = seq
-        self._body = body
-        self._nonce = nonce
-        self._may_be_there = False
-        """An attempt may have written the record, or may still do so."""
-        self._is_taken = False
-        """The number was taken. It is never tried again: if it cannot be read now, it was removed, and a record with a
-        removed number would never be read."""
-
-    async def run(self) -> Stored | None:
-        while True:
-            failure = await self._create()
-            if failure is None:
+    Raises `EngineFailure` if it is not in the log and never will be. With the code `outcome_unknown` it may be or may
+    still get there: the log must be read before the next append.
+    """
+    key, name, tries = objects.record(seq), bucket.name, Tries(retries)
+    # Whether an attempt may have written the record, or may still do so.
+    may_be_there = False
+    # Whether the number was taken. It is never tried again: if it cannot be read now, it was removed, and a record with
+    # a removed number would never be read.
+    is_taken = False
+    while True:
+        found, failure = None, BucketError(f"record {seq} is taken")
+        try:
+            if not is_taken:
+                await bucket.create(key, body)
                 return None
-            found, failure = await self._look(failure)
-            if found is not None:
-                return None if nonce_of(found.body, self._seq, self._bucket.name) == self._nonce else found
-            if not await self._tries.rest(isinstance(failure, Unclear) and failure.slow_down):
-                raise self._gave_up(failure)
-
-    async def _create(self) -> BucketError | None:
-        """Try once; return None on success."""
-        if self._is_taken:
-            return Taken(f"record {self._seq} is taken")
-        try:
-            await self._bucket.create(objects.record(self._seq), self._body)
-        except Taken as error:
-            # Also on the first attempt it can be our own: a proxy may have sent the request twice.
-            self._is_taken = self._may_be_there = True
-            return error
-        except Unclear as error:
-            self._may_be_there = self._may_be_there or error.was_sent
-            return error
-        except Conflicting as error:
-            return error
-        except Refused as error:
-            raise self._gave_up(error) from error
-        return None
-
-    async def _look(self, failure: BucketError) -> tuple[Stored | None, BucketError]:
-        """Read the object; if that fails, return the reason."""
-        try:
-            return await self._bucket.get(objects.record(self._seq)), failure
-        except Refused as error:
-            raise self._gave_up(error) from error
         except BucketError as error:
-            return None, error
-
-    def _gave_up(self, cause: BucketError) -> EngineFailure:
-        retry_after = max(_SHORTEST_RETRY_AFTER_SECONDS, self._tries.rest_seconds)
-        name = self._bucket.name
-        if self._may_be_there:
-            return EngineFailure(
-                f"{name} did not confirm log record {self._seq} ({cause}); it is unknown whether the request took "
-                "effect; check before you send it again",
-                code="outcome_unknown",
-                retry_after=retry_after,
-            )
-        if isinstance(cause, Refused):
-            text = f"{name} rejects log record {self._seq}: {cause}; the request had no effect; check the bucket policy"
-        else:
-            text = f"{name} could not store log record {self._seq}: {cause}; the request had no effect; retry"
-        return EngineFailure(text, retry_after=retry_after)
-
-
-_MOST_AT_ONCE = 32
-
-
-class LogReader:
-    """Reads records. Reads are repeated until they are answered."""
-
-    def __init__(self, bucket: Bucket, retries: BucketRetries) -> None:
-        self._bucket = bucket
-        self._retries = retries
-
-    async def read(self, seq: int) -> Stored | None:
-        """Return a record, or None if it does not exist yet. Raises `EngineFailure` if the store cannot be read."""
-        tries = self._retries.begin()
-        while True:
+            failure = error
+            # Also on the first attempt a taken number can be our own: a proxy may have sent the request twice.
+            is_taken = isinstance(error, Taken)
+            may_be_there = may_be_there or is_taken or (isinstance(error, Unclear) and error.was_sent)
+        if not isinstance(failure, Refused):
             try:
-                return await self._bucket.get(objects.record(seq))
-            except Refused as error:
-                raise EngineFailure(f"{self._bucket.name} rejects the read of log record {seq}: {error}") from error
-            except (Unclear, Conflicting) as error:
-                if not await tries.rest(isinstance(error, Unclear) and error.slow_down):
-                    raise EngineFailure(
-                        f"cannot read {self._bucket.name}: {error}; the request had no effect; retry", retry_after=1
-                    ) from error
+                found = await bucket.get(key)
+            except BucketError as error:
+                failure = error
+        if found is not None:
+            return None if nonce_of(found.body, seq, name) == nonce else found
+        if isinstance(failure, Refused) or not await tries.rest(failure.slow_down):
+            break
+    retry_after = max(_SHORTEST_RETRY_AFTER_SECONDS, tries.rest_seconds)
+    if may_be_there:
+        raise EngineFailure(
+            f"{name} did not confirm log record {seq} ({failure}); it is unknown whether the request took effect; "
+            "check before you send it again",
+            code="outcome_unknown",
+            retry_after=retry_after,
+        ) from failure
+    text = f"{name} could not store log record {seq}: {failure}; the request had no effect; retry"
+    if isinstance(failure, Refused):
+        text = f"{name} rejects log record {seq}: {failure}; the request had no effect; check the bucket policy"
+    raise EngineFailure(text, retry_after=retry_after) from failure
 
-    async def read_many(self, seq: int, number: int) -> list[Stored]:
-        """Return records from `seq` up to the first missing one, at most `number`."""
-        found = await asyncio.gather(*(self.read(one) for one in range(seq, seq + min(number, _MOST_AT_ONCE))))
-        records: list[Stored] = []
-        for stored in found:
-            if stored is None:
-                break
-            records.append(stored)
-        return records
+
+MOST_AT_ONCE = 32
+"""Maximum number of records that are requested together."""
 
 
-def more_at_once(number: int) -> int:
-    """Return how many records to request after all of `number` records existed."""
-    return min(number * 2, _MOST_AT_ONCE)
+async def read_records(bucket: Bucket, retries: BucketRetries, seq: int, number: int) -> list[Stored]:
+    """Return records from `seq` up to the first missing one. Reads are repeated until they are answered."""
+
+    def failure(error: BucketError) -> EngineFailure:
+        if isinstance(error, Refused):
+            return EngineFailure(f"{bucket.name} rejects a read of the log: {error}")
+        return EngineFailure(f"cannot read {bucket.name}: {error}; the request had no effect; retry", retry_after=1)
+
+    keys = [objects.record(one) for one in range(seq, seq + number)]
+    found = await asyncio.gather(*(retries.repeat(partial(bucket.get, key), failure) for key in keys))
+    return [stored for stored in takewhile(lambda one: one is not None, found) if stored is not None]

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random as random_module
 import secrets
 import struct
 import time
 import zlib
 from collections.abc import Awaitable, Callable
-from typing import Self
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
 
 import msgspec
 
-from hark.engine.s3.bucket import Bucket, BucketError, Refused, Unclear
-from hark.errors import EngineFailure, StoreUnusable
+from hark.engine.s3.bucket import Bucket, BucketError, Refused
+from hark.errors import EngineFailure, HarkError, StoreUnusable
+
+T = TypeVar("T")
 
 META = "meta.json"
 POINTER = "snap/latest"
@@ -83,46 +87,77 @@ def _check_kind(kind: bytes, found: bytes) -> None:
     raise Damaged("its first bytes are wrong")
 
 
-# Its object is a `frame`: the payloads as they are, so that each can be fetched by range, then the patchset, compressed
+class Header(msgspec.Struct, frozen=True):
+    """The fields that the headers of records and snapshots have in common."""
+
+    seq: int
+    """The record, or the last one in the snapshot."""
+    epoch: str
+    """The store to which it belongs."""
+    time: int
+    """Of the record, in microseconds by the clock of the object store; never less than that of the record before."""
+    nonce: str
+    """Of the record: random, so that its writer recognises it."""
+    schema: int
+    """Version of the tables."""
+
+
+H = TypeVar("H", bound=Header)
+
+
+def open_object(
+    kind: bytes, body: bytes, header: type[H], what: str, seq: int, store: str
+) -> tuple[memoryview, memoryview, H]:
+    """Return the sections and the header of an object. Raises `StoreUnusable` if it is damaged, too new or another."""
+    try:
+        first, second, head = unseal(kind, body)
+        found = msgspec.json.decode(head, type=header)
+    except Newer as error:
+        text = f"{what} {seq} of {store} has {error}, which this Hark does not support; upgrade Hark"
+        raise StoreUnusable(text) from None
+    except Damaged as error:
+        raise damaged(what, seq, store, str(error)) from None
+    except msgspec.MsgspecError as error:
+        raise damaged(what, seq, store, f"its header is wrong: {error}") from None
+    if found.seq != seq:
+        raise damaged(what, seq, store, f"it contains {what} {found.seq}")
+    return first, second, found
+
+
+def damaged(what: str, seq: int, store: str, why: str) -> StoreUnusable:
+    """The error for a damaged object."""
+    return StoreUnusable(
+        f"{what} {seq} of {store} is damaged: {why}; restore the object from a backup or an older version of it; "
+        "nothing was changed"
+    )
+
+
+# The object of a record: the payloads as they are, so that each can be fetched by range, then the patchset, compressed
 # where that makes it smaller, then a header in JSON.
 
 
-pass
-
 KIND = b"HarkLog\x01"
+_WHAT = "log record"
 PAYLOADS_AT = FIRST_AT
 """Offset of the first payload byte in the object. Rows refer to payloads before the record exists."""
 _COMPRESSION_LEVEL = 1
 
 
-class Record(msgspec.Struct, frozen=True):
-    """One record of the log."""
-
-    seq: int
-    epoch: str
-    """The store to which it belongs."""
-    time: int
-    """Microseconds, by the clock of the object store; never less than the record before."""
+class _Written(Header, frozen=True):
     writer: str
-    nonce: str
-    """Random, so that the writer recognises its own record."""
     previous: str
     """The nonce of the previous record; empty in the first."""
-    schema: int
-    """Version of the tables that the changes apply to."""
+
+
+class Record(_Written, frozen=True):
+    """One record of the log."""
+
     changes: bytes
     """An SQLite patchset."""
     payloads: bytes
 
 
-class _Header(msgspec.Struct, frozen=True):
-    seq: int
-    epoch: str
-    time: int
-    writer: str
-    nonce: str
-    previous: str
-    schema: int
+class _RecordHeader(_Written, frozen=True):
     plain_bytes: int
     """Size of the uncompressed changes."""
     compressed: bool
@@ -132,146 +167,99 @@ def encode(record: Record) -> bytes:
     """Return the object of a record."""
     compressed = zlib.compress(record.changes, _COMPRESSION_LEVEL)
     smaller = len(compressed) < len(record.changes)
-    header = _Header(
-        seq=record.seq,
-        epoch=record.epoch,
-        time=record.time,
-        writer=record.writer,
-        nonce=record.nonce,
-        previous=record.previous,
-        schema=record.schema,
-        plain_bytes=len(record.changes),
-        compressed=smaller,
-    )
-    changes = compressed if smaller else record.changes
-    return seal(KIND, record.payloads, changes, msgspec.json.encode(header))
+    header = _RecordHeader(*_fields(record, len(record.changes), smaller))
+    return seal(KIND, record.payloads, compressed if smaller else record.changes, msgspec.json.encode(header))
 
 
 def decode(body: bytes, seq: int, store: str = "the store") -> Record:
     """Return the record of an object; raises `StoreUnusable`, whose text names the store."""
-    payloads, changes, header = _open(body, seq, store)
+    payloads, changes, header = open_object(KIND, body, _RecordHeader, _WHAT, seq, store)
     try:
         plain = zlib.decompress(changes, bufsize=max(1, header.plain_bytes)) if header.compressed else bytes(changes)
     except zlib.error as error:
-        raise _damaged(seq, store, "its changes cannot be decompressed") from error
+        raise damaged(_WHAT, seq, store, "its changes cannot be decompressed") from error
     if len(plain) != header.plain_bytes:
-        raise _damaged(seq, store, "the length of its changes is wrong")
-    return Record(
-        seq=header.seq,
-        epoch=header.epoch,
-        time=header.time,
-        writer=header.writer,
-        nonce=header.nonce,
-        previous=header.previous,
-        schema=header.schema,
-        changes=plain,
-        payloads=bytes(payloads),
-    )
+        raise damaged(_WHAT, seq, store, "the length of its changes is wrong")
+    return Record(*_fields(header, plain, bytes(payloads)))
 
 
 def nonce_of(body: bytes, seq: int, store: str = "the store") -> str:
     """Return the nonce of an object without decompressing it; raises `StoreUnusable`."""
-    return _open(body, seq, store)[2].nonce
+    return open_object(KIND, body, _RecordHeader, _WHAT, seq, store)[2].nonce
 
 
-def _open(body: bytes, seq: int, store: str) -> tuple[memoryview, memoryview, _Header]:
-    try:
-        payloads, changes, head = unseal(KIND, body)
-        header = msgspec.json.decode(head, type=_Header)
-    except Newer as error:
-        raise StoreUnusable(
-            f"log record {seq} of {store} has {error}, which this Hark does not support; upgrade Hark"
-        ) from None
-    except Damaged as error:
-        raise _damaged(seq, store, str(error)) from None
-    except msgspec.MsgspecError as error:
-        raise _damaged(seq, store, f"its header is wrong: {error}") from None
-    if header.seq != seq:
-        raise _damaged(seq, store, f"it contains record {header.seq}")
-    return payloads, changes, header
-
-
-def _damaged(seq: int, store: str, why: str) -> StoreUnusable:
-    return StoreUnusable(
-        f"log record {seq} of {store} is damaged: {why}; restore the object from a backup or an older version of it; "
-        "nothing was changed"
-    )
+def _fields(written: _Written, *rest: object) -> tuple[Any, ...]:
+    """The common fields of a record and its header, and those that only one of them has."""
+    return (*msgspec.structs.astuple(written)[: len(_Written.__struct_fields__)], *rest)
 
 
 Pause = Callable[[float], Awaitable[None]]
 """Waits for a number of seconds."""
 
-FIRST_REST_SECONDS = 0.05
-LONGEST_REST_SECONDS = 2.0
 # Stores count requests per second, so a retry within the same second makes throttling worse.
 FIRST_SLOW_REST_SECONDS = 1.0
-LONGEST_SLOW_REST_SECONDS = 10.0
 DEFAULT_SECONDS = 30.0
 AWAY_AFTER_SECONDS = 1.0
 """A bucket that has not completed an operation for this time counts as unavailable (rule 29)."""
 
 
+@dataclass(kw_only=True)
 class BucketRetries:
     """How long, and with which pauses, an operation of several requests is retried."""
 
-    def __init__(
-        self,
-        seconds: float = DEFAULT_SECONDS,
-        *,
-        pause: Pause = asyncio.sleep,
-        random: Callable[[], float] = random_module.random,
-        monotonic: Callable[[], float] = time.monotonic,
-        on_silence: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.seconds = seconds
-        self._pause = pause
-        self._random = random
-        self._monotonic = monotonic
-        self._on_silence = on_silence
-        """Called after each failed attempt of an operation that has lasted for `AWAY_AFTER_SECONDS`."""
+    seconds: float = DEFAULT_SECONDS
+    attempts: float = math.inf
+    first_rest: float = 0.05
+    longest_rest: float = 2.0
+    longest_slow_rest: float = 10.0
+    """After an answer that asks for fewer requests."""
+    pause: Pause = asyncio.sleep
+    random: Callable[[], float] = random_module.random
+    monotonic: Callable[[], float] = time.monotonic
+    on_silence: Callable[[], None] = lambda: None
+    """Called after each failed attempt of an operation that has lasted for `AWAY_AFTER_SECONDS`."""
 
-    def begin(self) -> Tries:
-        """Begin an operation."""
-        return Tries(self.seconds, self._pause, self._random, self._monotonic, self._on_silence)
+    async def repeat(self, attempt: Callable[[], Awaitable[T]], failure: Callable[[BucketError], Exception]) -> T:
+        """Repeat an attempt until it succeeds. `failure` makes the error after a refusal or the last attempt."""
+        tries = Tries(self)
+        while True:
+            try:
+                return await attempt()
+            except BucketError as error:
+                if isinstance(error, Refused) or not await tries.rest(error.slow_down):
+                    raise failure(error) from error
+
+
+_RETRIES = BucketRetries()
 
 
 class Tries:
     """The attempts of one operation."""
 
-    def __init__(
-        self,
-        seconds: float,
-        pause: Pause,
-        random: Callable[[], float],
-        monotonic: Callable[[], float],
-        on_silence: Callable[[], None],
-    ) -> None:
-        self._pause = pause
-        self._random = random
-        self._monotonic = monotonic
-        self._on_silence = on_silence
-        self._began = monotonic()
-        self._ends = self._began + seconds
+    def __init__(self, retries: BucketRetries) -> None:
+        self._retries = retries
+        self._began = retries.monotonic()
         self._rests = 0
         self.rest_seconds = 0.0
         """The last pause without jitter, which suits as `Retry-After` of a failed operation."""
 
     async def rest(self, slow_down: bool = False) -> bool:
-        """Pause before the next attempt, longer each time; False: the time is over. The last attempt is at its end."""
-        first, longest = FIRST_REST_SECONDS, LONGEST_REST_SECONDS
+        """Pause before the next attempt, longer each time; False: it was the last. One comes at the end of the time."""
+        retries = self._retries
+        first, longest = retries.first_rest, retries.longest_rest
         if slow_down:
-            first, longest = FIRST_SLOW_REST_SECONDS, LONGEST_SLOW_REST_SECONDS
-        now = self._monotonic()
-        if not slow_down and now - self._began >= AWAY_AFTER_SECONDS:
-            self._on_silence()
-        left = self._ends - now
-        if left <= 0:
+            first, longest = FIRST_SLOW_REST_SECONDS, retries.longest_slow_rest
+        lasted = retries.monotonic() - self._began
+        if not slow_down and lasted >= AWAY_AFTER_SECONDS:
+            retries.on_silence()
+        left = retries.seconds - lasted
+        if left <= 0 or self._rests + 1 >= retries.attempts:
             return False
         # Both have their maximum before 2**10, and a float overflows at 2**1024.
         self.rest_seconds = min(longest, first * 2 ** min(self._rests, 10))
         self._rests += 1
         # Jitter, so that processes that failed together do not retry together.
-        await self._pause(min(left, self.rest_seconds * (0.5 + self._random() / 2)))
+        await retries.pause(min(left, self.rest_seconds * (0.5 + retries.random() / 2)))
         return True
 
 
@@ -308,45 +296,44 @@ async def read_or_create(
     *,
     grace_seconds: int = DEFAULT_GRACE_SECONDS,
     token: Callable[[int], bytes] = secrets.token_bytes,
-    retries: BucketRetries | None = None,
+    retries: BucketRetries = _RETRIES,
 ) -> Meta:
     """Return the description of a store. The first process creates it; concurrent processes agree on one.
 
     Raises `StoreUnusable` when the bucket can't be used as it is, `EngineFailure` when it does not answer.
     """
-    tries = (retries or BucketRetries()).begin()
-    wanted: bytes | None = None
-    while True:
-        try:
-            stored = await bucket.get(META)
-            if stored is not None:
-                return _decode(stored.body, bucket.name)
-            if wanted is None:
+    wanted = msgspec.json.encode(
+        Meta(
+            format=FORMAT,
+            epoch=token(_EPOCH_BYTES).hex(),
+            tag=int.from_bytes(token(4)) & ((1 << TAG_BITS) - 1),
+            secret=token(_SECRET_BYTES).hex(),
+            created_at=now,
+            grace_seconds=grace_seconds,
+        )
+    )
+    may_create = False
+
+    async def attempt() -> Meta:
+        nonlocal may_create
+        while (stored := await bucket.get(META)) is None:
+            if not may_create:
                 await _refuse_remains(bucket)
-                wanted = msgspec.json.encode(_new(now, grace_seconds, token))
+                may_create = True
             # It is read again after this, so neither the winner nor a lost answer matters.
             await bucket.create(META, wanted)
-        except Refused as error:
-            raise StoreUnusable(
+        return _decode(stored.body, bucket.name)
+
+    def failure(error: BucketError) -> HarkError:
+        if isinstance(error, Refused):
+            return StoreUnusable(
                 f"cannot use {bucket.name}: {error}; check that the bucket exists and that you can read and write it"
-            ) from error
-        except BucketError as error:
-            if not await tries.rest(isinstance(error, Unclear) and error.slow_down):
-                raise EngineFailure(
-                    f"{bucket.name} does not respond: {error}; check its address and the network, then start again"
-                ) from error
+            )
+        return EngineFailure(
+            f"{bucket.name} does not respond: {error}; check its address and the network, then start again"
+        )
 
-
-def _new(now: int, grace_seconds: int, token: Callable[[int], bytes]) -> Meta:
-    tag = int.from_bytes(token(4)) & ((1 << TAG_BITS) - 1)
-    return Meta(
-        format=FORMAT,
-        epoch=token(_EPOCH_BYTES).hex(),
-        tag=tag,
-        secret=token(_SECRET_BYTES).hex(),
-        created_at=now,
-        grace_seconds=grace_seconds,
-    )
+    return await retries.repeat(attempt, failure)
 
 
 async def _refuse_remains(bucket: Bucket) -> None:
@@ -416,42 +403,27 @@ class Pointer(msgspec.Struct, frozen=True):
         return self if kept == self.snapshots else msgspec.structs.replace(self, snapshots=kept)
 
 
-Change = Callable[[Pointer | None], Pointer | None]
-"""Returns the changed pointer; None or the same: no change. Must be idempotent."""
+Change = Callable[[Pointer], Pointer]
+"""Returns the changed pointer; the same: no change. Must be idempotent."""
 
 
-def of_store(pointer: Pointer | None, epoch: str) -> Pointer:
-    """Return the pointer to change, for a store; `advance` refuses the change if it belongs to another store."""
-    return Pointer(epoch) if pointer is None else msgspec.structs.replace(pointer, epoch=epoch)
-
-
-def announce(epoch: str, seq: int) -> Change:
+def announced(pointer: Pointer, seq: int) -> Pointer:
     """Announce a snapshot. Nothing changes if a newer one exists."""
-
-    def change(pointer: Pointer | None) -> Pointer | None:
-        pointer = of_store(pointer, epoch)
-        if seq <= pointer.seq or seq in pointer.announced:
-            return pointer
-        return msgspec.structs.replace(pointer, announced=tuple(sorted((*pointer.announced, seq))))
-
-    return change
+    if seq <= pointer.seq or seq in pointer.announced:
+        return pointer
+    return msgspec.structs.replace(pointer, announced=tuple(sorted((*pointer.announced, seq))))
 
 
-def promote(epoch: str, seq: int) -> Change:
+def promoted(pointer: Pointer, seq: int) -> Pointer:
     """Promote a written snapshot to the newest, unless a newer one exists."""
-
-    def change(pointer: Pointer | None) -> Pointer | None:
-        pointer = of_store(pointer, epoch)
-        if seq <= pointer.seq:
-            return pointer
-        return msgspec.structs.replace(
-            pointer,
-            seq=seq,
-            snapshots=(*pointer.snapshots, Kept(seq, UNWITNESSED)),
-            announced=tuple(one for one in pointer.announced if one != seq),
-        )
-
-    return change
+    if seq <= pointer.seq:
+        return pointer
+    return msgspec.structs.replace(
+        pointer,
+        seq=seq,
+        snapshots=(*pointer.snapshots, Kept(seq, UNWITNESSED)),
+        announced=tuple(one for one in pointer.announced if one != seq),
+    )
 
 
 async def read_pointer(bucket: Bucket) -> tuple[Pointer, str] | None:
@@ -469,88 +441,77 @@ async def read_pointer(bucket: Bucket) -> tuple[Pointer, str] | None:
 
 
 async def advance(
-    bucket: Bucket,
-    change: Change,
-    now: Callable[[], int],
-    *,
-    token: Callable[[int], str] = secrets.token_hex,
-    retries: BucketRetries | None = None,
-) -> Pointer | None:
-    """Change the pointer and return it. A change that would move it back is not made.
+    bucket: Bucket, epoch: str, change: Change, now: Callable[[], int], retries: BucketRetries = _RETRIES
+) -> Pointer:
+    """Change the pointer of a store and return it. A change that would move it back is not made.
 
     `now`: the time by the clock of the object store. Raises `EngineFailure` when the store does not let it happen.
     """
-    tries = (retries or BucketRetries()).begin()
-    nonce = token(_NONCE_BYTES)
-    while True:
-        try:
-            read = await read_pointer(bucket)
-            # The change was made, and its answer was lost.
-            if read is not None and read[0].nonce == nonce:
-                return read[0]
-            current = None if read is None else read[0]
-            # The clock is read after the pointer, so the pointer was valid before that time.
-            wanted = change(None if current is None else current.witnessed(now()))
-            if wanted is None or wanted == current or not _is_forward(current, wanted, bucket.name):
-                return current
-            return await _store(bucket, msgspec.structs.replace(wanted, nonce=nonce), None if read is None else read[1])
-        except Refused as error:
-            raise EngineFailure(f"{bucket.name} rejects the update of {POINTER}: {error}") from error
-        except BucketError as error:
-            # Whether it failed, conflicted or is unknown: the next read decides.
-            if not await tries.rest(isinstance(error, Unclear) and error.slow_down):
-                raise EngineFailure(f"cannot update {POINTER} of {bucket.name}: {error}") from error
+    nonce = secrets.token_hex(_NONCE_BYTES)
+
+    async def attempt() -> Pointer:
+        current, etag = await read_pointer(bucket) or (Pointer(epoch), None)
+        if current.nonce == nonce:  # The change was made, and its answer was lost.
+            return current
+        check_epoch(current, epoch, bucket.name)
+        # The clock is read after the pointer, so the pointer was valid before that time.
+        wanted = change(current.witnessed(now()))
+        if wanted == current or not _is_forward(current, wanted):
+            return current
+        wanted = msgspec.structs.replace(wanted, nonce=nonce)
+        if etag is None:
+            await bucket.create(POINTER, msgspec.json.encode(wanted))
+        else:
+            await bucket.replace(POINTER, msgspec.json.encode(wanted), etag)
+        return wanted
+
+    def failure(error: BucketError) -> EngineFailure:
+        if isinstance(error, Refused):
+            return EngineFailure(f"{bucket.name} rejects the update of {POINTER}: {error}")
+        return EngineFailure(f"cannot update {POINTER} of {bucket.name}: {error}")
+
+    # Whether an attempt failed, conflicted or is unknown: the next read decides.
+    return await retries.repeat(attempt, failure)
 
 
-async def _store(bucket: Bucket, pointer: Pointer, etag: str | None) -> Pointer:
-    body = msgspec.json.encode(pointer)
-    if etag is None:
-        await bucket.create(POINTER, body)
-    else:
-        await bucket.replace(POINTER, body, etag)
-    return pointer
-
-
-def _is_forward(current: Pointer | None, wanted: Pointer, store: str) -> bool:
-    if current is None:
-        return True
-    if current.epoch != wanted.epoch:
+def check_epoch(pointer: Pointer, epoch: str, store: str) -> None:
+    """Raise unless the pointer belongs to the store with this epoch."""
+    if pointer.epoch != epoch:
         raise StoreUnusable(f"{store} was removed and created again while this server used it; restart the server")
+
+
+def _is_forward(current: Pointer, wanted: Pointer) -> bool:
     return wanted.seq >= current.seq and wanted.collected >= current.collected and wanted.removed >= current.removed
 
 
 # A snapshot that was not announced, or was overtaken during its write, does no harm: no process reads it.
 
 
-async def write(bucket: Bucket, seq: int, body: bytes, retries: BucketRetries | None = None) -> None:
+async def write(bucket: Bucket, seq: int, body: bytes, retries: BucketRetries = _RETRIES) -> None:
     """Store a snapshot. Snapshots of the same record have the same state. Raises `EngineFailure`."""
-    tries = (retries or BucketRetries()).begin()
-    while True:
-        try:
-            await bucket.put(snapshot(seq), body)
-            return
-        except Refused as error:
-            raise EngineFailure(f"{bucket.name} rejects snapshot {seq}: {error}") from error
-        except BucketError as error:
-            if not await tries.rest(isinstance(error, Unclear) and error.slow_down):
-                raise EngineFailure(f"{bucket.name} could not store snapshot {seq}: {error}") from error
+
+    def failure(error: BucketError) -> EngineFailure:
+        what = "rejects" if isinstance(error, Refused) else "could not store"
+        return EngineFailure(f"{bucket.name} {what} snapshot {seq}: {error}")
+
+    await retries.repeat(lambda: bucket.put(snapshot(seq), body), failure)
 
 
 async def publish(
-    bucket: Bucket, epoch: str, seq: int, body: bytes, now: Callable[[], int], retries: BucketRetries | None = None
+    bucket: Bucket, epoch: str, seq: int, body: bytes, now: Callable[[], int], retries: BucketRetries = _RETRIES
 ) -> bool:
     """Announce, store and promote a snapshot. False: a newer one was faster, and this one was removed again.
 
     If the process dies between, what it wrote is removed with the snapshots before the one that comes next. Raises
     `EngineFailure`, and `BucketError` when one that was overtaken can't be removed.
     """
-    announced = await advance(bucket, announce(epoch, seq), now, retries=retries)
-    if announced is not None and seq <= announced.seq:
-        return announced.seq == seq
+    pointer = await advance(bucket, epoch, lambda pointer: announced(pointer, seq), now, retries)
+    if seq <= pointer.seq:
+        return pointer.seq == seq
     await write(bucket, seq, body, retries)
-    promoted = await advance(bucket, promote(epoch, seq), now, retries=retries)
-    if promoted is not None and any(kept.seq == seq for kept in promoted.snapshots):
-        return promoted.seq == seq
+    pointer = await advance(bucket, epoch, lambda pointer: promoted(pointer, seq), now, retries)
+    if any(kept.seq == seq for kept in pointer.snapshots):
+        return pointer.seq == seq
     # It was overtaken. The removal may have passed the announcement before the object existed.
     await bucket.delete([snapshot(seq)])
     return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random as random_module
 import threading
 from bisect import bisect_left, bisect_right
@@ -14,7 +15,8 @@ import msgspec
 
 from hark.engine.core.store import Elsewhere
 from hark.engine.s3 import objects
-from hark.engine.s3.bucket import Bucket, BucketError, Conflicting, Unclear
+from hark.engine.s3.bucket import Bucket, BucketError, Refused
+from hark.engine.s3.objects import BucketRetries, Pause
 from hark.errors import EngineFailure, HarkError
 
 
@@ -121,10 +123,6 @@ GAP_BYTES = 64 * 1024
 """Ranges at most this far apart share a request, because these bytes cost less than a second request."""
 _MOST_AT_ONCE = 16
 _TRIES = 7
-_FIRST_SECONDS = 0.1
-_LONGEST_SECONDS = 5.0
-_SLOWER = 10.0
-"""Factor of the first pause if the store asks for fewer requests."""
 
 
 class Payloads:
@@ -138,15 +136,21 @@ class Payloads:
         gap: int = GAP_BYTES,
         most_at_once: int = _MOST_AT_ONCE,
         tries: int = _TRIES,
-        pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        pause: Pause = asyncio.sleep,
         random: Callable[[], float] = random_module.random,
     ) -> None:
         self._bucket = bucket
         self._cache = cache
         self._gap = gap
-        self._tries = tries
-        self._pause = pause
-        self._random = random
+        self._retries = BucketRetries(
+            seconds=math.inf,
+            attempts=tries,
+            first_rest=0.1,
+            longest_rest=5.0,
+            longest_slow_rest=5.0,
+            pause=pause,
+            random=random,
+        )
         self._turns = asyncio.Semaphore(most_at_once)
         self._flights: dict[int, list[_Flight]] = {}
         """Requests in flight by record."""
@@ -189,35 +193,29 @@ class Payloads:
 
     async def _read(self, span: PayloadLocation) -> bytes:
         """Repeat the read until it is answered."""
-        for attempt in range(1, self._tries + 1):
-            try:
-                async with self._turns:
-                    data = await self._bucket.get_range(objects.record(span.seq), span.offset, span.length)
-            except (Unclear, Conflicting) as error:
-                if attempt == self._tries:
-                    raise self._failure(span, f"cannot be fetched now: {error}; retry", "engine_failure") from error
-                await self._pause(self._seconds(attempt, error))
-                continue
-            except BucketError as error:
-                raise self._failure(span, f"cannot be read: {error}", "payload_unreadable") from error
-            if data is None:
-                raise self._failure(
-                    span,
-                    "does not exist any more; restore the object, and remove lifecycle rules for this prefix: Hark "
-                    "deletes unneeded objects itself",
-                    "payload_missing",
-                )
-            self._cache.put_record(span.seq, span.offset, data)
-            return data
-        raise AssertionError("the last try answers or raises")
+
+        async def attempt() -> bytes | None:
+            async with self._turns:
+                return await self._bucket.get_range(objects.record(span.seq), span.offset, span.length)
+
+        def failure(error: BucketError) -> EngineFailure:
+            if isinstance(error, Refused):
+                return self._failure(span, f"cannot be read: {error}", "payload_unreadable")
+            return self._failure(span, f"cannot be fetched now: {error}; retry", "engine_failure")
+
+        data = await self._retries.repeat(attempt, failure)
+        if data is None:
+            raise self._failure(
+                span,
+                "does not exist any more; restore the object, and remove lifecycle rules for this prefix: Hark "
+                "deletes unneeded objects itself",
+                "payload_missing",
+            )
+        self._cache.put_record(span.seq, span.offset, data)
+        return data
 
     def _failure(self, span: PayloadLocation, what: str, code: str) -> EngineFailure:
         return EngineFailure(f"a payload in {objects.record(span.seq)} of {self._bucket.name} {what}", code=code)
-
-    def _seconds(self, attempt: int, error: Unclear | Conflicting) -> float:
-        """Return the pause in seconds, randomised so that requests that failed together are not repeated together."""
-        first = _FIRST_SECONDS * (_SLOWER if isinstance(error, Unclear) and error.slow_down else 1.0)
-        return float(min(first * 2 ** (attempt - 1), _LONGEST_SECONDS) * (0.5 + self._random() / 2))
 
 
 class _Flight:

@@ -13,7 +13,7 @@ from hark.engine.core.state import Group, Queue, State
 from hark.engine.core.store import rows_of, run
 from hark.engine.hints import HintBook
 from hark.engine.s3.flush import Flush
-from hark.engine.s3.leases import Changeset, LeaseRows, PositionKey, Rates
+from hark.engine.s3.leases import Changeset, LeaseRows, PositionKey, group_by_id, stored_rates
 from hark.engine.s3.objects import Record
 from hark.engine.s3.scratch import Scratch
 from hark.errors import StoreUnusable
@@ -46,24 +46,15 @@ def hints(connection: apsw.Connection, state: State, changeset: Changeset, befor
             book.add(queue, group, None)
     for lease_id, positions in before.items():
         for queue, group in positions:
-            _notify_room(book, state, queue)
+            owner = state.queues.get(queue)
+            if owner is not None and owner.bounds.blocked:
+                # Of all groups of a queue that share a limit, one may have room now.
+                owner.bounds.blocked = False
+                book.add(queue, None, None)
             if lease_id not in state.leases:
                 book.add(queue, group, None)
                 book.ended(queue, group, lease_id)
     return book.hints()
-
-
-def _notify_room(book: HintBook, state: State, name: str) -> None:
-    """Notify all groups of a queue that share a limit, because one of them may have room now."""
-    queue = state.queues.get(name)
-    if queue is not None and queue.bounds.blocked:
-        queue.bounds.blocked = False
-        book.add(name, None, None)
-
-
-def key_notification(changeset: Changeset) -> KeyNotification | None:
-    """Return the changed keys."""
-    return KeyNotification(tuple(changeset.keys)) if changeset.keys else None
 
 
 def _notify_arrivals(connection: apsw.Connection, book: HintBook, arrived: dict[int, int]) -> None:
@@ -102,13 +93,11 @@ class Memory:
         state.expired_leases, state.removed = expired, removed
         loader = Loader(writer, state)
         loader.queues()
-        rates = Rates(writer)
-        for queue in state.queues.values():
-            rates.give("queue", queue.id, queue.bounds)
-        for number in rates.groups:
-            for queue_name, name in rows_of(writer, "select queue, name from groups where id = ?1", number):
-                loader.groups(queue_name)
-                rates.give("group", number, state.groups[queue_name, name].bounds)
+        queues = {queue.id: queue for queue in state.queues.values()}
+        for (kind, number), (tokens, filled_at) in stored_rates(writer).items():
+            owner = queues.get(number) if kind == "queue" else group_by_id(writer, loader, number)
+            if owner is not None:
+                owner.bounds.tokens, owner.bounds.filled_at = tokens, filled_at
         self._leases.load(writer)
 
     def follow(self, changeset: Changeset, now: int) -> None:
@@ -144,18 +133,18 @@ class Memory:
             for partition in partitions:
                 position = group.positions.get(partition)
                 if position is not None:
-                    group.refresh(position, now)
+                    position.refresh(now)
         for queue in queues:
             queue.open = None  # Counted again when it is next needed.
 
     def _follow_rates(self, changeset: Changeset, groups: dict[int, Group]) -> None:
-        rates = Rates(self._scratch.writer)
+        stored = stored_rates(self._scratch.writer)
         queues = {queue.id: queue for queue in self._state.queues.values()}
         for kind, number in changeset.rates:
             owner = queues.get(number) if kind == "queue" else groups.get(number)
             if owner is not None:
-                owner.bounds.tokens = None
-                rates.give(kind, number, owner.bounds)
+                tokens, filled_at = stored.get((kind, number), (None, owner.bounds.filled_at))
+                owner.bounds.tokens, owner.bounds.filled_at = tokens, filled_at
 
     def _positions_in(self, partitions: Iterable[int]) -> set[PositionKey]:
         """Return the positions of all groups in partitions, as far as they are in memory."""
@@ -322,7 +311,8 @@ class LocalState:
                 "restore it from a backup"
             ) from error
         self._follow(changeset, record.time)
-        return Change(hints(writer, self.state, changeset, ended), key_notification(changeset))
+        keys = KeyNotification(tuple(changeset.keys)) if changeset.keys else None
+        return Change(hints(writer, self.state, changeset, ended), keys)
 
     def _commit(self, head: Head | None) -> None:
         if head is not None:

@@ -69,6 +69,8 @@ class ReplicaThread:
         self._follower = Follower(log_client, local, outbox, pacing, on_head)
         self._sleep = sleep
         self._inbox: SimpleQueue[Call] = SimpleQueue()
+        self._open: dict[int, Call] = {}
+        """Calls that are served now and not answered yet, by their identity."""
         self._backlog: list[Call] = []
         """Calls that arrived during a record and did not fit into it."""
         self._parked: set[str] = set()
@@ -84,13 +86,10 @@ class ReplicaThread:
         """The permanent failure: the log is damaged, or a newer Hark wrote it."""
         self._thread = threading.Thread(target=self._run, name="hark-s3-state", daemon=True)
 
-    def open(self) -> None:
-        """Load the newest snapshot and the records after it. This blocks."""
+    def start(self) -> None:
+        """Load the newest snapshot and the records after it, which blocks; then start the thread."""
         self._follower.restart()
         self._follower.read_on()
-
-    def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def submit(self, call: Call) -> None:
@@ -112,7 +111,7 @@ class ReplicaThread:
         self._away = False
         self._returned = True
         log.warning("%s responds again", self._log_client.name, extra={"fields": _BACK})
-        self.submit(Wake())
+        self.submit(Wake(None))
 
     def _refusal(self, retry_after: float = 1.0) -> EngineFailure:
         text = f"{self._log_client.name} does not respond; the request had no effect; retry later"
@@ -154,19 +153,14 @@ class ReplicaThread:
             calls += self._take()
             stop = next((call for call in calls if isinstance(call, Stop)), stop)
             if stop is None and any(isinstance(call, (Write, Claim, Renew)) for call in calls):
-                calls += self._wait_for_more()
+                if (pause := self._pacing.pause(time.monotonic())) > 0:
+                    self._sleep(pause)
+                    calls += self._take()
                 stop = next((call for call in calls if isinstance(call, Stop)), None)
             self._serve([call for call in calls if not isinstance(call, Stop)])
             self._outbox.deliver()
         self._outbox.post([stop], [])
         self._outbox.deliver()
-
-    def _wait_for_more(self) -> list[Call]:
-        pause = self._pacing.pause(time.monotonic())
-        if pause <= 0:
-            return []
-        self._sleep(pause)
-        return self._take()
 
     def _invite(self, flush: Flush) -> list[Call]:
         """Notify waiting consumers before the record is stored, so that their pops share it."""
@@ -184,7 +178,7 @@ class ReplicaThread:
         return [*calls, *self._take()]
 
     def _serve(self, calls: list[Call]) -> None:
-        open_calls = {id(call): call for call in calls}
+        self._open = {id(call): call for call in calls}
         try:
             if self._broken is not None:
                 raise self._broken
@@ -193,43 +187,41 @@ class ReplicaThread:
             if self._local.mend() or self._returned:
                 self._returned = False
                 self._follower.notify_all()
-            self._take_remote_changes([call for call in calls if isinstance(call, (Found, Wake))], open_calls)
-            self._write([call for call in calls if isinstance(call, (Write, Claim, Renew))], open_calls)
-            self._confirm([call for call in calls if isinstance(call, Confirm)], open_calls)
-            self._look([call for call in calls if isinstance(call, Look)], open_calls)
+            self._take_remote_changes([call for call in calls if isinstance(call, (Found, Wake))])
+            self._write([call for call in calls if isinstance(call, (Write, Claim, Renew))])
+            self._confirm([call for call in calls if isinstance(call, Confirm)])
+            self._look([call for call in calls if isinstance(call, Look)])
         except Exception as error:
             failure = translate(error)
             if isinstance(error, StoreUnusable):
                 log.critical("%s is unusable; all requests fail until you restart: %s", self._log_client.name, error)
                 self._broken = EngineFailure(str(error), code="store_unusable")
                 failure = self._broken
-            missed = any(isinstance(call, Found) for call in open_calls.values())
-            self._fail(open_calls, failure)
+            missed = any(isinstance(call, Found) for call in self._open.values())
+            self._fail(failure)
             if missed and self._broken is None:
                 self._on_missed()
         self._outbox.post([], self._local.forgotten())
 
-    def _fail(self, open_calls: dict[int, Call], failure: HarkError) -> None:
-        """Fail these calls, and if the bucket does not answer, also those that arrived meanwhile."""
+    def _fail(self, failure: HarkError) -> None:
+        """Fail the open calls, and if the bucket does not answer, also those that arrived meanwhile."""
         others = failure
         if failure.code in _SILENCE:
             # Otherwise each of them would wait as long as this one.
             others = self._refusal(failure.retry_after or 1)
             waiting = self._take()
             self._backlog += [call for call in waiting if isinstance(call, _ALWAYS)]
-            open_calls |= {id(call): call for call in waiting if not isinstance(call, _ALWAYS)}
+            self._open |= {id(call): call for call in waiting if not isinstance(call, _ALWAYS)}
         else:
             waiting = []
-        for call in open_calls.values():
+        for call in self._open.values():
             had_part = isinstance(call, (*_WRITES, Claim)) and call not in waiting
             call.error = failure if had_part else others
-        self._answer(list(open_calls.values()), open_calls)
+        self._answer(list(self._open.values()))
 
-    def _answer(
-        self, calls: Sequence[Call], open_calls: dict[int, Call], hints: Sequence[Hint] = (), flush: Flush | None = None
-    ) -> None:
+    def _answer(self, calls: Sequence[Call], hints: Sequence[Hint] = (), flush: Flush | None = None) -> None:
         for call in calls:
-            open_calls.pop(id(call), None)
+            self._open.pop(id(call), None)
         self._outbox.post(calls, hints, None if flush is None else flush.notification)
 
     def _now(self) -> int:
@@ -239,19 +231,19 @@ class ReplicaThread:
 
     # Verbs -------------------------------------------------------------------------------------------------
 
-    def _write(self, calls: list[Call], open_calls: dict[int, Call]) -> None:
+    def _write(self, calls: list[Call]) -> None:
         confirmed = False
         while calls:
             self._follower.make_sure()
             flush = self._local.begin(self._now())
             try:
-                left = self._do(flush, calls, open_calls)
+                left = self._do(flush, calls)
                 changes = self._local.changes()
             except CallFailed as failed:
                 self._local.undo()
                 failed.call.error = translate(failed.cause)
                 calls = [call for call in calls if call is not failed.call]
-                self._answer([failed.call], open_calls)
+                self._answer([failed.call])
                 continue
             except BaseException:
                 self._local.undo()
@@ -266,17 +258,17 @@ class ReplicaThread:
                 continue
             self._parked |= flush.parked
             done = [call for call in calls if call not in left]
-            self._answer(done, open_calls, flush.hints, flush)
+            self._answer(done, flush.hints, flush)
             calls = left
 
-    def _do(self, flush: Flush, calls: list[Call], open_calls: dict[int, Call]) -> list[Call]:
+    def _do(self, flush: Flush, calls: list[Call]) -> list[Call]:
         """Run calls in a batch, with the pops that it triggers; return the calls left for the next batch."""
         flush.expire_first(calls)
         left = flush.write([call for call in calls if isinstance(call, _WRITES)], self._most_bytes)
         invited = self._invite(flush)
         more = [call for call in invited if isinstance(call, (*_WRITES, Claim))]
         self._backlog += [call for call in invited if not isinstance(call, (*_WRITES, Claim))]
-        open_calls |= {id(call): call for call in more}
+        self._open |= {id(call): call for call in more}
         calls += more
         left += flush.write([call for call in more if isinstance(call, _WRITES)], self._most_bytes)
         flush.claim([call for call in calls if isinstance(call, Claim)])
@@ -341,22 +333,22 @@ class ReplicaThread:
         else:
             self._on_head(self._local.head, size, True)
 
-    def _look(self, calls: list[Call], open_calls: dict[int, Call]) -> None:
+    def _look(self, calls: list[Call]) -> None:
         if not calls:
             return
         if self._local.state.is_due(self._now()):
-            self._write([Chore(None, lambda _: None)], {})
+            self._write([Chore(None, lambda _: None)])
         for call in calls:
             assert isinstance(call, Look)
             try:
                 call.result = call.body(self._local.state, self._now())
             except Exception as error:
                 call.error = translate(error)
-            self._answer([call], open_calls)
+            self._answer([call])
 
     # Records of other processes ----------------------------------------------------------------------------
 
-    def _take_remote_changes(self, calls: Iterable[Call], open_calls: dict[int, Call]) -> None:
+    def _take_remote_changes(self, calls: Iterable[Call]) -> None:
         for call in calls:
             if isinstance(call, Wake):
                 self._follower.check_pointer()
@@ -364,10 +356,10 @@ class ReplicaThread:
                 self._follower.make_sure()
                 if call.seq == self._local.head.seq + 1:
                     self._follower.apply([call.stored])
-            self._answer([call], open_calls)
+            self._answer([call])
 
-    def _confirm(self, calls: list[Call], open_calls: dict[int, Call]) -> None:
+    def _confirm(self, calls: list[Call]) -> None:
         if calls:
             self._follower.make_sure()
             self._follower.read_on()
-            self._answer(calls, open_calls)
+            self._answer(calls)

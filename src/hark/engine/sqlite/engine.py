@@ -12,17 +12,15 @@ from typing import TypeVar
 
 import apsw
 
-from hark.batching import Answer
 from hark.clock import Clock, ShiftedClock
 from hark.engine.api import KeyListener, Listener, ignore_keys
 from hark.engine.core.collect import Collector
 from hark.engine.core.explain import LeaseView
 from hark.engine.core.state import State
-from hark.engine.core.store import AUTO, Store
-from hark.engine.core.transaction import WriteTransaction
-from hark.engine.core.verbs import Call, Look, Stop, TableVerbs, Write
+from hark.engine.core.verbs import Stop, TableVerbs, refuse, stopping
 from hark.engine.sqlite import files
 from hark.engine.sqlite.files import resume
+from hark.engine.sqlite.store import AUTO, Store
 from hark.engine.sqlite.threads import StoreThreads
 from hark.errors import EngineFailure
 from hark.ids import IdSource
@@ -48,10 +46,10 @@ class SqliteEngine(TableVerbs):
         idle_group_seconds: int = 30 * 86400,
         min_free_bytes: int = AUTO,
     ) -> None:
-        self._system_clock, self._time = clock, ShiftedClock(clock)
-        super().__init__(self._time)
+        super().__init__(clock)
+        self._system_clock = clock
+        self.ahead = 0
         self._store = Store(path, min_free_bytes)
-        self._ids = IdSource(self._time)
         self._collector = Collector(completed_retention_seconds, idle_group_seconds)
         self._threads: StoreThreads | None = None
         self._local = threading.local()
@@ -63,20 +61,20 @@ class SqliteEngine(TableVerbs):
         """The database file; None in memory."""
         return None if self._store.memory else Path(self._store.path)
 
-    @property
-    def ahead(self) -> int:
-        return self._time.ahead
-
     async def start(self, listener: Listener, key_listener: KeyListener = ignore_keys) -> None:
         self._store.open()
-        self._time.ahead = resume(self._store, self._system_clock)
+        self.ahead = resume(self._store, self._system_clock)
+        if self.ahead:
+            self._clock = ShiftedClock(self._system_clock, self.ahead)
         self._pool = ThreadPoolExecutor(_READERS, thread_name_prefix="hark-store-read")
-        self._threads = StoreThreads(self._store, self._time, self._ids, listener, key_listener)
+        self._threads = StoreThreads(self._store, self._clock, IdSource(self._clock), listener, key_listener)
         self._codec = self._threads.state.codec
         self._threads.start()
+        self._submit, self._submit_write = self._threads.submit, self._threads.writes.put
 
     async def close(self) -> None:
         thread, self._threads = self._threads, None
+        self._submit = self._submit_write = refuse
         if thread is None:
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -100,21 +98,8 @@ class SqliteEngine(TableVerbs):
 
     def _running(self) -> StoreThreads:
         if self._threads is None:
-            raise EngineFailure("the server is shutting down; retry", code="stopping")
+            raise stopping()
         return self._threads
-
-    def _submit(self, call: Call) -> None:
-        (self._threads or self._running()).submit(call)
-
-    def _write(self, body: Callable[[WriteTransaction], T]) -> asyncio.Future[T]:
-        answer: Answer[T] = Answer()
-        self._submit(Write(answer, body))
-        return answer
-
-    def _look(self, body: Callable[[State, int], T]) -> asyncio.Future[T]:
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._submit(Look(future, body))
-        return future
 
     def _memory(self) -> State:
         return self._running().state

@@ -1,11 +1,10 @@
-"""The database file: checkpoints, backup and restore, metrics, and the time of the store after a start."""
+"""The database file: backup and restore, metrics, and the time of the store after a start."""
 
 from __future__ import annotations
 
 import logging
 import os
 import secrets
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +13,8 @@ import apsw
 from hark.clock import SECOND, Clock
 from hark.engine.core import schema
 from hark.engine.core.state import State
-from hark.engine.core.store import Store, run, scalar, sync_directory
+from hark.engine.core.store import run, scalar
+from hark.engine.sqlite.store import Store, sync_directory
 from hark.errors import StoreUnusable
 from hark.ids import TAG_BITS
 
@@ -27,13 +27,8 @@ def store_metrics(store: Store, state: State) -> dict[str, float]:
         "database_bytes": store.reader.pragma("page_count") * page,
         "free_bytes": store.reader.pragma("freelist_count") * page,
         "log_bytes": log.stat().st_size if not store.memory and log.exists() else 0,
-        **expiry_metrics(state),
+        **state.metrics(),
     }
-
-
-def expiry_metrics(state: State) -> dict[str, float]:
-    """Counts of leases that expired."""
-    return {"leases_expired": state.leases_expired, "expiries_dead_lettered": state.expiries_dead_lettered}
 
 
 # All stored times are times of the store, so delays, retries and times to live continue where they were. `deliverAt`
@@ -81,80 +76,6 @@ def note_time(connection: apsw.Connection, now: int) -> None:
 
 def _noted(connection: apsw.Connection, key: str) -> int:
     return int(scalar(connection, _NOTED, key) or 0)
-
-
-_PAGES = 2_000
-_BLOCKING_PAGES = 40_000
-"""A passive checkpoint cannot rewind a log that is being written to. From this size on, writers wait for it."""
-
-
-class Checkpointer:
-    """The thread that moves the log into the database when it has grown."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._pages = 0
-        self._wanted = threading.Event()
-        self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="hark-store-move", daemon=True)
-
-    def start(self) -> None:
-        """Start to watch the commits of the writer."""
-        self._store.writer.set_wal_hook(self._note_pages)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End the thread. Closing the database moves the rest of the log."""
-        self._stopping = True
-        self._wanted.set()
-        self._thread.join()
-
-    def _note_pages(self, _connection: apsw.Connection, _database: str, pages: int) -> int:
-        self._pages = pages
-        if pages >= _PAGES:
-            self._wanted.set()
-        return apsw.SQLITE_OK
-
-    def _run(self) -> None:
-        connection = apsw.Connection(self._store.path)
-        connection.pragma("synchronous", "full")
-        while True:
-            self._wanted.wait()
-            self._wanted.clear()
-            if self._stopping:
-                break
-            if self._store.must_keep_log:
-                continue
-            blocking = self._pages >= _BLOCKING_PAGES
-            mode = apsw.SQLITE_CHECKPOINT_RESTART if blocking else apsw.SQLITE_CHECKPOINT_PASSIVE
-            try:
-                connection.wal_checkpoint(mode=mode)
-            except apsw.BusyError:
-                pass  # A reader blocks it; the next commit tries again.
-            except apsw.Error as error:
-                if getattr(error, "extendedresult", None) == apsw.SQLITE_IOERR_FSYNC:
-                    self._keep_log(error)
-                    continue
-                log.error(
-                    "cannot checkpoint the write-ahead log of %s, which grows meanwhile; check disk space and "
-                    "permissions: %s",
-                    self._store.path,
-                    error,
-                )
-        connection.close()
-
-    def _keep_log(self, error: apsw.Error) -> None:
-        """Stop checkpoints in this process.
-
-        A failed sync loses pages, and the next sync does not report that. SQLite would then write only later changes,
-        and restart the log. The next start moves the whole log.
-        """
-        self._store.must_keep_log = True
-        log.critical(
-            "cannot sync %s; its write-ahead log is kept, and grows, until you restart the server; check the disk: %s",
-            self._store.path,
-            error,
-        )
 
 
 Progress = Callable[[int, int], None]

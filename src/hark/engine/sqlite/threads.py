@@ -28,7 +28,6 @@ from collections.abc import Sequence
 from math import inf
 from queue import SimpleQueue
 from time import monotonic
-from typing import TypeVar
 
 import apsw
 
@@ -39,18 +38,17 @@ from hark.engine.core.groups import first_contact
 from hark.engine.core.loader import Loader
 from hark.engine.core.settle import expire, settle_leased
 from hark.engine.core.state import State
-from hark.engine.core.store import Store
 from hark.engine.core.transaction import WriteTransaction
-from hark.engine.core.verbs import Call, Claim, Expire, Look, Notes, Outbox, Stop, Write, translate
+from hark.engine.core.verbs import Call, Claim, Expire, Look, Notes, Outbox, Stop, Write, stopping, translate
 from hark.engine.hints import HintBook
-from hark.engine.sqlite.files import Checkpointer, note_time
+from hark.engine.sqlite.files import note_time
+from hark.engine.sqlite.store import Checkpointer, Store
 from hark.errors import EngineFailure, HarkError
 from hark.ids import IdCodec, IdSource
 from hark.model import Expired, PopRequest, PopResult
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 _EXPIRE_AT_ONCE = 10_000
 _MOST_AT_ONCE = 64
 """Number of messages that are claimed on the event loop."""
@@ -74,7 +72,8 @@ class StoreThreads:
         self._ids = ids
         self.state = State(IdCodec(store.tag), store.refusal)
         self._lock = threading.Lock()
-        self._writes: SimpleQueue[Call] = SimpleQueue()
+        self.writes: SimpleQueue[Call] = SimpleQueue()
+        """For the writer."""
         self._claims: SimpleQueue[Call] = SimpleQueue()
         self._parked: list[Call] = []
         """Calls that wait for the transaction in progress."""
@@ -86,7 +85,7 @@ class StoreThreads:
         """The log may have a commit whose sync failed, which the next process to read it would apply."""
         self._notes = Notes()
         self._latest = 0
-        """The latest time at which a call was served."""
+        """The latest time of a call. Time never goes back, because groups have passed messages that were due."""
         self._noted = 0
         """The last known time of the store, as stored."""
         self._commit_began = inf
@@ -107,9 +106,9 @@ class StoreThreads:
         self._claimer.start()
 
     def submit(self, call: Call) -> None:
-        """Queue a call from the event loop, or serve it at once."""
-        if isinstance(call, Write) or (isinstance(call, Claim) and any(request.auto_ack for request in call.requests)):
-            self._writes.put(call)
+        """Queue a call from the event loop that is not a write, or serve it at once."""
+        if isinstance(call, Claim) and any(request.auto_ack for request in call.requests):
+            self.writes.put(call)
         elif not (isinstance(call, Claim) and self._claim_at_once(call)):
             self._claims.put(call)
 
@@ -149,34 +148,31 @@ class StoreThreads:
     def _run_claimer(self) -> None:
         stop: Stop | None = None
         while stop is None:
-            calls = take_all(self._claims)
+            calls = [self._claims.get()]
+            while not self._claims.empty():  # No other thread takes from it.
+                calls.append(self._claims.get())
             stop = next((call for call in calls if isinstance(call, Stop)), None)
             with self._lock:
                 self._serve_all([call for call in calls if not isinstance(call, Stop)])
             self._outbox.deliver()
-        self._writes.put(stop)
+        self.writes.put(stop)
 
     def _serve_all(self, calls: Sequence[Call]) -> None:
-        now = self._now()
+        self._latest = now = max(self._latest, self._clock.now())
         answered = [call for call in calls if self._serve(call, now)]
         if self._notes.waiting:
-            self._writes.put(Write(None, lambda _: None))  # Every transaction saves the notes.
+            self.writes.put(Write(None, lambda _: None))  # Every transaction saves the notes.
         self._outbox.post(answered, self._claimed.hints())
         self._claimed = HintBook()
-
-    def _now(self) -> int:
-        """The time. It never goes back, because groups have passed messages that were due."""
-        self._latest = max(self._latest, self._clock.now())
-        return self._latest
 
     def _serve(self, call: Call, now: int) -> bool:
         """Serve a call from memory. False: it must wait for a transaction."""
         try:
             if self._broken is not None:
-                self._writes.put(Write(None, lambda _: None))  # The next transaction tries to load memory again.
+                self.writes.put(Write(None, lambda _: None))  # The next transaction tries to load memory again.
                 raise self._broken
             if self.state.is_due(now):
-                self._writes.put(call)  # Due leases are expired first, in a transaction.
+                self.writes.put(call)  # Due leases are expired first, in a transaction.
                 return False
             if isinstance(call, Claim):
                 return self._serve_claim(call, now)
@@ -194,7 +190,7 @@ class StoreThreads:
         numbers = claim.open
         if any(claimer.contacts(claim.requests[number]) for number in numbers):
             # A new group must be on stable storage before the answer, so this takes a transaction.
-            self._writes.put(claim)
+            self.writes.put(claim)
             return False
         requests = [claim.requests[number] for number in numbers]
         try:
@@ -224,8 +220,10 @@ class StoreThreads:
 
     def _run_writer(self) -> None:
         stop: Stop | None = None
-        while stop is None or not self._writes.empty():
-            calls = take_all(self._writes)
+        while stop is None or not self.writes.empty():
+            calls = [self.writes.get()]
+            while not self.writes.empty():  # No other thread takes from it.
+                calls.append(self.writes.get())
             stop = next((call for call in calls if isinstance(call, Stop)), stop)
             writes = [call for call in calls if not isinstance(call, Stop)]
             if stop is not None:
@@ -236,7 +234,7 @@ class StoreThreads:
         # The claimer has ended, so these calls cannot be served any more.
         left = [*self._parked, *(self._claims.get() for _ in range(self._claims.qsize()))]
         for call in left:
-            call.error = EngineFailure("the server is shutting down; retry", code="stopping")
+            call.error = stopping()
         self._outbox.post([*left, stop], [])
         self._outbox.deliver()
 
@@ -250,10 +248,9 @@ class StoreThreads:
             begun = True
             try:
                 with self._lock:
-                    now = self._now()
-                    if isinstance(writes[0], Expire) and self._nothing_due(writes, now):
+                    if isinstance(writes[0], Expire) and self._nothing_due(writes):
                         return
-                    transaction = self._run_bodies(writes, now)
+                    transaction = self._run_bodies(writes)
                     if self._store.memory:  # It has only one connection, so the commit needs the lock.
                         self._write_down(transaction)
                 if not self._store.memory:
@@ -282,19 +279,21 @@ class StoreThreads:
                 call.error = self._broken
             self._outbox.post([*writes, *parked], [])
 
-    def _nothing_due(self, writes: Sequence[Call], now: int) -> bool:
+    def _nothing_due(self, writes: Sequence[Call]) -> bool:
         """Answer the calls if all of them are `Expire` and no lease is due."""
-        if self.state.is_due(now) or not all(isinstance(write, Expire) for write in writes):
+        if self.state.is_due(self._clock.now()) or not all(isinstance(write, Expire) for write in writes):
             return False
         for write in writes:
             write.result = Expired(0, self.state.next_expiry())
         self._outbox.post(list(writes), [])
         return True
 
-    def _run_bodies(self, writes: Sequence[Call], now: int) -> WriteTransaction:
+    def _run_bodies(self, writes: Sequence[Call]) -> WriteTransaction:
+        self._latest = now = max(self._latest, self._clock.now())
         self._store.writer.execute("begin immediate")
         transaction = WriteTransaction(self._store.writer, self.state, now, self._ids)
-        if self.state.is_due(now):
+        heap = self.state.lease_heap
+        if heap and heap[0][0] <= now:  # Perhaps of a lease that ended before. That is for `expire` to find out.
             limits = [write.limit for write in writes if isinstance(write, Expire)]
             expire(transaction, max(limits) if len(limits) == len(writes) else _EXPIRE_AT_ONCE)
         if self._notes.waiting:
@@ -307,7 +306,8 @@ class StoreThreads:
         if now - self._noted >= _NOTE_EVERY:
             note_time(transaction.connection, now)
             transaction.on_commit(lambda: setattr(self, "_noted", now))
-        transaction.seal()
+        if transaction.shared or transaction.drops is not None:
+            transaction.seal()
         return transaction
 
     def _claim_in(self, transaction: WriteTransaction, claim: Claim) -> None:
@@ -362,7 +362,7 @@ class StoreThreads:
         if self._parked:
             self._unpark()
         if self._notes.waiting:
-            self._writes.put(Write(None, lambda _: None))
+            self.writes.put(Write(None, lambda _: None))
         keys = transaction.keys
         self._outbox.post(answered, hints, None if keys is None else keys.notification())
 
@@ -387,7 +387,7 @@ class StoreThreads:
         for write in tuple(writes):
             if several:
                 try:
-                    transaction = self._run_bodies([write], self._now())
+                    transaction = self._run_bodies([write])
                     self._write_down(transaction)
                 except Exception as own:
                     self._reset()
@@ -426,11 +426,3 @@ def _unknown(error: Exception) -> HarkError:
     """The error for calls whose commit may be in the log."""
     text = f"the store failed: {error}; it is unknown whether the request took effect; see the server log"
     return EngineFailure(text, code="outcome_unknown")
-
-
-def take_all(inbox: SimpleQueue[T]) -> list[T]:
-    """Wait for an item, and take all that are present."""
-    messages = [inbox.get()]
-    while not inbox.empty():  # No other thread takes from it.
-        messages.append(inbox.get())
-    return messages

@@ -7,16 +7,19 @@ from collections.abc import Sequence
 from typing import Literal, cast
 
 import msgspec
+from msgspec import UnsetType
 
 from hark.api import operations, types
+from hark.api.types import OptionalRaw
+from hark.api.types.keys import AtomicBody, CheckBody, DeleteBody, KeysBody, ListBody, MutationBody
 from hark.errors import Conflict, EngineFailure, InvalidInput, NotFound, Refused
 from hark.http import checks
 from hark.http.admission import stamp
-from hark.http.checks import MAX_NUMBER, check_int, decode_json, in_turns, raw_default, short
+from hark.http.checks import MAX_NUMBER, check_int, decode_json, in_turns, short
 from hark.http.items import MAX_TTL_MS, too_many
 from hark.http.keyval import paths
 from hark.http.keyval.paths import LIMIT, PREFIX, QUEUE, STRINGS, KeyParam, key_of, timed, versionstamp, wire_entry
-from hark.http.keyval.queue import ABSENT, EnqueueOptions, new_message
+from hark.http.keyval.queue import new_message
 from hark.http.params import BoolParam, IntParam, Param, Query
 from hark.http.responses import carry
 from hark.http.routing import (
@@ -37,36 +40,11 @@ _KINDS = ("set", "delete", "sum", "min", "max", "append", "prepend")
 _MUTATION = re.compile(r"mutations\[(\d+)\]")
 
 
-class CheckBody(msgspec.Struct):
-    """A condition on the version of a key. Null: the key must not exist."""
-
-    key: object = None
-    versionstamp: str | msgspec.UnsetType | None = msgspec.UNSET
-
-
-class MutationBody(msgspec.Struct, rename="camel"):
-    """A change of a key, or a message to enqueue."""
-
-    type: str
-    key: object = None
-    value: msgspec.Raw = raw_default(ABSENT)
-    expires_in: int | None = None
-    queue: str | None = None
-    options: EnqueueOptions | None = None
-
-
-class AtomicBody(msgspec.Struct):
-    """An atomic commit: checks and mutations."""
-
-    mutations: list[MutationBody]
-    checks: list[CheckBody] | None = None
-
-
 VALUES = checks.raw_parts("value", "mutations")
 """Returns the values of a commit, which are not decoded, for `decode_in_turns`."""
 
 
-async def commit(call: Call) -> types.keys.Committed:
+async def commit(call: Call) -> types.keys.AtomicResult:
     """Commit checks and mutations atomically.
 
     Applies all mutations in one commit if all checks hold. If a check fails, nothing is applied and the response is 200
@@ -87,9 +65,9 @@ async def commit(call: Call) -> types.keys.Committed:
         text = _MUTATION.sub(lambda match: f"mutations[{indexes[int(match[1])]}]", error.text, count=1)
         raise Conflict(text, code=error.code) from None
     if not written.success or written.version is None:
-        return types.keys.Committed(ok=False)
-    ids = tuple(outcome.message_id for outcome in written.messages)
-    return types.keys.Committed(ok=True, versionstamp=versionstamp(written.version), ids=ids or None)
+        return types.keys.AtomicResult(ok=False)
+    ids = tuple(outcome.message_id or "" for outcome in written.messages)
+    return types.keys.AtomicResult(ok=True, versionstamp=versionstamp(written.version), ids=ids)
 
 
 async def parse_key_write(body: AtomicBody, most: int, *, where: str = "", queue: str | None = None) -> KeyWrite:
@@ -133,7 +111,7 @@ def _mutation(item: MutationBody, where: str) -> KeyMutation:
         raise InvalidInput(f"{where}.expiresIn: allowed only with type set, got type {kind}")
     if kind == "delete":
         return KeyMutation(kind=kind, key=key)
-    if item.value is ABSENT:
+    if isinstance(item.value, UnsetType):
         raise InvalidInput(f"{where}.value: is required; send null to store null")
     value = bytes(item.value)
     if kind in ("append", "prepend"):
@@ -173,7 +151,6 @@ def _message(item: MutationBody, queue: str | None, where: str) -> NewMessage:
 
 # Keys ------------------------------------------------------------------------------------------------------
 
-_NO_FILTER = msgspec.Raw(b"null")
 _START = KeyParam("start", "Return only this key and the keys after it.")
 _END = KeyParam("end", "Return only keys before this key.")
 _REVERSE = BoolParam("reverse", "Return the keys in descending order.")
@@ -218,14 +195,7 @@ async def put_key(call: Call) -> types.keys.Written:
     return types.keys.Written(ok=True, versionstamp=versionstamp(written.version or 0))
 
 
-class DeleteBody(msgspec.Struct):
-    """Options of a deletion."""
-
-    exact: bool | None = None
-    where: msgspec.Raw = raw_default(_NO_FILTER)
-
-
-async def delete_key(call: Call) -> types.keys.Deleted:
+async def delete_key(call: Call) -> types.Single[int]:
     """Delete a key.
 
     Deletes the key and all keys below it, or with `exact` only the key itself. Returns the number of deleted entries.
@@ -240,7 +210,7 @@ async def delete_key(call: Call) -> types.keys.Deleted:
         deleted = await _delete(call, [key], exact)
         if deleted:
             break
-    return types.keys.Deleted(deleted_count=deleted)
+    return types.keys.Deleted(deleted)
 
 
 async def _delete(call: Call, keys: Sequence[Key], exact: bool) -> int:
@@ -277,7 +247,7 @@ async def paginate_keys(call: Call) -> types.keys.EntryPage:
     return types.keys.EntryPage(entries=tuple(_entries(page)), cursor=cursor, has_more=has_more)
 
 
-async def count_keys(call: Call) -> types.keys.KeyCount:
+async def count_keys(call: Call) -> types.Single[int]:
     """Count entries. Returns the number of entries below a prefix, or of all entries."""
     return types.keys.KeyCount(await call.engine.count_keys(PREFIX.of(call.query) or ()))
 
@@ -290,17 +260,6 @@ def _range(query: Query) -> KeyRange:
         limit=LIMIT.of(query),
         reverse=_REVERSE.of(query),
     )
-
-
-class ListBody(msgspec.Struct):
-    """A range of keys. Keys are arrays, so that the types of their parts are exact."""
-
-    prefix: list[object] | None = None
-    start: list[object] | None = None
-    end: list[object] | None = None
-    limit: int | None = None
-    reverse: bool | None = None
-    where: msgspec.Raw = raw_default(_NO_FILTER)
 
 
 async def list_exactly(call: Call) -> list[types.keys.WireEntry]:
@@ -321,14 +280,6 @@ async def list_exactly(call: Call) -> list[types.keys.WireEntry]:
 # Several keys ----------------------------------------------------------------------------------------------
 
 
-class KeysBody(msgspec.Struct):
-    """Several keys."""
-
-    keys: object = None
-    exact: bool | None = None
-    where: msgspec.Raw = raw_default(_NO_FILTER)
-
-
 async def get_batch(call: Call) -> list[types.keys.WireEntry]:
     """Get the entries of several keys.
 
@@ -343,7 +294,7 @@ async def get_batch(call: Call) -> list[types.keys.WireEntry]:
     ]
 
 
-async def delete_batch(call: Call) -> types.keys.Deleted:
+async def delete_batch(call: Call) -> types.Single[int]:
     """Delete several keys.
 
     Deletes the keys and all keys below them, or with `exact` only the keys themselves, in one commit.
@@ -353,8 +304,8 @@ async def delete_batch(call: Call) -> types.keys.Deleted:
     return types.keys.Deleted(await _delete(call, paths.keys_of(body.keys), bool(body.exact)))
 
 
-def _refuse_filter(where: msgspec.Raw) -> None:
-    if bytes(where) != b"null":
+def _refuse_filter(where: OptionalRaw) -> None:
+    if not isinstance(where, UnsetType) and bytes(where) != b"null":
         raise Refused(
             f"where: this server does not support filters, and nothing was changed: {short(bytes(where).decode())}"
         )

@@ -5,29 +5,42 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import wraps
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from hark.api.types.keys import WireEntry
+from hark.broker import Broker
 from hark.broker.keyvalue import Change, Shown
 from hark.broker.tallies import Operation
 from hark.broker.work_queues import DEFAULT_QUEUE
 from hark.clock import MILLISECOND
 from hark.errors import InvalidInput
-from hark.http.checks import MAX_NUMBER, Floats, short
+from hark.http.checks import Floats, short
+from hark.http.exchange import Header
 from hark.http.params import BoolParam, NameParam, Param, Query, Schema, paging
+from hark.http.responses import JSON_HEADERS, Receive, Scope, Send, encode, send_failure, send_response
 from hark.http.routing import Call, Endpoint
-from hark.keys import MAX_KEYS, MAX_PART_LENGTH, MAX_PARTS, InvalidKey, check_key, check_keys, decode_key, encode_key
+from hark.keys import (
+    MAX_KEYS,
+    MAX_PART_LENGTH,
+    MAX_PARTS,
+    InvalidKey,
+    check_key,
+    check_keys,
+    decode_key,
+    encode_key,
+    part_of_text,
+)
 from hark.model import Key, KeyEntry
 
 T = TypeVar("T")
 
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1000
-_INTEGER = re.compile(r"-?[0-9]{1,16}", re.ASCII)
 _PARAM_DIGITS = re.compile(r"[0-9]{1,4000}", re.ASCII)
 
 
@@ -71,6 +84,36 @@ def timed(operation: Operation, endpoint: Endpoint) -> Endpoint:
     return measuring
 
 
+class _Routes(Protocol):
+    broker: Broker
+
+
+R = TypeVar("R", bound=_Routes)
+
+
+def answered(
+    operation: Operation | None, headers: tuple[Header, ...] = JSON_HEADERS
+) -> Callable[[Callable[[R, Scope, Receive], Awaitable[object]]], Callable[[R, Scope, Receive, Send], Awaitable[None]]]:
+    """Return a decorator that makes a raw endpoint of a method, whose calls count as an operation."""
+
+    def decorate(
+        work: Callable[[R, Scope, Receive], Awaitable[object]],
+    ) -> Callable[[R, Scope, Receive, Send], Awaitable[None]]:
+        @wraps(work)
+        async def endpoint(self: R, scope: Scope, receive: Receive, send: Send) -> None:
+            try:
+                with self.broker.operations.measure(operation) if operation else nullcontext():
+                    answer = encode(await work(self, scope, receive))
+            except Exception as error:
+                await send_failure(send, error)
+            else:
+                await send_response(send, (200, headers, answer))
+
+        return endpoint
+
+    return decorate
+
+
 # Paths -----------------------------------------------------------------------------------------------------
 
 
@@ -86,8 +129,9 @@ def keys_in_path(segments: Sequence[str], query: Mapping[str, str]) -> list[Key]
     parts = _parts(segments)
     if not parts:
         raise InvalidInput("Key path cannot be empty")
-    forms = [] if strings else [_checked(check_key, _typed(parts))]
-    if strings or (strings is None and any(_is_number(part) for part in parts)):
+    typed = tuple(map(part_of_text, parts))
+    forms = [] if strings else [_checked(check_key, typed)]
+    if strings or (strings is None and typed != tuple(parts)):
         forms.append(_checked(check_key, tuple(parts)))
     return forms
 
@@ -100,14 +144,6 @@ def _parts(segments: Iterable[str]) -> list[str]:
     if any(len(part.encode("utf-16-le")) // 2 > MAX_PART_LENGTH for part in parts):
         raise InvalidInput(f"Key part too long (max {MAX_PART_LENGTH} chars)")
     return parts
-
-
-def _typed(parts: Iterable[str]) -> Key:
-    return tuple(int(part) if _is_number(part) else part for part in parts)
-
-
-def _is_number(part: str) -> bool:
-    return _INTEGER.fullmatch(part) is not None and abs(int(part)) <= MAX_NUMBER
 
 
 # Parameters ------------------------------------------------------------------------------------------------
@@ -146,7 +182,7 @@ def key_of_text(text: str, field: str) -> Key | None:
     if text.startswith("["):
         return key_of(_json(text, field), field)
     parts = _parts(text.split("/"))
-    return _checked(check_key, _typed(parts)) if parts else None
+    return _checked(check_key, tuple(map(part_of_text, parts))) if parts else None
 
 
 class KeysParam(Param, frozen=True):

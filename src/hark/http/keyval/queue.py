@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import nullcontext
-from functools import wraps
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
+from msgspec import UnsetType
 from prometheus_client.metrics_core import Metric
 from starlette.responses import Response
 
 from hark.api import operations, types
+from hark.api.types import OptionalRaw
+from hark.api.types.keys import CancelBody, EnqueueBody, EnqueueOptions, NackBody, WorkAckBody
 from hark.broker import Broker
 from hark.broker.broker import first
-from hark.broker.tallies import Operation
 from hark.clock import MILLISECOND
 from hark.errors import Conflict, InvalidInput, NotFound
 from hark.http import checks, items, responses
 from hark.http.admission import identity_of, permitted_labels, reached, reached_letter, stamp
-from hark.http.checks import Number, check_int, decode_json, query_params, raw_default, short
+from hark.http.checks import check_int, decode_json, query_params, short
 from hark.http.exchange import exchange_of
 from hark.http.items import MAX_ERROR_CHARACTERS
-from hark.http.keyval.paths import LIMIT, OFFSET, QUEUE, queue_param
+from hark.http.keyval.paths import LIMIT, OFFSET, QUEUE, answered, queue_param
 from hark.http.params import NameParam
 from hark.http.pops import CONSUMER, WAIT, caller, timeout_param
-from hark.http.responses import Receive, Scope, Send, answer_of, encode
+from hark.http.responses import Receive, Scope, Send, encode
 from hark.http.routing import (
     ANOTHER_MODE,
     LARGE_BODY,
@@ -44,36 +44,12 @@ from hark.model.messages import parted
 from hark.prometheus import CONTENT_TYPE, counter, gauge, histogram, one, text
 from hark.settings import Settings
 
-ABSENT = msgspec.Raw(b"null")
-"""A missing field; compared by identity to distinguish it from an explicit null."""
-
-
-class EnqueueOptions(msgspec.Struct, gc=False, rename="camel"):
-    """Options of a message. Null means absent."""
-
-    delay: Number | None = None
-    deliver_at: str | int | None = None
-    backoff_schedule: list[Number] | None = None
-    keys_if_undelivered: msgspec.Raw = raw_default(items.NO_KEYS)
-    priority: int | None = None
-    ttl: Number | None = None
-    traceparent: str | None = None
-    tracestate: str | None = None
-
-
-class EnqueueBody(msgspec.Struct, gc=False):
-    """A message to enqueue."""
-
-    value: msgspec.Raw = raw_default(ABSENT)
-    options: EnqueueOptions | None = None
-
-
 _PAYLOAD = checks.raw_parts("value")
 
 
-def new_message(queue: str, value: msgspec.Raw, options: EnqueueOptions | None, where: str = "") -> NewMessage:
+def new_message(queue: str, value: OptionalRaw, options: EnqueueOptions | None, where: str = "") -> NewMessage:
     """Return the checked message. Errors name a field as `{where}value` or `{where}options.delay`."""
-    if value is ABSENT:
+    if isinstance(value, UnsetType):
         raise InvalidInput(f"{where}value: is required; send null to enqueue null")
     message = NewMessage(queue, payload=bytes(value))
     if options is not None:
@@ -108,48 +84,6 @@ _ID_TEXT = "id must be a non-empty string"
 _TEXTS = {"id": _ID_TEXT}
 
 
-class WorkAckBody(msgspec.Struct, gc=False):
-    """The message to acknowledge. With a receipt, only that delivery can be acknowledged."""
-
-    id: str = ""
-    receipt: str | None = None
-
-
-class NackBody(WorkAckBody, gc=False):
-    """The message to reject, with the error and the delay before its redelivery."""
-
-    error: str | None = None
-    delay: Number | None = None
-
-
-class CancelBody(msgspec.Struct, gc=False):
-    """The message to cancel."""
-
-    id: str = ""
-
-
-Work = Callable[["QueueRoutes", Scope, Receive], Awaitable[object]]
-
-
-def _answered(operation: Operation | None) -> Callable[[Work], Callable[..., Awaitable[None]]]:
-    """Return a decorator that makes a raw endpoint of a method, whose calls count as an operation."""
-
-    def decorate(work: Work) -> Callable[..., Awaitable[None]]:
-        @wraps(work)
-        async def endpoint(self: QueueRoutes, scope: Scope, receive: Receive, send: Send) -> None:
-            try:
-                with self.broker.operations.measure(operation) if operation else nullcontext():
-                    answer = encode(await work(self, scope, receive))
-            except Exception as error:
-                await responses.send_failure(send, error)
-            else:
-                await responses.send_response(send, (200, responses.JSON_HEADERS, answer))
-
-        return endpoint
-
-    return decorate
-
-
 class QueueRoutes:
     """The routes of work queues, bound to a broker."""
 
@@ -182,7 +116,7 @@ class QueueRoutes:
             bind(operations.KEYVAL_CANCEL, self.cancel, query=(QUEUE,), body=CancelBody, raw=True),
         )
 
-    @_answered("queue_enqueue")
+    @answered("queue_enqueue")
     async def enqueue(self, scope: Scope, receive: Receive) -> types.keys.Enqueued:
         """Enqueue a message. Stores a message in a work queue, which is created if it does not exist."""
         queue = _queue(scope)
@@ -192,7 +126,7 @@ class QueueRoutes:
         responses.carry(exchange_of(scope), [message])
         return types.keys.Enqueued(ok=True, id=await self.broker.work_queues.enqueue(message))
 
-    @_answered("queue_ack")
+    @answered("queue_ack")
     async def ack(self, scope: Scope, receive: Receive) -> types.keys.Settled:
         """Acknowledge a message of a work queue.
 
@@ -203,7 +137,7 @@ class QueueRoutes:
         body = decode_json(await self._body(scope, receive), WorkAckBody, "body", _TEXTS)
         return await self._settle(scope, body, "completed")
 
-    @_answered("queue_nack")
+    @answered("queue_nack")
     async def nack(self, scope: Scope, receive: Receive) -> types.keys.Settled:
         """Reject a message of a work queue.
 
@@ -216,7 +150,7 @@ class QueueRoutes:
         delay = None if body.delay is None else check_milliseconds(body.delay, "delay")
         return await self._settle(scope, body, "failed", error, delay)
 
-    @_answered(None)
+    @answered(None)
     async def cancel(self, scope: Scope, receive: Receive) -> types.keys.Cancelled:
         """Cancel a message of a work queue.
 
@@ -247,7 +181,7 @@ class QueueRoutes:
                 result = await self.broker.work_queues.poll(
                     queue, seconds, lambda: responses.wait_until_left(receive), consumer, labels
                 )
-            answer = encode({"message": wire_messages(result)[0] if result.messages else None})
+            answer = encode(types.keys.Polled(wire_messages(result)[0] if result.messages else None))
         except Exception as error:
             await responses.send_failure(send, error)
         else:
@@ -294,8 +228,7 @@ MAX_LOCK_MS = 10 * 365 * 86_400_000
 
 async def show_stats(call: Call) -> types.keys.WorkStats:
     """Get statistics of a work queue. Returns the number of messages by state."""
-    stats = await call.broker.work_queues.stats(queue_param(call.query))
-    return answer_of(types.keys.WorkStats, stats, total=stats.total)
+    return await call.broker.work_queues.stats(queue_param(call.query))
 
 
 async def show_settings(call: Call) -> types.keys.WorkSettings:
@@ -308,7 +241,7 @@ async def change_settings(call: Call) -> types.keys.WorkSettings:
     """Change the settings of a work queue. Sets the length of new leases on messages of the queue."""
     queue = queue_param(call.query)
     body = await call.json(types.keys.SettingsBody, "body")
-    own = check_int(body.lock_duration or 0, "lockDuration", 0, MAX_LOCK_MS)
+    own = check_int(body.value or 0, "lockDuration", 0, MAX_LOCK_MS)
     await call.broker.work_queues.set_lock_duration(queue, own, permitted_labels(call.identity, queue))
     return _shown_settings(call, queue, own)
 
@@ -359,7 +292,7 @@ async def delete_dead_letter(call: Call) -> types.keys.Ok:
     return types.keys.Ok(ok=True)
 
 
-async def purge_dead_letters(call: Call) -> types.keys.Deleted:
+async def purge_dead_letters(call: Call) -> types.Single[int]:
     """Delete all dead letters of a work queue. Returns the number of deleted dead letters."""
     where = DeadLetterFilter(queue=queue_param(call.query), group=QUEUE_MODE)
     return types.keys.Deleted(await call.engine.delete_dead_letters(where))

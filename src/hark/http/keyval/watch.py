@@ -15,11 +15,21 @@ from hark.http.admission import identity_of, permitted_labels
 from hark.http.checks import query_params
 from hark.http.exchange import exchange_of
 from hark.http.keyval import paths
-from hark.http.keyval.paths import KEYS, LIMIT, PREFIX, QUEUE, KeysParam, queue_param, versionstamp, wire_changes
+from hark.http.keyval.paths import (
+    KEYS,
+    LIMIT,
+    PREFIX,
+    QUEUE,
+    KeysParam,
+    answered,
+    queue_param,
+    versionstamp,
+    wire_changes,
+)
 from hark.http.keyval.queue import wire_messages
-from hark.http.params import BoolParam, IntParam, Param, Query
-from hark.http.pops import CONSUMER, named, timeout_param
-from hark.http.responses import UNCACHED_JSON, Receive, Scope, Send, encode, send_failure, send_response
+from hark.http.params import BoolParam, Param, Query
+from hark.http.pops import CONSUMER, named, prefetch_param, timeout_param
+from hark.http.responses import UNCACHED_JSON, Receive, Scope, Send, encode
 from hark.http.routing import ANOTHER_MODE, EVENTS, Table, bind, table
 from hark.http.sse import ClientWriter, SseOptions, event, send_events, take
 from hark.keys import encode_key
@@ -46,15 +56,9 @@ class KeyvalStreams:
     """The routes that watch keys or listen to a work queue, bound to a broker."""
 
     def __init__(self, broker: Broker, settings: Settings) -> None:
-        self._broker = broker
+        self.broker = broker
         self._timeout = timeout_param(settings)
-        self._prefetch = IntParam(
-            "prefetch",
-            "Maximum number of unacknowledged messages that the client holds.",
-            settings.queue.prefetch,
-            1,
-            MAX_PREFETCH,
-        )
+        self._prefetch = prefetch_param(settings.queue.prefetch, MAX_PREFETCH)
         self._sse_options = SseOptions(
             opening=_OPENING,
             ping=event(b"ping", b""),
@@ -88,7 +92,7 @@ class KeyvalStreams:
         """
 
         def opened(query: Query) -> Awaitable[Watcher]:
-            return self._broker.keyvalue.watchers.watch_keys(KEYS.of(query), initial=_INITIAL.of(query))
+            return self.broker.keyvalue.watchers.watch_keys(KEYS.of(query), initial=_INITIAL.of(query))
 
         await self._watch(scope, receive, send, opened)
 
@@ -101,66 +105,51 @@ class KeyvalStreams:
 
         def opened(query: Query) -> Awaitable[Watcher]:
             prefix, limit = _prefix_param(query), LIMIT.of(query)
-            return self._broker.keyvalue.watchers.watch_prefix(prefix, limit, initial=_INITIAL.of(query))
+            return self.broker.keyvalue.watchers.watch_prefix(prefix, limit, initial=_INITIAL.of(query))
 
         await self._watch(scope, receive, send, opened)
 
     async def _watch(
         self, scope: Scope, receive: Receive, send: Send, opened: Callable[[Query], Awaitable[Watcher]]
     ) -> None:
-        try:
-            watcher = await opened(query_params(scope["query_string"]))
-        except Exception as error:
-            await send_failure(send, error)
-        else:
-            await send_events(
-                scope, receive, send, watcher, lambda writer: _write_changes(watcher, writer), self._sse_options
-            )
+        query = scope["query_string"]
+        await send_events(scope, receive, send, lambda: opened(query_params(query)), _write_changes, self._sse_options)
 
-    async def poll_keys(self, scope: Scope, receive: Receive, send: Send) -> None:
+    @answered(None, UNCACHED_JSON)
+    async def poll_keys(self, scope: Scope, receive: Receive) -> types.keys.PolledEntries[tuple[str, ...]]:
         """Poll keys for changes.
 
         Returns the entries that changed since the versionstamps of the previous response. With `wait=true` the request
         waits until an entry changes.
         """
-        try:
-            query = query_params(scope["query_string"])
-            keys = KEYS.of(query)
-            shown, wait_seconds = _known_param(query, keys), self._wait_param(query)
-            watcher = await self._broker.keyvalue.watchers.watch_keys(keys, shown)
-            changes = await self._first_changes(watcher, wait_seconds, receive)
-            known = [watcher.shown.get(encode_key(key)) for key in keys]
-            stamps = tuple("" if one is None else versionstamp(one.version) for one in known)
-            answer = encode(types.keys.PolledKeys(entries=wire_changes(changes), versionstamps=stamps))
-        except Exception as error:
-            await send_failure(send, error)
-        else:
-            await send_response(send, (200, UNCACHED_JSON, answer))
+        query = query_params(scope["query_string"])
+        keys = KEYS.of(query)
+        shown, wait_seconds = _known_param(query, keys), self._wait_param(query)
+        watcher = await self.broker.keyvalue.watchers.watch_keys(keys, shown)
+        changes = await self._first_changes(watcher, wait_seconds, receive)
+        known = [watcher.shown.get(encode_key(key)) for key in keys]
+        stamps = tuple("" if one is None else versionstamp(one.version) for one in known)
+        return types.keys.PolledKeys(wire_changes(changes), stamps)
 
-    async def poll_prefix(self, scope: Scope, receive: Receive, send: Send) -> None:
+    @answered(None, UNCACHED_JSON)
+    async def poll_prefix(self, scope: Scope, receive: Receive) -> types.keys.PolledEntries[str]:
         """Poll a prefix for changes.
 
         Returns the entries below the prefix that changed since the versionstamps of the previous response. With
         `wait=true` the request waits until an entry changes.
         """
-        try:
-            query = query_params(scope["query_string"])
-            prefix = _prefix_param(query)
-            shown = paths.known_of_text(_VERSIONSTAMPS.text(query) or "", prefix, _VERSIONSTAMPS.name)
-            wait_seconds, limit = self._wait_param(query), LIMIT.of(query)
-            watcher = await self._broker.keyvalue.watchers.watch_prefix(prefix, limit, shown)
-            changes = await self._first_changes(watcher, wait_seconds, receive)
-            stamps = paths.known_text(watcher.shown)
-            answer = encode(types.keys.PolledPrefix(entries=wire_changes(changes), versionstamps=stamps))
-        except Exception as error:
-            await send_failure(send, error)
-        else:
-            await send_response(send, (200, UNCACHED_JSON, answer))
+        query = query_params(scope["query_string"])
+        prefix = _prefix_param(query)
+        shown = paths.known_of_text(_VERSIONSTAMPS.text(query) or "", prefix, _VERSIONSTAMPS.name)
+        wait_seconds, limit = self._wait_param(query), LIMIT.of(query)
+        watcher = await self.broker.keyvalue.watchers.watch_prefix(prefix, limit, shown)
+        changes = await self._first_changes(watcher, wait_seconds, receive)
+        return types.keys.PolledPrefix(wire_changes(changes), paths.known_text(watcher.shown))
 
     async def _first_changes(self, watcher: Watcher, wait_seconds: float, receive: Receive) -> Sequence[Change]:
         left = asyncio.create_task(_close_when_left(receive, watcher))
         try:
-            return await self._broker.keyvalue.watchers.first_changes(watcher, wait_seconds)
+            return await self.broker.keyvalue.watchers.first_changes(watcher, wait_seconds)
         finally:
             left.cancel()
 
@@ -176,28 +165,24 @@ class KeyvalStreams:
         Sends each message as a server-sent event `message` as soon as it is available, and an event `ping` while there
         is none. Acknowledge each message with POST /keyval/api/queue/ack and its receipt.
         """
-        try:
-            stream = await self._open(scope)
-        except Exception as error:
-            await send_failure(send, error)
-            return
-        await send_events(
-            scope, receive, send, stream, lambda writer: take(stream, writer, self._events), self._sse_options
-        )
+        await send_events(scope, receive, send, lambda: self._open(scope), self._write_messages, self._sse_options)
 
     async def _open(self, scope: Scope) -> Stream:
         query = query_params(scope["query_string"])
         queue = queue_param(query)
         prefetch = self._prefetch.of(query)
-        work = self._broker.work_queues
+        work = self.broker.work_queues
         await work.prepare({queue: permitted_labels(identity_of(scope), queue)})
-        stream = self._broker.delivery.open_stream(prefetch, mute=True)
+        stream = self.broker.delivery.open_stream(prefetch, mute=True)
         # One message at a time, so that several listeners share the messages evenly.
         stream.subscribe("", named(work.pop_request(queue, CONSUMER.of(query) or ""), exchange_of(scope)))
         return stream
 
+    async def _write_messages(self, stream: Stream, writer: ClientWriter) -> None:
+        await take(stream, writer, self._events)
+
     def _events(self, arrival: Arrival) -> bytes:
-        with self._broker.operations.measure("queue_dequeue"):
+        with self.broker.operations.measure("queue_dequeue"):
             messages = wire_messages(arrival.result)
             return b"".join(event(b"message", encode(message), message.id.encode()) for message in messages)
 

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 import msgspec
 
 from hark.api import operations, types
+from hark.api.types.dead_letters import DeadLetterItem, ImportBody
+from hark.api.types.delivery import PushItem
 from hark.broker.broker import first
 from hark.broker.work_queues import find_each, find_oldest
 from hark.errors import Conflict, HarkError, InvalidInput, NotFound
 from hark.http.admission import check_filter, reached_letter, stamp
-from hark.http.checks import check_int, check_name, check_text, parse_time, raw_default, raw_parts, short
-from hark.http.items import MAX_ERROR_CHARACTERS, NO_KEYS, PushItem, to_new_message, too_many
+from hark.http.checks import check_int, check_name, check_text, parse_time, raw_parts, short
+from hark.http.items import MAX_ERROR_CHARACTERS, to_new_message, too_many
 from hark.http.params import MAX_PAGE, BoolParam, NameParam, Query, TimeParam, paging
 from hark.http.responses import answer_of
 from hark.http.routing import LARGE_BODY, MAINTENANCE, NO_QUEUE, TOO_MANY, Call, Failure, bind, check_page, table
@@ -35,7 +37,7 @@ _PAYLOADS = BoolParam("payloads", "Include the payloads. Without them `data` is 
 _FILTER = (_QUEUE, _GROUP, _PARTITION, _FROM, _TO, _ID, _SEARCH)
 
 
-async def list_dead_letters(call: Call) -> types.dead_letters.DeadLetterPage:
+async def list_dead_letters(call: Call) -> types.Page[types.dead_letters.ListedDeadLetter]:
     """List dead letters. Returns a page of matching dead letters, the newest failure first."""
     page = _PAGE.of(call.query)
     where = msgspec.structs.replace(
@@ -134,32 +136,6 @@ async def delete_many(call: Call) -> types.dead_letters.DeletedDeadLetters:
 # Dead letters of other stores -----------------------------------------------------------------------------------
 
 
-class DeadLetterItem(msgspec.Struct, rename="camel", forbid_unknown_fields=True, kw_only=True):
-    """A dead letter of another store, with the options of its message."""
-
-    id: str
-    partition: str
-    consumer_group: str
-    transaction_id: str
-    payload: msgspec.Raw
-    error: str
-    attempts: int
-    created_at: str | int
-    failed_at: str | int
-    trace_id: str = ""
-    priority: int | None = None
-    backoff_schedule: list[int] | None = None
-    keys_if_undelivered: msgspec.Raw = raw_default(NO_KEYS)
-    traceparent: str | None = None
-    tracestate: str | None = None
-
-
-class ImportBody(msgspec.Struct, forbid_unknown_fields=True):
-    """The dead letters to import."""
-
-    items: list[DeadLetterItem]
-
-
 async def import_dead_letters(call: Call) -> types.dead_letters.ImportedDeadLetters:
     """Import dead letters.
 
@@ -182,20 +158,8 @@ async def import_dead_letters(call: Call) -> types.dead_letters.ImportedDeadLett
 
 def _imported(item: DeadLetterItem, queue: str, index: int) -> NewDeadLetter:
     where = f"items[{index}]"
-    message = PushItem(
-        queue,
-        item.partition,
-        item.payload,
-        item.transaction_id,
-        item.trace_id,
-        item.priority,
-        backoff_schedule=item.backoff_schedule,
-        keys_if_undelivered=item.keys_if_undelivered,
-        traceparent=item.traceparent,
-        tracestate=item.tracestate,
-    )
     return NewDeadLetter(
-        message=to_new_message(message, index),
+        message=to_new_message(answer_of(PushItem, item, queue=queue), index),
         id=_check_uuid(item.id, f"{where}.id"),
         group=check_name(item.consumer_group, f"{where}.consumerGroup"),
         attempts=check_int(item.attempts, f"{where}.attempts", 0, _MOST_ATTEMPTS),

@@ -13,7 +13,7 @@ from hark.http.admission import shown_lease
 from hark.http.checks import MAX_NUMBER, check_int, parse_time, time_of
 from hark.http.params import MAX_LIST, BoolParam, IntParam, NameParam, paging
 from hark.http.responses import answer_of
-from hark.http.routes.queues import LimitsBody, groups_of, queues_of, read_limits
+from hark.http.routes.queues import LimitsBody, age_seconds, groups_of, no_group, queues_of, read_limits, set_paused
 from hark.http.routing import NO_GROUP, NO_QUEUE, Call, Failure, bind, table
 from hark.model import GroupStats, PositionStats, Seek, SeekOutcome
 
@@ -102,19 +102,12 @@ async def resubscribe(call: Call) -> types.groups.Resubscribed:
 
 async def pause_group(call: Call) -> types.queues.Paused:
     """Pause a consumer group of a queue. The group receives no messages of the queue until it is resumed."""
-    return await _set_paused(call, True)
+    return await set_paused(call, True)
 
 
 async def resume_group(call: Call) -> types.queues.Paused:
     """Resume a consumer group of a queue. Deliveries to the group continue."""
-    return await _set_paused(call, False)
-
-
-async def _set_paused(call: Call, paused: bool) -> types.queues.Paused:
-    queue, group = call.name("queue"), call.name("group")
-    if not await call.engine.pause(queue, group, paused):
-        raise _no_group()
-    return types.queues.Paused(success=True, queue=queue, consumer_group=group, paused=paused)
+    return await set_paused(call, False)
 
 
 async def purge_group(call: Call) -> types.queues.Purged:
@@ -124,23 +117,15 @@ async def purge_group(call: Call) -> types.queues.Purged:
     """
     queue, group = call.name("queue"), call.name("group")
     if not await call.engine.group_stats(group, queue, uncounted=[queue]):
-        raise _no_group()
+        raise no_group()
     purged = await call.engine.purge(queue, group)
     return types.queues.Purged(success=True, queue=queue, consumer_group=group, purged=purged)
 
 
-def _no_group() -> NotFound:
-    return NotFound("Consumer group not found", code="group_not_found")
-
-
-def _age_seconds(since: int | None, moment: int) -> float:
-    return 0 if since is None else max(0, moment - since) / SECOND
-
-
 def _group(stats: GroupStats, moment: int) -> types.groups.ListedGroup:
-    age = _age_seconds(stats.oldest_waiting, moment)
+    age = age_seconds(stats.oldest_waiting, moment)
     # Messages are pending, none is leased, and no consumer was active for a day: the group has no consumers.
-    idle = _age_seconds(stats.last_seen, moment) > DEAD_SECONDS
+    idle = age_seconds(stats.last_seen, moment) > DEAD_SECONDS
     dead = stats.lag > 0 and stats.leases == 0 and idle
     return answer_of(
         types.groups.ListedGroup,
@@ -160,7 +145,7 @@ def _group(stats: GroupStats, moment: int) -> types.groups.ListedGroup:
 
 
 def _lagging(position: PositionStats, moment: int, identity: Identity) -> types.groups.LaggingPosition:
-    age = _age_seconds(position.oldest_waiting, moment)
+    age = age_seconds(position.oldest_waiting, moment)
     return answer_of(
         types.groups.LaggingPosition,
         position,
@@ -184,7 +169,7 @@ def _position(position: PositionStats, moment: int, identity: Identity) -> types
         last_consumed_at=time_of(position.last_settled),
         total_consumed=position.cursor,
         offset_lag=position.lag,
-        time_lag_seconds=int(_age_seconds(position.oldest_waiting, moment)),
+        time_lag_seconds=int(age_seconds(position.oldest_waiting, moment)),
         lease_active=position.lease_id is not None,
     )
 
@@ -197,7 +182,7 @@ async def show_limits(call: Call) -> types.groups.ShownLimits:
     group, queue = call.name("group"), call.name("queue")
     found = await call.engine.group_stats(group, queue, uncounted=[queue])
     if not found:
-        raise _no_group()
+        raise no_group()
     return types.groups.ShownLimits(True, group, queue, found[0].limits)
 
 
@@ -206,7 +191,7 @@ async def limit_group(call: Call) -> types.groups.ShownLimits:
     group, queue = call.name("group"), call.name("queue")
     limits = read_limits(await call.json(dict[str, msgspec.Raw], "limits"))
     if not await call.engine.limit_group(queue, group, limits):
-        raise _no_group()
+        raise no_group()
     return types.groups.ShownLimits(True, group, queue, limits)
 
 

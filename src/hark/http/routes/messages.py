@@ -12,7 +12,7 @@ from hark.broker.tasks import Cancellation
 from hark.clock import SECOND
 from hark.errors import Conflict, InvalidInput, NotFound
 from hark.http.admission import reached, shown_lease
-from hark.http.checks import check_name, check_text, exact_time_of, raw_default, raw_parts, time_of
+from hark.http.checks import check_name, check_text, exact_time_of, raw_parts, time_of
 from hark.http.items import renew_all
 from hark.http.params import MAX_LIST, BoolParam, ChoiceParam, NameParam, TimeParam, paging
 from hark.http.responses import answer_of
@@ -52,7 +52,7 @@ async def explain_message(call: Call) -> types.messages.ExplainedMessage:
     )
 
 
-async def list_leases(call: Call) -> types.messages.LeasePage:
+async def list_leases(call: Call) -> types.Page[types.messages.ActiveLease]:
     """List leases. Returns the current leases, the oldest first. A lease has one entry for each of its partitions."""
     query = call.query
     page = _LEASES_PAGE.of(query)
@@ -77,7 +77,7 @@ async def list_leases(call: Call) -> types.messages.LeasePage:
     return types.messages.LeasePage(items=tuple(leases), total=found.total, pagination=page)
 
 
-async def extend_many(call: Call) -> types.messages.ExtendedLeases:
+async def extend_many(call: Call) -> types.Single[tuple[types.messages.RenewalAnswer, ...]]:
     """Renew several leases.
 
     Extends each lease until `seconds` from now, unless it already lasts longer. The results have the order of the
@@ -263,27 +263,15 @@ MAX_NAMES = 100
 _OF_MESSAGE = paging(1000)
 _BY_NAME = paging(100)
 _NAMES = paging(50)
-_NO_DATA = msgspec.Raw(b"null")
-
-
-class TraceBody(msgspec.Struct, rename="camel"):
-    """A trace event to record. Null means absent."""
-
-    transaction_id: str | None = None
-    partition_id: str | None = None
-    data: msgspec.Raw = raw_default(_NO_DATA)
-    consumer_group: str | None = None
-    event_type: str | None = None
-    trace_names: str | list[str] | None = None
 
 
 async def record(call: Call) -> types.messages.RecordedTrace:
     """Record a trace event. Stores an event about a message, with optional names to find it by."""
-    body = await call.json(TraceBody, "trace", payloads=raw_parts("data", what="trace"))
+    body = await call.json(types.messages.TraceBody, "trace", payloads=raw_parts("data", what="trace"))
     if not body.transaction_id or not body.partition_id:
         raise InvalidInput("transactionId and partitionId are required")
-    data = bytes(body.data)
-    if data == b"null":
+    data = NULL_PAYLOAD if isinstance(body.data, msgspec.UnsetType) else bytes(body.data)
+    if data == NULL_PAYLOAD:
         raise InvalidInput("data is required")
     partition_id = check_text(body.partition_id, "partitionId")
     trace = NewTrace(
@@ -298,7 +286,7 @@ async def record(call: Call) -> types.messages.RecordedTrace:
     return types.messages.RecordedTrace(success=True, trace_id=await call.broker.trace(trace))
 
 
-async def list_of_message(call: Call) -> types.messages.TracesOfMessage:
+async def list_of_message(call: Call) -> types.Single[tuple[types.messages.TraceEvent, ...]]:
     """List the trace events of a message. Returns a page of events, the oldest first."""
     page = _OF_MESSAGE.of(call.query)
     partition_id = await reached(call.identity, call.broker, call.id("partition_id"))
@@ -307,7 +295,7 @@ async def list_of_message(call: Call) -> types.messages.TracesOfMessage:
     return types.messages.TracesOfMessage(tuple(_event(types.messages.TraceEvent, trace) for trace in traces))
 
 
-async def list_by_name(call: Call) -> types.messages.NamedTraces:
+async def list_by_name(call: Call) -> types.Page[types.messages.NamedTrace]:
     """List the trace events of a name. Returns a page of events of all messages, the newest first."""
     page = _BY_NAME.of(call.query)
     traces, total = await call.broker.traces(name=call.name("name"), limit=page.limit, offset=page.offset)
@@ -318,7 +306,7 @@ async def list_by_name(call: Call) -> types.messages.NamedTraces:
             trace,
             queue_name=trace.queue,
             partition_name=trace.partition,
-            message_payload=_NO_DATA if trace.payload is None else trace.payload,
+            message_payload=msgspec.Raw(NULL_PAYLOAD) if trace.payload is None else trace.payload,
             payload_error=trace.unreadable,
         )
         for trace in traces
@@ -326,7 +314,7 @@ async def list_by_name(call: Call) -> types.messages.NamedTraces:
     return types.messages.NamedTraces(items=tuple(events), total=total, pagination=page)
 
 
-async def list_names(call: Call) -> types.messages.TraceNames:
+async def list_names(call: Call) -> types.Page[types.messages.TraceName]:
     """List trace names. Returns the names of recorded trace events, with counts."""
     page = _NAMES.of(call.query)
     names, total = await call.engine.trace_names(page.limit, page.offset)
@@ -368,7 +356,7 @@ TABLE = table(
     bind(
         operations.RECORD,
         record,
-        body=TraceBody,
+        body=types.messages.TraceBody,
         body_bytes=LARGE_BODY,
         answer={201: types.messages.RecordedTrace},
         errors=(NO_MESSAGE,),

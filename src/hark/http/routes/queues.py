@@ -9,7 +9,6 @@ from typing import Annotated
 import msgspec
 from starlette.responses import StreamingResponse
 
-from hark.access.identity import Identity
 from hark.api import operations, types
 from hark.api.options import LIMITS, OPTIONS, Limits, Option, QueueOptions
 from hark.broker.survey import list_queues as list_queues_of
@@ -20,7 +19,7 @@ from hark.http.checks import MAX_NUMBER, check_int, check_name, check_text, deco
 from hark.http.params import MAX_LIST, MAX_PAGE, BoolParam, ChoiceParam, NameParam, Param, paging
 from hark.http.responses import answer_of, known_error
 from hark.http.routing import LINES, NO_QUEUE, Call, bind, table
-from hark.model import Counts, GroupStats, PositionStats, QueueFilter, QueueSpec, QueueStats
+from hark.model import Counts, GroupStats, QueueFilter, QueueSpec, QueueStats
 from hark.model.export import ErrorLine
 
 log = logging.getLogger(__name__)
@@ -159,7 +158,7 @@ async def configure(call: Call) -> types.queues.ConfiguredQueue:
     )
 
 
-async def list_queues(call: Call) -> types.queues.QueuePage:
+async def list_queues(call: Call) -> types.Page[types.queues.ListedQueue]:
     """List queues. Returns queues with their message counts; by default the newest queue first."""
     query = call.query
     sort = _SORT.of(query)
@@ -175,7 +174,7 @@ async def list_queues(call: Call) -> types.queues.QueuePage:
 
 async def queue_page(
     call: Call, where: QueueFilter, page: types.Pagination, *, by_backlog: bool = False
-) -> types.queues.QueuePage:
+) -> types.Page[types.queues.ListedQueue]:
     """Return a page of the queues that the caller may use."""
     observed, identity = call.broker.observed, call.identity
     found = await list_queues_of(
@@ -184,8 +183,16 @@ async def queue_page(
         visible=identity.may_use if identity.restricted else None,
         backlogs=observed.backlogs if by_backlog else None,
     )
-    queues = tuple(_listed_queue(stats) for stats in found.items)
-    return types.queues.QueuePage(queues=queues, total=found.total, pagination=page)
+    queues = (
+        answer_of(
+            types.queues.ListedQueue,
+            stats.info,
+            partitions=stats.partitions,
+            messages=answer_of(types.queues.ListedCounts, stats.counts),
+        )
+        for stats in found.items
+    )
+    return types.queues.QueuePage(items=tuple(queues), total=found.total, pagination=page)
 
 
 async def show_queue(call: Call) -> types.queues.ShownQueue:
@@ -263,27 +270,38 @@ async def delete_queue(call: Call) -> types.queues.DeletedQueue:
 
 async def pause_queue(call: Call) -> types.queues.Paused:
     """Pause a queue. The queue accepts messages, and delivers none until it is resumed."""
-    return await _set_paused(call, True)
+    return await set_paused(call, True)
 
 
 async def resume_queue(call: Call) -> types.queues.Paused:
     """Resume a queue. Deliveries of the queue continue."""
-    return await _set_paused(call, False)
+    return await set_paused(call, False)
 
 
-async def _set_paused(call: Call, paused: bool) -> types.queues.Paused:
-    name = call.name("queue")
-    if not await call.engine.pause(name, None, paused):
-        raise NotFound("Queue not found", code="queue_not_found")
-    return types.queues.Paused(success=True, queue=name, paused=paused)
+async def set_paused(call: Call, paused: bool) -> types.queues.Paused:
+    """Pause or resume the queue in the path, or the group in the path."""
+    queue, group = call.name("queue"), call.name("group") if "group" in call.exchange.params else None
+    if not await call.engine.pause(queue, group, paused):
+        raise no_queue() if group is None else no_group()
+    return types.queues.Paused(success=True, queue=queue, consumer_group=group, paused=paused)
 
 
 async def purge_queue(call: Call) -> types.queues.Purged:
     """Purge a queue. Deletes all messages of the queue, including leased messages. Dead letters remain."""
     name = call.name("queue")
     if not await call.engine.queue_infos([name]):
-        raise NotFound("Queue not found", code="queue_not_found")
+        raise no_queue()
     return types.queues.Purged(success=True, queue=name, purged=await call.engine.purge(name))
+
+
+def no_queue() -> NotFound:
+    """Return the error for a queue that does not exist."""
+    return NotFound("Queue not found", code="queue_not_found")
+
+
+def no_group() -> NotFound:
+    """Return the error for a consumer group that does not exist."""
+    return NotFound("Consumer group not found", code="group_not_found")
 
 
 async def queues_of(call: Call) -> list[str] | None:
@@ -303,7 +321,7 @@ async def stats_of(call: Call, name: str) -> QueueStats:
     """Return the counts of a queue; raises `NotFound` if it does not exist."""
     found = (await call.broker.observed.counts.queue_stats(QueueFilter(names=[name]))).items
     if not found:
-        raise NotFound("Queue not found", code="queue_not_found")
+        raise no_queue()
     return found[0]
 
 
@@ -313,11 +331,6 @@ def total_of(counts: Sequence[Counts]) -> Counts:
     return Counts(**{name: sum(getattr(one, name) for one in counts) for name in names})
 
 
-def _listed_queue(stats: QueueStats) -> types.queues.ListedQueue:
-    messages = answer_of(types.queues.ListedCounts, stats.counts)
-    return answer_of(types.queues.ListedQueue, stats.info, partitions=stats.partitions, messages=messages)
-
-
 async def positions_of(
     call: Call, queue: str, partitions: Sequence[str]
 ) -> dict[str, tuple[types.queues.GroupPosition, ...]]:
@@ -325,20 +338,21 @@ async def positions_of(
     positions: dict[str, list[types.queues.GroupPosition]] = {name: [] for name in partitions}
     moment = call.now()
     for position in await call.engine.position_stats(queue=queue, limit=MAX_NUMBER, partitions=list(positions)):
-        positions[position.partition].append(_group_position(position, moment, call.identity))
+        shown = answer_of(
+            types.queues.GroupPosition,
+            position,
+            consumer_group=position.group,
+            time_lag_seconds=int(age_seconds(position.oldest_waiting, moment)),
+            lease_id=shown_lease(call.identity, position.lease_id),
+            lease_until=time_of(position.lease_expires_at),
+        )
+        positions[position.partition].append(shown)
     return {name: tuple(found) for name, found in positions.items()}
 
 
-def _group_position(position: PositionStats, moment: int, identity: Identity) -> types.queues.GroupPosition:
-    waited = 0 if position.oldest_waiting is None else max(0, moment - position.oldest_waiting)
-    return answer_of(
-        types.queues.GroupPosition,
-        position,
-        consumer_group=position.group,
-        time_lag_seconds=waited // SECOND,
-        lease_id=shown_lease(identity, position.lease_id),
-        lease_until=time_of(position.lease_expires_at),
-    )
+def age_seconds(since: int | None, moment: int) -> float:
+    """Return the time since a moment; 0 without one."""
+    return 0 if since is None else max(0, moment - since) / SECOND
 
 
 _LIST = (*_PAGE, _SEARCH, NAMESPACE, TASK, _PAUSED, _SORT)

@@ -16,11 +16,11 @@ from hark.broker.delivery.browsers import Browser
 from hark.broker.delivery.delivery import Intention
 from hark.broker.delivery.stream import Stream, StreamConsumer
 from hark.broker.observer import HISTORY_SECONDS, INTERVAL_SECONDS, Point, Sample, Watcher
-from hark.clock import SECOND
+from hark.clock import SECOND, format_time_ms
 from hark.http.admission import identity_of
-from hark.http.checks import format_time_ms, time_of
+from hark.http.checks import time_of
 from hark.http.params import MAX_LIST, ChoiceParam, IntParam, NameParam, TimeParam, paging
-from hark.http.responses import Receive, Scope, Send, answer_of, encode, send_failure
+from hark.http.responses import Receive, Scope, Send, answer_of, encode
 from hark.http.routes.queues import NAMESPACE, TASK, groups_of, queue_page, queues_of, stats_of, total_of
 from hark.http.routing import EVENTS, NO_QUEUE, Call, Table, bind, table
 from hark.http.sse import PING_SECONDS, ClientWriter, SseOptions, event, send_events
@@ -32,13 +32,13 @@ from hark.settings import Settings
 _LABELS_PAGE = paging(MAX_LIST, MAX_LIST)
 
 
-async def list_namespaces(call: Call) -> types.queues.Namespaces:
+async def list_namespaces(call: Call) -> types.Single[tuple[types.queues.Namespace, ...]]:
     """List namespaces. Returns the namespaces of all queues, with totals."""
     found = await _by_label(call, lambda stats: stats.info.namespace)
     return types.queues.Namespaces(tuple(types.queues.Namespace(name, *_together(queues)) for name, queues in found))
 
 
-async def list_tasks(call: Call) -> types.queues.Tasks:
+async def list_tasks(call: Call) -> types.Single[tuple[types.queues.Task, ...]]:
     """List tasks. Returns the tasks of all queues, with totals."""
     found = await _by_label(call, lambda stats: stats.info.task)
     return types.queues.Tasks(tuple(types.queues.Task(name, *_together(queues)) for name, queues in found))
@@ -72,6 +72,8 @@ async def show_overview(call: Call) -> types.queues.Overview:
     waiting = [
         max(0.0, (moment - group.oldest_waiting) / SECOND) for group in groups if group.oldest_waiting is not None
     ]
+    sample = call.broker.observed.latest
+    rates = None if sample is None or call.identity.restricted else sample.point.rates  # Those of the last second.
     return types.queues.Overview(
         queues=len(queues),
         partitions=sum(stats.partitions for stats in queues),
@@ -79,18 +81,12 @@ async def show_overview(call: Call) -> types.queues.Overview:
         tasks=len({stats.info.task for stats in queues} - {""}),
         messages=total_of([stats.counts for stats in queues]),
         lag=types.queues.Lag(time=_spread(waiting), offset=_spread([group.lag for group in groups])),
-        throughput=_throughput_now(call),
+        throughput=types.queues.Throughput()
+        if rates is None
+        else types.queues.Throughput(round(rates.pushed, 2), round(rates.settled, 2)),
         timestamp=time_of(moment),
         stats_age=call.broker.observed.counts.age(await queues_of(call), [stats.info.name for stats in queues], moment),
     )
-
-
-def _throughput_now(call: Call) -> types.queues.Throughput:
-    """Return the throughput of this server process in the last second; not for restricted tokens."""
-    sample = call.broker.observed.latest
-    if sample is None or call.identity.restricted:
-        return types.queues.Throughput()
-    return types.queues.Throughput(round(sample.point.rates.pushed, 2), round(sample.point.rates.settled, 2))
 
 
 async def refresh_stats(call: Call) -> types.queues.Refreshed:
@@ -124,7 +120,7 @@ def _history_sample(point: Point) -> types.server.HistorySample:
     rates, latency, depths, oldest = point.rates, point.latency, point.depths, point.oldest_waiting_seconds
     return types.server.HistorySample(
         at=time_of(point.at),
-        **_per_second(rates),
+        **{f"{name}_per_second": round(value, 2) for name, value in msgspec.structs.asdict(rates).items()},
         backlog=None if depths is None else depths.backlog,
         scheduled=None if depths is None else depths.scheduled,
         in_flight=None if depths is None else depths.in_flight,
@@ -135,25 +131,19 @@ def _history_sample(point: Point) -> types.server.HistorySample:
     )
 
 
-def _per_second(rates: msgspec.Struct) -> dict[str, float]:
-    """Return rates by the names of the HTTP API."""
-    numbers = msgspec.structs.asdict(rates).items()
-    return {f"{name}_per_second": round(value, 2) for name, value in numbers if not isinstance(value, str)}
-
-
 def sample_of(sample: Sample) -> types.server.LiveSample:
     """Return a sample in the form of the HTTP API."""
-    depths, standing = sample.point.depths, sample.standing
+    depths = sample.point.depths
     return answer_of(
         types.server.LiveSample,
         _history_sample(sample.point),
         queues=None if depths is None else depths.queues,
         partitions=None if depths is None else depths.partitions,
         dead_letters=None if depths is None else depths.dead_letters,
-        waiting=answer_of(types.server.Waiting, standing),
-        maintenance=types.server.Stopped(push=standing.push_maintenance, pop=standing.pop_maintenance),
-        busiest=tuple(types.server.BusyQueue(one.queue, **_per_second(one)) for one in sample.busiest),
-        changed=tuple(sample.changed),
+        waiting=sample.waiting,
+        maintenance=sample.maintenance,
+        busiest=sample.busiest,
+        changed=sample.changed,
         more=sample.more,
     )
 
@@ -190,27 +180,19 @@ class SampleEvents:
 
         Sends a server-sent event `sample` every second, with rates, depths and the names of the queues that changed.
         """
-        try:
-            watcher = self._broker.observed.watch()
-        except Exception as error:
-            await send_failure(send, error)
-            return
         identity = identity_of(scope)
-        await send_events(
-            scope,
-            receive,
-            send,
-            watcher,
-            lambda client: self._write_samples(watcher, client, identity),
-            self._sse_options,
-        )
 
-    async def _write_samples(self, watcher: Watcher, client: ClientWriter, identity: Identity) -> None:
-        while (sample := await watcher.next()) is not None:
-            if identity.restricted:
-                await client.write(event(b"sample", encode(restricted_sample_of(sample, identity))))
-            else:
-                await client.write(self._event(sample))
+        async def opened() -> Watcher:
+            return self._broker.observed.watch()
+
+        async def write_samples(watcher: Watcher, client: ClientWriter) -> None:
+            while (sample := await watcher.next()) is not None:
+                if identity.restricted:
+                    await client.write(event(b"sample", encode(restricted_sample_of(sample, identity))))
+                else:
+                    await client.write(self._event(sample))
+
+        await send_events(scope, receive, send, opened, write_samples, self._sse_options)
 
     def _event(self, sample: Sample) -> bytes:
         if sample is not self._sample:
@@ -227,7 +209,7 @@ _CONSUMERS_PAGE = paging()
 _CONSUMERS_QUEUE = NameParam("queue", "Return only consumers that wait for messages of this queue.")
 
 
-async def list_consumers(call: Call) -> types.groups.Consumers:
+async def list_consumers(call: Call) -> types.Page[types.groups.WaitingConsumer]:
     """List waiting consumers.
 
     Returns the consumers that are connected to this server process: waiting pops, then streams, then queue browsers,
@@ -236,27 +218,23 @@ async def list_consumers(call: Call) -> types.groups.Consumers:
     page = _CONSUMERS_PAGE.of(call.query)
     queue = _CONSUMERS_QUEUE.of(call.query)
     delivery = call.broker.delivery
-    may_see = _may_see(call.identity)
     waiting: list[_Waiting] = [*delivery.intentions, *delivery.streams, *delivery.browsers]
-    found = [one for one in waiting if _is_shown(one, queue, may_see)]
+    found = [one for one in waiting if _is_shown(one, queue, call.identity)]
     shown = found[page.offset : page.offset + page.limit]
-    described = tuple(_described(one, may_see) for one in shown)
+    described = tuple(_described(one, call.identity) for one in shown)
     return types.groups.Consumers(items=described, total=len(found), pagination=page)
 
 
-MaySee = Callable[[str | None], bool]
-"""Whether the caller may see consumers of a queue, or (None) consumers that wait by namespace or task."""
+def _may_see(identity: Identity, queue: str | None) -> bool:
+    """Return whether the caller may see consumers of a queue, or (None) those that wait by namespace or task."""
+    return not identity.restricted or (queue is not None and identity.may_use(queue))
 
 
-def _may_see(identity: Identity) -> MaySee:
-    return lambda queue: not identity.restricted or (queue is not None and identity.may_use(queue))
-
-
-def _is_shown(one: _Waiting, queue: str | None, may_see: MaySee) -> bool:
-    seen = [name for name in _queues_of(one) if may_see(name)]
+def _is_shown(one: _Waiting, queue: str | None, identity: Identity) -> bool:
+    seen = [name for name in _queues_of(one) if _may_see(identity, name)]
     if queue is not None:
         return queue in seen
-    return bool(seen) or may_see(None)  # A stream can be without subscriptions.
+    return bool(seen) or not identity.restricted  # A stream can be without subscriptions.
 
 
 def _queues_of(one: _Waiting) -> list[str | None]:
@@ -269,9 +247,7 @@ def _queues_of(one: _Waiting) -> list[str | None]:
             return [one.queue]
 
 
-def _described(
-    one: _Waiting, may_see: MaySee
-) -> types.groups.WaitingPop | types.groups.WaitingStream | types.groups.WaitingBrowser:
+def _described(one: _Waiting, identity: Identity) -> types.groups.WaitingConsumer:
     match one:
         case Intention():
             return _subscription(
@@ -292,7 +268,7 @@ def _described(
                 subscriptions=tuple(
                     _subscription(types.groups.StreamSubscription, consumer, id=consumer.name)
                     for consumer in one.consumers.values()
-                    if may_see(consumer.request.queue)
+                    if _may_see(identity, consumer.request.queue)
                 ),
             )
         case Browser():
@@ -423,7 +399,7 @@ def _throughput(start: int, points: Sequence[Point]) -> types.server.ThroughputP
     )
 
 
-async def list_status_queues(call: Call) -> types.queues.QueuePage:
+async def list_status_queues(call: Call) -> types.Page[types.queues.ListedQueue]:
     """List the status of queues. Returns queues with their message counts, the newest first."""
     where = QueueFilter(namespace=NAMESPACE.of(call.query), task=TASK.of(call.query))
     return await queue_page(call, where, _PAGE.of(call.query))
@@ -470,7 +446,7 @@ async def show_analytics(call: Call) -> types.server.Analytics:
         types.server.DataPoint(time_of(start), round(sum(point.rates.pushed for point in inside) * INTERVAL_SECONDS))
         for start, inside in _buckets(points, _INTERVALS[interval])
     )
-    return types.server.Analytics(tuple(data), interval, time_of(since), time_of(until))
+    return types.server.Analytics(time_of(since), time_of(until), tuple(data), interval)
 
 
 async def show_buffers(call: Call) -> types.server.Buffers:

@@ -99,7 +99,7 @@ async def show_session(call: Call) -> types.server.Session:
 async def log_in(call: Call) -> types.server.Session:
     """Log in. Stores a token in a cookie that scripts cannot read and that lasts until the web browser is closed."""
     edge = call.app.edge
-    token = (await call.json(types.server.SessionBody, "body")).token
+    token = (await call.json(types.server.SessionBody, "body")).value
     # Checked first: a token that does not fit into a cookie is rejected, known or not.
     cookie = set_cookie(token, secure=_is_secure(call)) if edge.authenticator.enabled else None
     identity = edge.log_in(call.exchange, token)
@@ -168,7 +168,7 @@ async def metrics(call: Call) -> types.server.SystemMetrics:
         watching=broker.keyvalue.watchers.metrics(),
         batching={
             verb: types.server.BatchSizes(sizes.calls, sizes.requests, sizes.largest)
-            for verb, sizes in broker.batch_sizes().items()
+            for verb, sizes in broker.batchers.sizes().items()
         },
         peers=broker.peer_metrics(),
     )
@@ -212,7 +212,7 @@ def _pop_maintenance(enabled: bool) -> types.server.PopMaintenance:
 
 
 async def _switch(call: Call, flag: str) -> bool:
-    enabled = (await call.json(types.server.MaintenanceBody, "maintenance", _TEXTS)).enabled
+    enabled = (await call.json(types.server.MaintenanceBody, "maintenance", _TEXTS)).value
     call.exchange.note_target(enabled=enabled)
     await call.broker.set_maintenance(flag, enabled)
     return enabled
@@ -223,7 +223,7 @@ async def show_openapi(call: Call) -> msgspec.Raw:
     return msgspec.Raw(call.app.openapi)
 
 
-async def list_audit(call: Call) -> types.server.AuditRecords:
+async def list_audit(call: Call) -> types.Single[tuple[types.server.AuditRecord, ...]]:
     """List audit records. Returns the latest audit records of this server process, the newest first."""
     return types.server.AuditRecords(tuple(call.app.edge.audit.last)[::-1][: _LIMIT.of(call.query)])
 
@@ -289,7 +289,8 @@ def _serve(call: Call, path: str) -> Response:
     tag = page.packed_tag if packed else page.tag
     # Web browsers revalidate cached files on each use, so that all files are of the same version.
     headers = {"etag": tag, "cache-control": "no-cache", "vary": "accept-encoding"}
-    if _knows(exchange.headers.get(b"if-none-match", b"").decode("latin-1"), tag):
+    known = exchange.headers.get(b"if-none-match", b"").decode("latin-1").split(",")
+    if any(one.strip().removeprefix("W/") in (tag, "*") for one in known):
         return Response(status_code=304, headers=headers)
     if packed:
         headers["content-encoding"] = "gzip"
@@ -307,10 +308,6 @@ def _takes_gzip(accepted: str) -> bool:
 def _is_zero(parameter: str) -> bool:
     name, _, value = parameter.partition("=")
     return name == "q" and value.strip("0.") == ""
-
-
-def _knows(tags: str, tag: str) -> bool:
-    return any(known.strip().removeprefix("W/") in (tag, "*") for known in tags.split(","))
 
 
 @cache

@@ -3,92 +3,69 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from hark.api import operations, types
-from hark.api.types.delivery import AckBody
+from hark.api.types import OptionalRaw, Single, renamed
+from hark.api.types.delivery import PushItem
+from hark.api.types.keys import AtomicBody
+from hark.api.types.messages import AckOperation, PushOperation, TransactionBody
 from hark.errors import InvalidInput, Refused
 from hark.http import admission, checks
-from hark.http.checks import MAX_ITEMS, array_of, decode_unbounded, elements, in_turns, raw_default
-from hark.http.items import ITEM_TEXTS, NO_PAYLOAD, PushItem, settlement_of, to_new_message
+from hark.http.checks import MAX_ITEMS, array_of, decode_unbounded, elements, in_turns, outline_of
+from hark.http.items import ITEM_TEXTS, settlement_of, to_new_message
 from hark.http.keyval import keys
 from hark.http.keyval.paths import versionstamp
 from hark.http.responses import carry, decode_in_turns
 from hark.http.routing import LARGE_BODY, MAINTENANCE, NOT_SUPPORTED, QUEUE_FULL, TOO_MANY, Call, bind, table
 from hark.model import QUEUE_MODE, NewMessage, PushOutcome, Settlement, Transaction, TransactionOutcome
 
-_EMPTY_OBJECT = msgspec.Raw(b"{}")
-_NO_KEYS = msgspec.Raw(b"null")
-_NO_ITEMS = msgspec.Raw(b"null")
+_KeysBody = renamed(
+    Single[AtomicBody | list[msgspec.Raw] | None],
+    "KeyValueBody",
+    "The key-value part of a transaction, decoded separately for better error texts.",
+    value="kv",
+)
 _TEXTS = {name: text for name, text in ITEM_TEXTS.items() if name not in {"items", "transactionId"}} | {
     "operations": "operations array required",
     "type": "expected push or ack",
 }
 
 
-class PushOperation(PushItem, tag_field="type", tag="push", kw_only=True):
-    """A push: either several messages in `items`, or the fields of one message."""
-
-    queue: str = ""
-    items: list[PushItem] | None = None
-
-
-class AckOperation(AckBody, tag_field="type", tag="ack"):
-    """An acknowledgement."""
-
-
-class TransactionBody(msgspec.Struct, rename="camel"):
-    """The operations of a transaction, in order, and the leases that they require."""
-
-    operations: list[PushOperation | AckOperation]
-    required_leases: list[str] | None = None
-    kv: msgspec.Raw = raw_default(_NO_KEYS)
-    timers: list[msgspec.Raw] | None = None
-
-
-class KeysBody(msgspec.Struct):
-    """The key-value part of a transaction, decoded separately for better error texts."""
-
-    kv: keys.AtomicBody | list[msgspec.Raw] | None
-
-
 class _Item(msgspec.Struct, gc=False):
     """The part of an item that is not decoded."""
 
-    payload: msgspec.Raw = raw_default(NO_PAYLOAD)
-
-
-class _Operation(_Item, gc=False):
-    """The parts of an operation that are not decoded, or that are not decoded yet."""
-
-    items: msgspec.Raw = raw_default(_NO_ITEMS)
+    payload: OptionalRaw = UNSET
 
 
 @cache
 def _outline() -> Any:
-    return msgspec.defstruct("Outline", [("operations", array_of(_Operation)), ("kv", msgspec.Raw, _NO_KEYS)])
+    operations = array_of(outline_of("payload", "items"))
+    return msgspec.defstruct("Outline", [("operations", operations), ("kv", OptionalRaw, UNSET)])
 
 
 def _payloads(body: bytes) -> Iterator[msgspec.Raw]:
     """Return the payloads of a transaction and the values of its keys, for `decode_in_turns`."""
     outline = decode_unbounded(body, _outline(), "transaction", _TEXTS)
     for operation in elements(outline.operations):
-        yield operation.payload
-        if operation.items is not _NO_ITEMS:
+        if operation.payload is not UNSET:
+            yield operation.payload
+        if operation.items is not UNSET:
             yield from _payloads_of(bytes(operation.items))
-    yield outline.kv  # It is checked when it is decoded.
+    if outline.kv is not UNSET:
+        yield outline.kv  # It is checked when it is decoded.
 
 
 def _payloads_of(items: bytes) -> Iterator[msgspec.Raw]:
     few = items.count(b"{") <= MAX_ITEMS
     shape: Any = list[_Item] | None if few else array_of(_Item)
     given = decode_unbounded(items, shape, "items")
-    return (item.payload for item in ((given or ()) if few else elements(given)))
+    return (item.payload for item in ((given or ()) if few else elements(given)) if item.payload is not UNSET)
 
 
 async def transact(call: Call) -> types.messages.TransactionAnswer:
@@ -105,10 +82,11 @@ async def transact(call: Call) -> types.messages.TransactionAnswer:
     most = call.settings.limits.max_batch
     write = None
     # Decoded separately, for better error texts.
-    given = (await decode_in_turns(b'{"kv":%b}' % bytes(body.kv), KeysBody, "kv", payloads=_values)).kv
+    kv = b"null" if isinstance(body.kv, UnsetType) else bytes(body.kv)
+    given = (await decode_in_turns(b'{"kv":%b}' % kv, _KeysBody, "kv", payloads=_values)).value
     if isinstance(given, list) and given:
         raise Refused("kv: this server does not support a list of operations; send an object with checks and mutations")
-    if isinstance(given, keys.AtomicBody):
+    if isinstance(given, AtomicBody):
         write = await keys.parse_key_write(given, most, where="kv.")
     operations = await _flatten(body.operations, most)
     if not operations and write is None:
@@ -130,8 +108,8 @@ async def transact(call: Call) -> types.messages.TransactionAnswer:
     )
 
 
-def _values(body: bytes) -> Iterator[msgspec.Raw]:
-    yield from keys.VALUES(body[len(b'{"kv":') : -1])
+def _values(body: bytes) -> Iterable[msgspec.Raw]:
+    return keys.VALUES(body[len(b'{"kv":') : -1])
 
 
 async def _flatten(operations: Sequence[PushOperation | AckOperation], most: int) -> list[NewMessage | Settlement]:
@@ -155,9 +133,10 @@ async def _flatten(operations: Sequence[PushOperation | AckOperation], most: int
 
 
 def _message(item: PushItem, index: int, where: str) -> NewMessage:
-    if item.payload is NO_PAYLOAD:
-        item.payload = _EMPTY_OBJECT  # Outside of transactions a missing payload is null.
-    return to_new_message(item, index, where)
+    message = to_new_message(item, index, where)
+    if item.payload is UNSET:
+        message.payload = b"{}"  # Outside of transactions a missing payload is null.
+    return message
 
 
 def _results(

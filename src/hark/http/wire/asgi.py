@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import defaultdict
 from typing import TYPE_CHECKING, cast
 
@@ -53,6 +52,17 @@ class Budget:
         if subject:
             self._by_subject[subject] += size
 
+    def reserve(self, subject: str, reserved: int, size: int) -> int:
+        """Count what is being received, in steps, and return the counted bytes. Raises if they are too many."""
+        if size <= reserved:
+            return reserved
+        more = max(size - reserved, STEP)
+        refusal = self.refusal(subject, more)
+        if refusal is not None:
+            raise refusal
+        self.add(subject, more)
+        return reserved + more
+
     def remove(self, subject: str, size: int) -> None:
         """Count bytes no longer."""
         self.used -= size
@@ -62,7 +72,31 @@ class Budget:
                 del self._by_subject[subject]
 
 
-log = logging.getLogger(__name__)
+class Writing(asyncio.Protocol):
+    """The side of a connection that writes."""
+
+    __slots__ = ("_drained", "_paused", "transport")
+
+    transport: asyncio.Transport
+
+    def __init__(self) -> None:
+        self._paused = False
+        """Whether the buffer of the transport is full."""
+        self._drained: asyncio.Future[None] | None = None
+
+    async def drain(self) -> None:
+        """Wait until the buffer has room or the connection is lost."""
+        if self._paused and not self.transport.is_closing():
+            if self._drained is None:
+                self._drained = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._drained)
+
+    def _end_drain(self) -> None:
+        self._paused = False
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+        self._drained = None
+
 
 TRANSPORT = "hark.transport"
 """Key of the transport in the scope of a request, for streams that must know whether their client reads."""
@@ -117,7 +151,7 @@ class AsgiRun:
         except Exception as error:
             response = error_response(error)  # It logs the error.
             if not exchange.status and not exchange.gone:
-                exchange.respond(*response)
+                exchange.carrier.respond(exchange, *response)
                 self._complete = True
         finally:
             if not self._complete and not exchange.gone:

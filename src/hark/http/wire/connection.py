@@ -9,39 +9,42 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
-from typing import TYPE_CHECKING, NamedTuple, cast
+from time import time
+from typing import TYPE_CHECKING, cast
 
 import httptools
 
 from hark.api.operations import WEBSOCKET
-from hark.http.exchange import Exchange, Header, Lost
+from hark.errors import HarkError
+from hark.http.exchange import ENDED, Exchange, Header, Lost
 from hark.http.responses import JSON_HEADERS, encode, error_response, too_large
-from hark.http.wire.asgi import SMALL, STEP, AsgiRun
+from hark.http.wire.asgi import SMALL, AsgiRun, Writing
+from hark.http.wire.limits import (
+    FRAMING_TOO_LARGE,
+    HEAD_TOO_LARGE,
+    IDLE_SECONDS,
+    LINGER_BODIES,
+    LINGER_SECONDS,
+    MALFORMED,
+    MAX_FRAMING_BYTES,
+    MAX_HEADER_BYTES,
+    MAX_HEADERS,
+    MAX_LENGTH_DIGITS,
+    MAX_PIPELINED,
+    MAX_TARGET_BYTES,
+    MIN_BODY_BYTES_PER_SECOND,
+    SLOW,
+    TOO_MANY,
+    UNKNOWN_CODING,
+    Problem,
+)
 
 if TYPE_CHECKING:
     from hark.http.wire.server import Server
 
-MAX_HEADERS = 100
-MAX_HEADER_BYTES = 64 * 1024
-"""Size limit of all headers of a request together."""
-MAX_TARGET_BYTES = 256 * 1024
-"""Size limit of path and query: a prefix poll sends the versions of up to a thousand keys."""
-MAX_FRAMING_BYTES = 64 * 1024
-"""Size limit of chunk sizes, chunk extensions and trailers beyond the size of the body itself."""
-MIN_BODY_BYTES_PER_SECOND = 1024
-"""The server rejects a body that arrives more slowly than this, averaged over `limits.body_timeout_seconds`."""
-MAX_PIPELINED = 16
-"""Number of complete requests that wait on a connection before the server stops reading from it."""
-IDLE_SECONDS = 75.0
-"""A connection without a request is closed after this time."""
-MAX_LENGTH_DIGITS = 20
-"""More digits than this in a Content-Length are leading zeros."""
-LINGER_SECONDS = 5.0
-"""After an early error response, the server reads and drops what the client still sends for this time."""
-LINGER_BODIES = 4
-"""It drops at most this many bodies of the largest size."""
 _CHUNK = 4 * 1024
 """The parser gets heads in pieces of this size, so that few pipelined requests are parsed at a time."""
 _PART = 256 * 1024
@@ -54,45 +57,11 @@ _NO_CONTENT = 204
 _HEAD, _BODY, _REPEATED, _DROPPED = range(4)
 
 
-class Problem(NamedTuple):
-    """The reason to reject a request before it is read completely."""
-
-    status: int
-    code: str
-    text: str
-    retry_after: int | None = None
-
-
-MALFORMED = Problem(400, "invalid_http", "the request is not valid HTTP/1.1")
-HEAD_TOO_LARGE = Problem(
-    431,
-    "headers_too_large",
-    f"the headers or the URL are too large: at most {MAX_HEADERS} headers with {MAX_HEADER_BYTES} bytes in total, and "
-    f"{MAX_TARGET_BYTES} bytes of path and query",
-)
-FRAMING_TOO_LARGE = Problem(
-    400, "invalid_http", "the chunk extensions and trailers of the request are too large; send larger chunks"
-)
-UNKNOWN_CODING = Problem(501, "not_supported", "the only supported transfer encoding is chunked")
-SLOW = Problem(
-    408,
-    "request_timeout",
-    "the request did not arrive in time (settings limits.header_timeout_seconds and limits.body_timeout_seconds); "
-    "send it again",
-)
-TOO_MANY = Problem(
-    503,
-    "too_many_connections",
-    "the server has too many connections (setting limits.max_connections); retry later, or reuse connections",
-    1,
-)
-
-
 class _Rejected(Exception):
     """Stops the parser; the reason is in `Connection._problem`."""
 
 
-class Connection(asyncio.Protocol):
+class Connection(Writing):
     """The protocol of one connection."""
 
     __slots__ = (
@@ -101,7 +70,6 @@ class Connection(asyncio.Protocol):
         "_client",
         "_current",
         "_deadline",
-        "_drained",
         "_exchange",
         "_fields",
         "_fires_at",
@@ -113,7 +81,6 @@ class Connection(asyncio.Protocol):
         "_left",
         "_loop",
         "_parser",
-        "_paused",
         "_problem",
         "_ready",
         "_rest",
@@ -127,12 +94,10 @@ class Connection(asyncio.Protocol):
         "_unread",
         "_unread_bytes",
         "_unsent",
-        "transport",
     )
 
-    transport: asyncio.Transport
-
     def __init__(self, server: Server) -> None:
+        super().__init__()
         self._server = server
         self._loop = server.loop
         self._parser = httptools.HttpRequestParser(self)
@@ -158,8 +123,6 @@ class Connection(asyncio.Protocol):
         self._problem: Problem | None = None
         """The error to send after the responses to the requests before it."""
         # The response.
-        self._paused = False
-        self._drained: asyncio.Future[None] | None = None
         self._unsent: Lost | None = None
         """What to call if the connection is lost before the socket has accepted the response."""
         self._unread: tuple[str, int] | None = None
@@ -208,7 +171,7 @@ class Connection(asyncio.Protocol):
         self._end_drain()
         if current is not None:
             current.leave()
-            self._server.ended(current)
+            end_exchange(self._server, current)
 
     @property
     def exchange(self) -> Exchange | None:
@@ -245,23 +208,13 @@ class Connection(asyncio.Protocol):
         if self._rests:
             self._rests = False
             self._parser = httptools.HttpRequestParser(self)
-        self._parse(data)
-        self._serve_next()
-        if self._current is None:
-            self._wait_for_rest()
-
-    def _read_on(self) -> None:
-        if not self._rest and not self.transport.is_closing():
-            self.transport.resume_reading()
-
-    def _parse(self, data: bytes) -> None:
         start, size = 0, len(data)
         while start < size and self._state != _DROPPED:
             if len(self._ready) >= MAX_PIPELINED or (self._body_bytes > SMALL and (self._current or self._ready)):
                 # A large body is not received while another request is served, so a connection holds one.
                 self._rest = data[start:]
                 self.transport.pause_reading()
-                return
+                break
             room = self._left or _CHUNK
             chunk = data if not start and size <= room else data[start : start + room]
             start += len(chunk)
@@ -273,11 +226,11 @@ class Connection(asyncio.Protocol):
                 self._parser.feed_data(chunk)
             except httptools.HttpParserUpgrade as upgrade:
                 if self._start_websocket(data[start - len(chunk) + upgrade.args[0] :]):
-                    return
+                    break
                 start += upgrade.args[0] - len(chunk)
             except httptools.HttpParserError:
                 self._reject(self._problem or MALFORMED)
-                return
+                break
             if self._state == _HEAD:
                 if self._target and not self._head_bytes:  # It began in the same piece as the end of another request.
                     self._head_bytes = len(self._target)
@@ -285,6 +238,11 @@ class Connection(asyncio.Protocol):
                     self._reject(HEAD_TOO_LARGE)
             elif self._framed_bytes - 2 * self._body_bytes > MAX_FRAMING_BYTES and not self._left:
                 self._reject(FRAMING_TOO_LARGE)
+        self._serve_next()
+
+    def _read_on(self) -> None:
+        if not self._rest and not self.transport.is_closing():
+            self.transport.resume_reading()
 
     # Calls of the parser -----------------------------------------------------------------------------------
 
@@ -368,8 +326,15 @@ class Connection(asyncio.Protocol):
         elif self._body_bytes > self._server.small_body and self._body_bytes > self._server.app.body_limit(exchange):
             self._refuse_body(exchange)
             return
-        if self._body_bytes > SMALL and exchange.refusal is None and not self._holds_body(exchange):
-            return
+        if self._body_bytes > SMALL and exchange.refusal is None:
+            budget, subject = self._server.budget, exchange.identity.subject
+            try:
+                exchange.reserved_bytes = budget.reserve(subject, exchange.reserved_bytes, self._body_bytes)
+            except HarkError as refusal:
+                exchange.refusal = refusal
+                self._body = b""
+                self._give_up_body(exchange)
+                return
         if exchange.refusal is None:
             if not self._body:
                 self._body = data
@@ -377,21 +342,6 @@ class Connection(asyncio.Protocol):
                 if isinstance(self._body, bytes):
                     self._body = bytearray(self._body)
                 self._body += data
-
-    def _holds_body(self, exchange: Exchange) -> bool:
-        """Count the body among the bytes in flight, in steps; False if they are too many and the body is refused."""
-        more = self._body_bytes - exchange.reserved_bytes
-        if more > 0:
-            more = max(more, STEP)
-            budget, subject = self._server.budget, exchange.identity.subject
-            exchange.refusal = budget.refusal(subject, more)
-            if exchange.refusal is not None:
-                self._body = b""
-                self._give_up_body(exchange)
-                return False
-            budget.add(subject, more)
-            exchange.reserved_bytes += more
-        return True
 
     def on_message_complete(self) -> None:
         """Queue the request."""
@@ -449,7 +399,7 @@ class Connection(asyncio.Protocol):
     # Requests ----------------------------------------------------------------------------------------------
 
     def _serve_next(self) -> None:
-        """Serve the next request, unless the client does not read the response to the one before."""
+        """Serve the next request or wait for it, unless the client does not read the response to the one before."""
         if self._current is not None or self._paused:
             return
         if self._ready:
@@ -468,6 +418,16 @@ class Connection(asyncio.Protocol):
             rest, self._rest = self._rest, b""
             self.transport.resume_reading()
             self.data_received(rest)
+        elif self._state == _DROPPED or self.transport.is_closing():
+            pass  # No further request is read.
+        elif self._exchange is not None:
+            if self._deadline is None or self._late != self._late_body:
+                self._wait_for_body()
+        elif self._head_bytes:
+            if self._deadline is None or self._late != self._late_head:
+                self._wait(self._server.limits.header_timeout_seconds, self._late_head)
+        else:
+            self._wait(IDLE_SECONDS, self._close)
 
     def _release_parser(self) -> None:
         """Release what only receiving needs, unless a part of the next request is there: many clients wait for long."""
@@ -508,10 +468,14 @@ class Connection(asyncio.Protocol):
     # Responses ---------------------------------------------------------------------------------------------
 
     def respond(
-        self, exchange: Exchange, status: int, headers: tuple[Header, ...], body: bytes, lost: Lost | None
+        self, exchange: Exchange, status: int, headers: tuple[Header, ...], body: bytes, lost: Lost | None = None
     ) -> None:
-        """Send a complete response with one write."""
-        if exchange.gone or self.transport.is_closing():
+        """Send a complete response, or the rest of it, with one write.
+
+        What the socket does not accept at once can still be lost.
+        """
+        server, transport = self._server, self.transport
+        if exchange.gone or transport.is_closing():
             if lost is not None:
                 lost()
             if not exchange.gone:
@@ -519,45 +483,41 @@ class Connection(asyncio.Protocol):
             return
         if exchange.status:
             exchange.size += len(body)
-            self._send(exchange, b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body), lost)
-            return
-        if lost is not None and len(body) > SMALL:
-            refusal = self._server.budget.refusal(exchange.identity.subject, len(body))
-            if refusal is not None:  # The messages are given back: there is no memory to keep them for the client.
-                lost()
-                lost = None
-                status, headers, body = error_response(refusal)
-        shown = exchange.begin(status, headers)
-        exchange.size = len(body)
-        fixed = _fixed_head(status, headers) if shown is headers else make_head(status, shown)
-        end = b"\r\n" if exchange.keep_alive and not self._server.stopping else b"connection: close\r\n\r\n"
-        if status == _NO_CONTENT:
-            data = b"%b%b%b" % (fixed, self._server.date(), end)
+            data = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
         else:
-            content = b"" if exchange.method == "HEAD" else body
-            data = b"%b%bcontent-length: %d\r\n%b%b" % (fixed, self._server.date(), len(body), end, content)
-        self._send(exchange, data, lost)
+            if lost is not None and len(body) > SMALL:
+                refusal = server.budget.refusal(exchange.identity.subject, len(body))
+                if refusal is not None:  # The messages are given back: there is no memory to keep them for the client.
+                    lost()
+                    lost = None
+                    status, headers, body = error_response(refusal)
+            shown = server.app.begin(exchange, status, headers)
+            exchange.size = len(body)
+            fixed = (_fixed_head if shown is headers else make_head)(status, shown, int(time()))
+            end = b"\r\n" if exchange.keep_alive and not server.stopping else b"connection: close\r\n\r\n"
+            if status == _NO_CONTENT:
+                data = b"%b%b" % (fixed, end)
+            else:
+                content = b"" if exchange.method == "HEAD" else body
+                data = b"%bcontent-length: %d\r\n%b%b" % (fixed, len(body), end, content)
+        if self._secure and len(data) > _PART:
+            server.run(self._send_parts(exchange, data, lost))
+            return
+        transport.write(data)
+        if self._paused or transport.is_closing():
+            self._unsent = lost
+            self.count_unread(exchange)
+        self.finish(exchange)
 
     def begin_response(self, exchange: Exchange, status: int, headers: tuple[Header, ...], body: bytes) -> bool:
         """Send the first part of a response, if the client can receive it in parts."""
         if exchange.version != "1.1":
             return False
         if not exchange.gone and not self.transport.is_closing():
-            shown = (*exchange.begin(status, headers), (b"transfer-encoding", b"chunked"))
+            shown = (*self._server.app.begin(exchange, status, headers), (b"transfer-encoding", b"chunked"))
             exchange.size = len(body)
             self.transport.write(b"%b%x\r\n%b\r\n" % (self.head(exchange, status, shown), len(body), body))
         return True
-
-    def _send(self, exchange: Exchange, data: bytes, lost: Lost | None) -> None:
-        """Write the end of a response. What the socket does not accept at once can still be lost."""
-        if self._secure and len(data) > _PART:
-            self._server.run(self._send_parts(exchange, data, lost))
-            return
-        self.transport.write(data)
-        if self._paused or self.transport.is_closing():
-            self._unsent = lost
-            self.count_unread(exchange)
-        self.finish(exchange)
 
     def count_unread(self, exchange: Exchange) -> None:
         """Count what the socket has not accepted among the bytes in flight, until the client has read it."""
@@ -591,11 +551,11 @@ class Connection(asyncio.Protocol):
     def head(self, exchange: Exchange, status: int, headers: Iterable[Header]) -> bytes:
         """Return the head of a response whose body the caller writes."""
         end = b"\r\n" if exchange.keep_alive and not self._server.stopping else b"connection: close\r\n\r\n"
-        return b"%b%b%b" % (make_head(status, headers), self._server.date(), end)
+        return make_head(status, headers, int(time())) + end
 
     def finish(self, exchange: Exchange) -> None:
         """Note that a response is complete, and go on with the next request."""
-        self._server.ended(exchange)
+        end_exchange(self._server, exchange)
         self._current = None
         if self.transport.is_closing():
             return
@@ -606,18 +566,11 @@ class Connection(asyncio.Protocol):
                 self._linger()
             else:
                 self._close()
-        elif not self._paused:
-            self._go_on()
-
-    def _go_on(self) -> None:
-        """Serve the next request, or wait for it."""
-        if self._ready or self._rest or self._problem is not None:
+        elif self._ready or self._rest or self._problem is not None:
             # In a later turn of the event loop: other connections come first.
             self._loop.call_soon(self._serve_next)
-        elif self._head_bytes or self._exchange is not None:
-            self._wait_for_rest()
-        elif self._state != _DROPPED:
-            self._wait(IDLE_SECONDS, self._close)
+        else:
+            self._serve_next()
 
     def _close(self) -> None:
         """Close the connection when the client has the response, if the client reads it."""
@@ -638,7 +591,7 @@ class Connection(asyncio.Protocol):
         headers = [*JSON_HEADERS, (b"connection", b"close"), (b"content-length", b"%d" % len(body))]
         if problem.retry_after is not None:
             headers.append((b"retry-after", b"%d" % problem.retry_after))
-        self.transport.write(b"%b%b\r\n%b" % (make_head(problem.status, headers), self._server.date(), body))
+        self.transport.write(b"%b\r\n%b" % (make_head(problem.status, headers, int(time())), body))
         self._linger()
 
     # Back-pressure -----------------------------------------------------------------------------------------
@@ -660,20 +613,7 @@ class Connection(asyncio.Protocol):
         if self._late == self._late_reader:
             self._deadline = None
         if self._current is None:
-            self._go_on()
-
-    def _end_drain(self) -> None:
-        self._paused = False
-        if self._drained is not None and not self._drained.done():
-            self._drained.set_result(None)
-        self._drained = None
-
-    async def drain(self) -> None:
-        """Wait until the buffer has room or the connection is lost."""
-        if self._paused and not self.transport.is_closing():
-            if self._drained is None:
-                self._drained = self._loop.create_future()
-            await asyncio.shield(self._drained)
+            self._loop.call_soon(self._serve_next)
 
     def _watch_reader(self) -> None:
         self._unread_bytes = self.transport.get_write_buffer_size()
@@ -686,16 +626,6 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
 
     # Time --------------------------------------------------------------------------------------------------
-
-    def _wait_for_rest(self) -> None:
-        """Start the timer if a part of a request is missing and no other request is being served."""
-        if self._current is not None or self._paused or self._state == _DROPPED or self.transport.is_closing():
-            return
-        if self._exchange is not None:
-            if self._deadline is None or self._late != self._late_body:
-                self._wait_for_body()
-        elif self._head_bytes and (self._deadline is None or self._late != self._late_head):
-            self._wait(self._server.limits.header_timeout_seconds, self._late_head)
 
     def _wait_for_body(self) -> None:
         self._seen_bytes = self._framed_bytes
@@ -765,11 +695,27 @@ def _method(name: bytes) -> str:
     return name.decode()
 
 
-def make_head(status: int, headers: Iterable[Header]) -> bytes:
-    """Return the status line and the headers, without the empty line behind them."""
+def end_exchange(server: Server, exchange: Exchange) -> None:
+    """Note the end of a request. (Tasks that it has started keep the exchange in their context.)"""
+    server.begun -= 1
+    exchange.on_left, exchange.carrier = None, ENDED
+    if exchange.reserved_bytes:
+        server.release(exchange)
+    if server.on_end is not None:
+        server.on_end(exchange)
+
+
+def make_head(status: int, headers: Iterable[Header], second: int) -> bytes:
+    """Return the status line and the headers with the date, without the empty line behind them."""
     phrase = HTTPStatus(status).phrase.encode()
-    return b"".join([b"HTTP/1.1 %d %b\r\n" % (status, phrase), *[b"%b: %b\r\n" % header for header in headers]])
+    lines = [b"%b: %b\r\n" % header for header in (*headers, (b"date", _date(second)))]
+    return b"".join([b"HTTP/1.1 %d %b\r\n" % (status, phrase), *lines])
+
+
+@lru_cache(1)
+def _date(second: int) -> bytes:
+    return formatdate(second, usegmt=True).encode()
 
 
 _fixed_head = lru_cache(256)(make_head)
-"""The heads of most responses differ only in their date and length."""
+"""The heads of most responses differ only in their length."""

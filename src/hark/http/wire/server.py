@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-import time
-from collections.abc import Awaitable, Callable, Coroutine
-from email.utils import formatdate
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 from hark.errors import Unauthorized
-from hark.http.exchange import ENDED, Exchange
+from hark.http.exchange import Exchange, Header
 from hark.http.responses import Receive, Scope, Send, error_response
 from hark.http.wire.asgi import SMALL, Budget
 from hark.http.wire.connection import Connection
@@ -36,6 +34,9 @@ class Application(Protocol):
 
     def answer_now(self, exchange: Exchange) -> bool:
         """Answer a complete request without a task; False if it is for `__call__`."""
+
+    def begin(self, exchange: Exchange, status: int, headers: Sequence[Header]) -> Sequence[Header]:
+        """Note the status of a response that begins, and return its headers, complete."""
 
     def is_revoked(self, exchange: Exchange) -> bool:
         """Return whether the token of a stream or a waiting pop is not valid any more."""
@@ -78,12 +79,10 @@ class Server:
         self.stopping = False
         self.only_asgi = asgi is not None
         """Whether `asgi` serves all requests, also those that the application could answer without a task."""
-        self._on_end = on_end
+        self.on_end = on_end
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening: asyncio.Server | None = None
         self._empty: asyncio.Future[None] = self.loop.create_future()
-        self._second = 0
-        self._date = b""
 
     def load(self) -> tuple[int, int]:
         """Return the number of open connections and of requests in progress."""
@@ -113,7 +112,9 @@ class Server:
             if exchange.waits and not exchange.status:
                 if exchange.on_left is not None:
                     exchange.on_left()
-                exchange.respond(*error_response(Unauthorized("the token was revoked or changed during the request")))
+                exchange.carrier.respond(
+                    exchange, *error_response(Unauthorized("the token was revoked or changed during the request"))
+                )
             else:
                 connection.transport.abort()
 
@@ -162,15 +163,6 @@ class Server:
         self._tasks.discard(task)
         self._note_end()
 
-    def ended(self, exchange: Exchange) -> None:
-        """Note the end of a request. (Tasks that it has started keep the exchange in their context.)"""
-        self.begun -= 1
-        exchange.on_left, exchange.carrier = None, ENDED
-        if exchange.reserved_bytes:
-            self.release(exchange)
-        if self._on_end is not None:
-            self._on_end(exchange)
-
     def release(self, exchange: Exchange) -> None:
         """Note that the body of a request is no longer in memory."""
         self.budget.remove(exchange.identity.subject, exchange.reserved_bytes)
@@ -187,11 +179,3 @@ class Server:
         websocket = WebSocket(self, connection.transport, exchange)
         self.connections.add(websocket)
         websocket.start(rest)
-
-    def date(self) -> bytes:
-        """Return the header with the date."""
-        second = int(time.time())
-        if second != self._second:
-            self._second = second
-            self._date = b"date: %b\r\n" % formatdate(second, usegmt=True).encode()
-        return self._date

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from time import time
 from typing import TYPE_CHECKING
 
 from websockets.datastructures import Headers
@@ -14,10 +15,11 @@ from websockets.http11 import Request
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
+from hark.errors import HarkError
 from hark.http.exchange import Exchange, Header
 from hark.http.responses import JSON_HEADERS, Event, Response, encode, error_response
-from hark.http.wire.asgi import CODE, SMALL, STEP, scope_of
-from hark.http.wire.connection import make_head
+from hark.http.wire.asgi import CODE, SMALL, Writing, scope_of
+from hark.http.wire.connection import end_exchange, make_head
 
 if TYPE_CHECKING:
     from hark.http.wire.server import Server
@@ -41,10 +43,11 @@ _UNREAD_BYTES = 256 * 1024
 _MAX_FRAGMENTS = 10_000
 
 
-class WebSocket(asyncio.Protocol):
+class WebSocket(Writing):
     """The protocol of a connection after its upgrade."""
 
     def __init__(self, server: Server, transport: asyncio.Transport, exchange: Exchange) -> None:
+        super().__init__()
         self._server = server
         self.transport = transport
         self.exchange = self._exchange = exchange
@@ -68,8 +71,6 @@ class WebSocket(asyncio.Protocol):
         self._refilled_at = server.loop.time()
         self._waiting = False
         """Whether parsing waits until further frames are due."""
-        self._paused = False
-        self._drained: asyncio.Future[None] | None = None
         self._received = True
         self._timer: asyncio.TimerHandle | None = None
 
@@ -83,9 +84,9 @@ class WebSocket(asyncio.Protocol):
         if self._handshake.status_code != 101:
             text = bytes(self._handshake.body or b"").decode().strip()
             body = encode({"error": text, "code": "invalid_http"})
-            exchange.begin(self._handshake.status_code, ())
+            server.app.begin(exchange, self._handshake.status_code, ())
             self._end_with((self._handshake.status_code, JSON_HEADERS, body))
-            server.ended(exchange)
+            end_exchange(server, exchange)
             return
         server.run(self._serve())
         if rest:
@@ -132,15 +133,12 @@ class WebSocket(asyncio.Protocol):
             self.transport.resume_reading()
 
     def _holds_message(self) -> bool:
-        """Count a message that arrives among the bytes in flight, in steps; False if they are too many."""
-        more = self._gathered - self._reserved_bytes
-        if more > 0:
-            budget, subject = self._server.budget, self._exchange.identity.subject
-            more = max(more, STEP)
-            if budget.refusal(subject, more) is not None:
-                return False
-            budget.add(subject, more)
-            self._reserved_bytes += more
+        """Count a message that arrives among the bytes in flight; False if they are too many."""
+        budget, subject = self._server.budget, self._exchange.identity.subject
+        try:
+            self._reserved_bytes = budget.reserve(subject, self._reserved_bytes, self._gathered)
+        except HarkError:
+            return False
         return True
 
     def _release(self) -> None:
@@ -247,19 +245,10 @@ class WebSocket(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         """Note that the buffer has room again."""
-        self._paused = False
         if self._unread:
             self._server.budget.remove(self._exchange.identity.subject, self._unread)
             self._unread = 0
-        if self._drained is not None and not self._drained.done():
-            self._drained.set_result(None)
-        self._drained = None
-
-    async def _drain(self) -> None:
-        if self._paused and not self.transport.is_closing():
-            if self._drained is None:
-                self._drained = self._server.loop.create_future()
-            await asyncio.shield(self._drained)
+        self._end_drain()
 
     # ASGI --------------------------------------------------------------------------------------------------
 
@@ -270,14 +259,14 @@ class WebSocket(asyncio.Protocol):
         except Exception as error:
             response = error_response(error)  # It logs the error.
             if not self._accepted and not exchange.status:
-                exchange.begin(response[0], ())
+                server.app.begin(exchange, response[0], ())
                 self._end_with(response)
         finally:
             if self._accepted:
                 self._close(CloseCode.NORMAL_CLOSURE)
             else:
                 self.transport.close()
-            server.ended(exchange)
+            end_exchange(server, exchange)
 
     def _put(self, event: Event) -> None:
         self._events.append(event)
@@ -297,7 +286,7 @@ class WebSocket(asyncio.Protocol):
 
     async def send(self, event: Event) -> None:
         """Send an event, after the buffer of the connection has room. Raises `OSError` after the connection is lost."""
-        await self._drain()
+        await self.drain()
         if self.transport.is_closing() or self._closed:
             raise ConnectionResetError("the client has disconnected")
         match event["type"]:
@@ -337,5 +326,5 @@ class WebSocket(asyncio.Protocol):
         """Answer the request for a WebSocket with an ordinary response, and close the connection."""
         status, headers, body = response
         end = ((b"content-length", b"%d" % len(body)), (b"connection", b"close"))
-        self.transport.write(b"%b%b\r\n%b" % (make_head(status, (*headers, *end)), self._server.date(), body))
+        self.transport.write(b"%b\r\n%b" % (make_head(status, (*headers, *end), int(time())), body))
         self.transport.close()
