@@ -15,9 +15,18 @@ import pytest
 from tests.http.api import Api
 
 from .test_workers import ended
-from .working import APP, Work, terminal, working
+from .working import APP, SECONDS, Work, terminal, working
 
 READY = "all 2 processes are ready"
+SLOW = """
+import time
+from pathlib import Path
+
+with Path("import").open("a") as imports:
+    imports.write("x")
+if Path("import").read_text() != "x":
+    time.sleep(60)
+"""
 FOREVER = """
 
 @worker.task("name_me")
@@ -130,6 +139,15 @@ def test_the_second_signal_reaches_all_processes(server_url: str, api: Api, queu
     assert "1 returned to the queue" in work.output[-1]
 
 
+def test_a_signal_during_the_start_is_a_shutdown(server_url: str, queue: str, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(SLOW + APP)
+    with working(tmp_path, server_url, queue, "app:worker", "--processes", "1") as work:
+        while not (imports := tmp_path / "import").exists() or len(imports.read_text()) < 2:
+            pass  # Its process imports the application now, which takes long.
+        work.signal(signal.SIGTERM)
+        assert work.end() == 0
+
+
 def test_health_and_metrics_are_those_of_all_processes(server_url: str, api: Api, queue: str, tmp_path: Path) -> None:
     port = _free_port()
     arguments = ("app:worker", "--processes", "2", "--concurrency", "3", "--health-port", str(port))
@@ -162,16 +180,18 @@ def test_a_worker_that_cannot_start_is_explained_once(server_url: str, queue: st
 
 
 def test_on_a_terminal_one_view_has_all_processes(server_url: str, api: Api, queue: str, tmp_path: Path) -> None:
-    with terminal(120) as (side, screen):
-        arguments = ("app:worker", "--processes", "2")
-        with working(tmp_path, server_url, queue, *arguments, stdout=side) as work:
-            os.close(side) if False else None
-            screen.until("Restarts")
-            push(api, queue, "say", word="hello")
-            screen.until("said hello")
-            work.signal(signal.SIGTERM)
-            assert work.process.wait(60) == 0
-        assert "2 processes stopped after" in screen.text
+    push(api, queue, "say", word="hello")
+    arguments = ("app:worker", "--processes", "2")
+    with terminal(120) as (side, screen), working(tmp_path, server_url, queue, *arguments, stdout=side) as work:
+        screen.until("1 completed")
+        work.signal(signal.SIGTERM)
+        assert work.process.wait(SECONDS) == 0, screen.text
+    text = screen.end()
+    assert f"running  queue {queue} at {server_url}" in text
+    assert "0 of 20 slots busy" in text
+    assert "Restarts" in text
+    assert "said hello" in text, "what handlers print is not drawn over"
+    assert "2 processes stopped after" in text
 
 
 def _free_port() -> int:

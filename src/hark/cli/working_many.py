@@ -48,6 +48,8 @@ class WorkerProcess:
         self.number = number
         self.serves = False
         """Whether the process reported, and has not exited since."""
+        self.reported = False
+        """Whether the last process reported."""
         self.lives = 0
         """Number of processes so far."""
         self.report: Report | None = None
@@ -65,6 +67,7 @@ class WorkerProcess:
 
     async def start(self) -> None:
         """Start a process and wait for its first report. Raises `HarkError` if it ends before."""
+        self.reported = False
         ours, theirs = socket.socketpair()
         output = None if self._show is None else asyncio.subprocess.PIPE
         with theirs:
@@ -99,7 +102,7 @@ class WorkerProcess:
             self.unread.append((self.lives, self.report.metrics))
             self.past = [together([*self.past, self.report.view], ended=True)]
         self.report = msgspec.json.decode(line, type=Report)
-        self.serves = True
+        self.serves = self.reported = True
         self.lives += 1
         self._following.append(asyncio.create_task(self._follow(reader)))
 
@@ -303,4 +306,6 @@ def run_processes(
             arguments = [*arguments, "--log-format", "text"]
     team = Team([WorkerProcess(number, arguments, show) for number in range(1, count + 1)])
     codes = asyncio.run(_run(team, display, options))
-    return FAILED if any(codes) else 0
+    # A process that a signal ended before its first report had no tasks.
+    failed = [code for process, code in zip(team.processes, codes, strict=True) if code and process.reported]
+    return FAILED if failed else 0
