@@ -27,6 +27,21 @@ async def tidy_up() -> None:
     """Without arguments."""
 
 
+several = Worker(queues={"emails": 3, "reports": 1})
+
+
+@several.task("report", queue="reports", pool="process", timeout=60, result=True)
+def report(month: str) -> list[int]:
+    """In a process."""
+    return [len(month)]
+
+
+@Worker(queues=["emails", "reports"]).task(pool="thread")
+def greet(name: str) -> str:
+    """In a thread."""
+    return name
+
+
 async def calls() -> None:
     """All of it."""
     assert_type(await send_email("a@b.c", "hi"), int)
@@ -42,6 +57,8 @@ async def calls() -> None:
     assert_type(await (await send_email.push("a@b.c", "hi")).result(), int)
     assert_type(await send_email.options(priority=1).push("a@b.c", "hi"), TaskHandle[int])
     assert_type(resize.push_sync(b"", width=5), TaskHandle[bytes])
+    assert_type(await (await report.push("2030-01")).result(timeout=5), list[int])
+    assert_type(several.queues, dict[str, int])
     await tidy_up.push()
     await tidy_up.push(delay=1)
     await worker.run(WorkerRunOptions(grace_seconds=5))

@@ -210,7 +210,7 @@ class Team:
 
     def __init__(self, processes: Sequence[WorkerProcess]) -> None:
         self.processes = processes
-        self._merger = Merger()
+        self._merger = Merger(("worker_queue_running", "worker_running", "worker_slots", "worker_stuck"))
         self._began = time.monotonic()
 
     def view(self, *, ended: bool = False) -> View | None:
