@@ -265,13 +265,13 @@ async def _run(team: Team, display: LogDisplay | LiveDisplay, options: WorkerRun
     if plan.health is not None:
         await endpoint.open(*plan.health)
 
-    async def look() -> None:
+    async def show() -> None:
         while True:
             if (view := team.view()) is not None:
                 display.show(view)
             await asyncio.sleep(_LOOK_SECONDS)
 
-    looking = asyncio.create_task(look())
+    showing = asyncio.create_task(show())
     try:
         with display.shown():
             codes = await supervise(
@@ -284,7 +284,7 @@ async def _run(team: Team, display: LogDisplay | LiveDisplay, options: WorkerRun
             if (last := team.view(ended=True)) is not None:
                 display.end(last)
     finally:
-        looking.cancel()
+        showing.cancel()
         await endpoint.close()
     return codes
 

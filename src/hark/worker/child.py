@@ -90,9 +90,9 @@ def _leave_it_to_the_worker(_number: int, _frame: object) -> None:
 
 def _found(call: Call) -> Any:
     """The function of a task, which may be the task itself now."""
-    name = f"{call.module}.{call.place}"
+    name = f"{call.module}.{call.qualname}"
     try:
-        found = attrgetter(call.place)(import_module(call.module))
+        found = attrgetter(call.qualname)(import_module(call.module))
     except AttributeError as error:
         raise InvalidInput(f"another process cannot import {name}; define it at the top level of a module") from error
     function = found.function if isinstance(found, Task) else found

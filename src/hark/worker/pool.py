@@ -29,7 +29,7 @@ from hark.worker.task import AnyTask
 START_SECONDS = 60.0
 """Time limit for the start of a process and the import of its function."""
 _FIELDS = ("task", "message_id", "attempt", "arguments", "queue", "worker_id")
-_PLACES = ("sys_path", "sys_argv", "dir", "init_main_from_name", "init_main_from_path")
+_IMPORTS = ("sys_path", "sys_argv", "dir", "init_main_from_name", "init_main_from_path")
 
 
 class ProcessDied(HarkError):
@@ -42,7 +42,7 @@ class Call(msgspec.Struct, frozen=True):
     """What a process is to run."""
 
     module: str
-    place: str
+    qualname: str
     """Qualified name of the function in its module."""
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -98,10 +98,10 @@ class _Child:
                 start_new_session=True,
             )
         self.pipe = Connection(ours.detach())
-        places = spawn.get_preparation_data("hark-task")
-        wanted = [name for name in _PLACES if name in places and (with_main or not name.startswith("init_main"))]
+        prepared = spawn.get_preparation_data("hark-task")
+        wanted = [name for name in _IMPORTS if name in prepared and (with_main or not name.startswith("init_main"))]
         with suppress(OSError):
-            self.pipe.send({name: places[name] for name in wanted})
+            self.pipe.send({name: prepared[name] for name in wanted})
 
     def kill(self) -> None:
         """Kill the process and all that it started. It must not have been waited for."""

@@ -60,7 +60,7 @@ class Share(msgspec.Struct, eq=False):
     """Slots that are allotted to a poll."""
     turn: float = 0.0
     """Sum of 1/weight over all allotted slots: of two queues without a slot, the lower one is next."""
-    wish: asyncio.Future[int] | None = None
+    allotted: asyncio.Future[int] | None = None
     """Set while the queue waits for slots: receives how many it may poll for."""
 
 
@@ -95,12 +95,12 @@ class Shares:
         if self._stopped:
             return 0
         share.turn = max(share.turn, self._now)
-        share.wish = asyncio.get_running_loop().create_future()
+        share.allotted = asyncio.get_running_loop().create_future()
         self._divide_soon()
         try:
-            return await share.wish
+            return await share.allotted
         finally:
-            share.wish = None
+            share.allotted = None
 
     def polled(self, share: Share, allotted: int, received: int) -> None:
         """A poll for allotted slots received this many messages."""
@@ -122,11 +122,11 @@ class Shares:
             self._divide_soon()
 
     def stop(self) -> None:
-        """Nobody gets slots any more."""
+        """No queue gets slots any more."""
         self._stopped = True
         for share in self.all:
-            if share.wish is not None and not share.wish.done():
-                share.wish.set_result(0)
+            if share.allotted is not None and not share.allotted.done():
+                share.allotted.set_result(0)
 
     def _give(self, share: Share) -> None:
         self._free -= 1
@@ -142,7 +142,7 @@ class Shares:
 
     def _divide(self) -> None:
         self._dividing = False
-        wanting = [share for share in self.all if share.wish is not None and not share.wish.done()]
+        wanting = [share for share in self.all if share.allotted is not None and not share.allotted.done()]
         if not wanting:
             return
         while self._free > 0:
@@ -150,8 +150,8 @@ class Shares:
             self._give(share)
             share.polling += 1
         for share in wanting:
-            if share.polling and share.wish is not None:
-                share.wish.set_result(share.polling)
+            if share.polling and share.allotted is not None:
+                share.allotted.set_result(share.polling)
 
 
 class QueueFetcher(Fetcher):
@@ -318,7 +318,7 @@ class Fetchers:
     @property
     def answered_at(self) -> float:
         """When the server last answered the queue that waits longest for an answer."""
-        polled = [fetcher.answered_at for fetcher in self._fetchers.values() if fetcher.share.wish is None]
+        polled = [fetcher.answered_at for fetcher in self._fetchers.values() if fetcher.share.allotted is None]
         return min(polled, default=self._monotonic())
 
     @property

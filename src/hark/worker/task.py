@@ -420,10 +420,10 @@ def _is_in_process(name: str, function: Callable[..., Any], pool: str | None) ->
         raise InvalidInput(f"pool of task {name!r}: expected 'thread' or 'process', got {pool!r}")
     if pool is not None and inspect.iscoroutinefunction(function):
         raise InvalidInput(f"pool of task {name!r}: an async function runs in the event loop; remove async or the pool")
-    place = getattr(function, "__qualname__", "<")
-    if pool == "process" and "<" in place:
+    qualname = getattr(function, "__qualname__", "<")
+    if pool == "process" and "<" in qualname:
         raise InvalidInput(
-            f"pool of task {name!r}: another process cannot import {place!r}; define it at the top level of a module"
+            f"pool of task {name!r}: another process cannot import {qualname!r}; define it at the top level of a module"
         )
     return pool == "process"
 
