@@ -11,10 +11,12 @@ from uuid import uuid4
 import httpx
 import pytest
 
+from hark.clock import SystemClock
+from hark.engine.sqlite import SqliteEngine
 from hark.errors import HarkError, InvalidInput
 from hark.polling import PollingStrategy
 from hark.testing import HarkServer
-from hark.worker import RetryPolicy, Worker
+from hark.worker import RetryPolicy, Worker, current
 from hark.worker.queues import Share, Shares
 from tests.worker.workers import SECONDS, burst, running
 
@@ -170,6 +172,69 @@ async def test_tasks_go_to_their_queues_and_are_counted_there(server_url: str, n
         assert sorted(seen) == [("mail", 1), ("report", 1), ("report", 2)]
         assert (summary.queues[emails].done, summary.queues[reports].done, summary.queues[reports].dead) == (1, 1, 1)
         assert summary.totals.ended == 3
+
+
+async def test_queues_with_work_share_the_slots_by_weight(server_url: str, names: tuple[str, str]) -> None:
+    async with Worker(server_url, queues={names[0]: 3, names[1]: 1}, concurrency=8) as worker:
+        full, go_on = asyncio.Event(), asyncio.Event()
+        begun: Counter[str] = Counter()
+
+        async def begin(name: str) -> None:
+            begun[name] += 1
+            if begun.total() == 8:
+                full.set()
+            await go_on.wait()
+
+        emails = worker.task("email", queue=names[0])(begin)
+        reports = worker.task("report", queue=names[1])(begin)
+        for _ in range(10):
+            await emails.push("emails")
+            await reports.push("reports")
+        async with running(worker) as run:
+            async with asyncio.timeout(SECONDS):
+                await full.wait()
+            assert begun == {"emails": 6, "reports": 2}
+            go_on.set()
+            await run.ended(20)
+
+
+async def test_progress_and_cancellation_reach_tasks_of_each_queue(server_url: str, names: tuple[str, str]) -> None:
+    async with Worker(server_url, queues=names, lease=1) as worker:
+        began = asyncio.Event()
+
+        @worker.task(queue=names[1], result=True)
+        async def long() -> None:
+            current().progress(0.5)
+            began.set()
+            await asyncio.sleep(SECONDS)
+
+        async with running(worker) as run:
+            handle = await long.push()
+            async with asyncio.timeout(SECONDS):
+                await began.wait()
+                while (await handle.state()).progress != 0.5:
+                    pass  # The server stores it, which tells no event.
+            assert await handle.cancel()
+            (event,) = await run.ended(1)
+            assert event.ending == "discarded"
+
+
+async def test_several_queues_beside_an_engine_in_the_same_loop(names: tuple[str, str]) -> None:
+    async with Worker(SqliteEngine(":memory:", clock=SystemClock()), queues=names, concurrency=2) as worker:
+
+        @worker.task(queue=names[0])
+        async def one() -> None:
+            await two.push()
+
+        @worker.task(queue=names[1])
+        async def two() -> None: ...
+
+        for _ in range(10):
+            await one.push()
+        assert (await burst(worker)).totals.done == 20
+        async with running(worker) as run:
+            await one.push()
+            await run.ended(2)
 
 
 async def test_a_burst_ends_only_when_all_queues_are_empty(server_url: str, names: tuple[str, str]) -> None:
