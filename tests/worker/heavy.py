@@ -72,6 +72,10 @@ def fail(kind: str) -> None:
             raise SystemExit(3)
         case "die":
             os._exit(7)
+        case "orphan":
+            if os.fork() == 0:
+                threading.Event().wait()  # It holds whatever its parent held.
+            os._exit(8)
 
 
 def lock() -> object:

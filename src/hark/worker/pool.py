@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing import spawn
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import msgspec
@@ -98,10 +98,18 @@ class _Child:
                 start_new_session=True,
             )
         self.pipe = Connection(ours.detach())
+        self._ended = os.pidfd_open(self.process.pid) if hasattr(os, "pidfd_open") else None
         prepared = spawn.get_preparation_data("hark-task")
         wanted = [name for name in _IMPORTS if name in prepared and (with_main or not name.startswith("init_main"))]
         with suppress(OSError):
             self.pipe.send({name: prepared[name] for name in wanted})
+
+    def receive(self) -> Any:
+        """The next frame. Raises `EOFError` if the process has ended, even if one that it forked holds its pipe."""
+        sources = [self.pipe] if self._ended is None else [self.pipe, self._ended]
+        if self.pipe not in wait(sources):
+            raise EOFError
+        return self.pipe.recv()
 
     def kill(self) -> None:
         """Kill the process and all that it started. It must not have been waited for."""
@@ -112,8 +120,15 @@ class _Child:
         """Kill the process and wait for its end."""
         self.kill()
         code = self.process.wait()
-        self.pipe.close()
+        self.close()
         return code
+
+    def close(self) -> None:
+        """Close the pipe of a process that has ended."""
+        self.pipe.close()
+        if self._ended is not None:
+            os.close(self._ended)
+            self._ended = None
 
 
 class Processes:
@@ -139,7 +154,7 @@ class Processes:
                 child = self._idle.pop()
                 if child.process.poll() is None:
                     return child
-                child.pipe.close()
+                child.close()
         return _Child(with_main)
 
     def put(self, child: _Child) -> None:
@@ -212,7 +227,7 @@ class Run:
 
     def _follow(self, child: _Child, begun: Callable[[], object]) -> Done:
         while True:
-            match child.pipe.recv():
+            match child.receive():
                 case Begun():
                     begun()
                 case Reported(progress, note):
