@@ -183,12 +183,13 @@ def test_on_a_terminal_one_view_has_all_processes(server_url: str, api: Api, que
     push(api, queue, "say", word="hello")
     arguments = ("app:worker", "--processes", "2")
     with terminal(120) as (side, screen), working(tmp_path, server_url, queue, *arguments, stdout=side) as work:
+        screen.until(READY)
+        screen.until("0 of 20 slots busy")
         screen.until("1 completed")
         work.signal(signal.SIGTERM)
         assert work.process.wait(SECONDS) == 0, screen.text
     text = screen.end()
     assert f"running  queue {queue} at {server_url}" in text
-    assert "0 of 20 slots busy" in text
     assert "Restarts" in text
     assert "said hello" in text, "what handlers print is not drawn over"
     assert "2 processes stopped after" in text

@@ -106,7 +106,7 @@ class _Child:
 
     def receive(self) -> Any:
         """The next frame. Raises `EOFError` if the process has ended, even if one that it forked holds its pipe."""
-        sources = [self.pipe] if self._ended is None else [self.pipe, self._ended]
+        sources: list[Connection | int] = [self.pipe] if self._ended is None else [self.pipe, self._ended]
         if self.pipe not in wait(sources):
             raise EOFError
         return self.pipe.recv()
