@@ -136,7 +136,8 @@ def test_the_second_signal_reaches_all_processes(server_url: str, api: Api, queu
         work.until("shutting down")
         work.signal(signal.SIGINT)
         assert work.end() == 0
-    assert "1 returned to the queue" in work.output[-1]
+    # The last request of the other process can receive it, too.
+    assert re.search(r"[12] returned to the queue", work.output[-1])
 
 
 def test_a_signal_during_the_start_is_a_shutdown(server_url: str, queue: str, tmp_path: Path) -> None:
