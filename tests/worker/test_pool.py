@@ -195,7 +195,7 @@ async def test_only_a_stored_result_must_be_picklable(worker: Worker) -> None:
 
 
 async def test_a_process_ends_with_its_worker(server_url: str, queue: str, tmp_path: Path) -> None:
-    """A worker that is killed can kill nobody: its processes notice."""
+    """A worker that is killed can end no process: its processes notice its end."""
     program = "import asyncio, sys; from tests.worker.test_pool import run_alone; asyncio.run(run_alone(*sys.argv[1:]))"
     worker = Worker(server_url, queue=queue)
     spin = add(worker, heavy.spin)

@@ -40,17 +40,17 @@ class Division:
 
     async def grant(self, *wanting: str) -> dict[str, int]:
         """Let these queues want slots, and take what is free: all that they poll for arrives."""
-        wishes = {name: asyncio.ensure_future(self.shares.want(self.by_name[name])) for name in wanting}
+        waiting = {name: asyncio.ensure_future(self.shares.want(self.by_name[name])) for name in wanting}
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         got = {}
-        for name, wish in wishes.items():
-            if not wish.done():
-                wish.cancel()
-                await asyncio.gather(wish, return_exceptions=True)
+        for name, one in waiting.items():
+            if not one.done():
+                one.cancel()
+                await asyncio.gather(one, return_exceptions=True)
                 continue
-            got[name] = wish.result()
+            got[name] = one.result()
             self.shares.polled(self.by_name[name], got[name], got[name])
         return got
 

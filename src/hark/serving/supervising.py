@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STABLE_SECONDS = 60.0
-"""A process that ran this long before it exited did not fail to start: the pauses begin anew."""
+"""A process that ran this long before it exited did not fail to start: the pauses start again from the first one."""
 
 
 class Process(Protocol):
