@@ -184,14 +184,13 @@ async def test_progress_is_shown_while_it_runs(worker: Worker, tmp_path: Path) -
         assert await handle.result(timeout=SECONDS) == "done"
 
 
-async def test_only_a_stored_result_must_be_picklable(worker: Worker) -> None:
-    stored = worker.task("stored", pool="process", result=True, retry=RetryPolicy.never())(heavy.lock)
-    plain = add(worker, heavy.lock)
+async def test_a_result_that_cannot_be_sent_is_a_dead_letter_at_once(worker: Worker) -> None:
+    lock = add(worker, heavy.lock, result=True, retry=3)
     async with running(worker) as run:
-        await plain.push()
-        assert (await run.ended(1))[0].ending == "done"
+        handle = await lock.push()
         with pytest.raises(TaskFailed, match="the result cannot be sent from another process"):
-            await (await stored.push()).result(timeout=SECONDS)
+            await handle.result(timeout=SECONDS)
+        assert [event.dead for event in await run.ended(1)] == [True]
 
 
 async def test_a_process_ends_with_its_worker(server_url: str, queue: str, tmp_path: Path) -> None:

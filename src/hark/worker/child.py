@@ -23,7 +23,7 @@ from typing import Any
 
 from hark.errors import InvalidInput
 from hark.worker.middleware import TaskContext, current_task
-from hark.worker.pool import Begun, Call, Done, Reported
+from hark.worker.pool import Begun, Call, Done, NotPicklable, Reported
 from hark.worker.task import Task
 
 
@@ -69,7 +69,7 @@ class Child:
             result = function(*call.args, **call.kwargs)
         except BaseException as error:
             return _failed(error)
-        return _ended(result, call.keeps_result)
+        return _ended(result)
 
 
 class _Forwarder(QueueHandler):
@@ -101,14 +101,12 @@ def _found(call: Call) -> Any:
     return function
 
 
-def _ended(result: object, keeps_result: bool) -> Done:
+def _ended(result: object) -> Done:
     done = Done(result)
     try:
         pickle.dumps(done)
     except Exception as error:
-        if keeps_result:
-            return _failed(InvalidInput(f"the result cannot be sent from another process: {error}"))
-        return Done()
+        return _failed(NotPicklable(f"the result cannot be sent from another process: {error}"))
     return done
 
 

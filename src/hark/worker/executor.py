@@ -25,7 +25,7 @@ from hark.client.delivery.settling import SettleDecision
 from hark.client.tracing import processing
 from hark.errors import HarkError, InvalidInput, NotFound
 from hark.worker.middleware import AnyMiddleware, TaskContext, chained, current_task, fields_of
-from hark.worker.pool import START_SECONDS, ProcessDied, Processes, Run, cpus
+from hark.worker.pool import START_SECONDS, NotPicklable, ProcessDied, Processes, Run, cpus
 from hark.worker.retrying import Ended, Ending, InFlight, TimedOut, decide, text_of, trace_of
 from hark.worker.stats import UNKNOWN
 from hark.worker.task import RESULT_SECONDS, AnyTask, NotATask, WrongArguments, unseal
@@ -318,7 +318,7 @@ class Executor:
     async def _call_in_process(self, job: Job) -> Any:
         """A process can be killed: at its time limit, when the task is cancelled, and when its lease is lost."""
         async with self._cpus:
-            run = Run(self._processes, job.task, job.context, job.result_ttl is not None)
+            run = Run(self._processes, job.task, job.context)
             begun: asyncio.Future[None] = self._loop.create_future()
             job.kill = run.kill
             job.thread = thread = self._threads.submit(
@@ -338,7 +338,10 @@ class Executor:
                 await asyncio.wait((thread,), timeout=KILL_SECONDS)
                 if not thread.done() or isinstance(thread.exception(), ProcessDied):
                     raise TimedOut(limit or 0.0)
-            return thread.result()
+            try:
+                return thread.result()
+            except NotPicklable as error:
+                raise WrongResult(f"task {job.task.name!r}: {error}") from None
 
     def _decide(self, job: Job, failure: BaseException) -> tuple[Ending, SettleDecision, str | None]:
         """How to settle after an exception."""

@@ -38,6 +38,10 @@ class ProcessDied(HarkError):
     code = "process_died"
 
 
+class NotPicklable(Exception):
+    """A function returned what cannot be sent from its process. It would return the same again."""
+
+
 class Call(msgspec.Struct, frozen=True):
     """What a process is to run."""
 
@@ -48,8 +52,6 @@ class Call(msgspec.Struct, frozen=True):
     kwargs: Mapping[str, Any]
     context: Mapping[str, Any]
     """The fields of the task's context."""
-    keeps_result: bool
-    """Whether the result is stored. Otherwise it need not be picklable."""
     log_level: int
 
 
@@ -169,7 +171,7 @@ class Processes:
 class Run:
     """One function in a process."""
 
-    def __init__(self, processes: Processes, task: AnyTask, context: TaskContext, keeps_result: bool) -> None:
+    def __init__(self, processes: Processes, task: AnyTask, context: TaskContext) -> None:
         self._processes = processes
         self._context = context
         function = task.function
@@ -181,7 +183,6 @@ class Run:
             args,
             kwargs,
             {**fields, "headers": dict(context.headers)},
-            keeps_result,
             logging.getLogger().getEffectiveLevel(),
         )
         self._lock = threading.Lock()
