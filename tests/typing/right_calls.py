@@ -76,6 +76,21 @@ async def total(sizes: list[bytes]) -> int:
     return len(sizes)
 
 
+several = Worker(queues={"emails": 3, "reports": 1})
+
+
+@several.task("monthly", queue="reports", pool="process", timeout=60, result=True)
+def monthly(month: str) -> list[int]:
+    """In a process."""
+    return [len(month)]
+
+
+@Worker(queues=["emails", "reports"]).task(pool="thread")
+def greet(name: str) -> str:
+    """In a thread."""
+    return name
+
+
 async def calls() -> None:
     """All of it."""
     assert_type(await send_email("a@b.c", "hi"), int)
@@ -98,6 +113,8 @@ async def calls() -> None:
     assert_type(await send_email.push_many([("a@b.c", "hi"), {"to": "d@e.f", "subject": "hi"}]), list[TaskHandle[int]])
     assert_type(await resize.options(priority=1).push_many([]), list[TaskHandle[bytes]])
     await send_email.options(unique_key="k").push("a@b.c", "hi")
+    assert_type(await (await monthly.push("2030-01")).result(timeout=5), list[int])
+    assert_type(several.queues, dict[str, int])
     await tidy_up.push()
     assert_type(send_email.s("a@b.c", "hi"), Flow[int])
     assert_type(hark.chain(resize.s(b"", width=5), send_email.s("hi", 2), tidy_up.si()), Flow[None])

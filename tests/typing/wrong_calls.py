@@ -42,6 +42,10 @@ async def calls(client: Client) -> None:
     await send_email("a@b.c")  # WRONG
     text: str = await send_email("a@b.c", "hi")  # WRONG
     takes_a_task(send_email)  # WRONG
+    Worker(queues={"emails": "high"})  # WRONG
+    Worker(queues=3)  # WRONG
+    worker.task("a", queue=3)  # WRONG
+    worker.task("b", pool="fork")  # WRONG
     await worker.run(WorkerRunOptions(polling="adaptive"))  # WRONG
     worker.periodic(every=60)(send_email)  # WRONG
     worker.periodic(every=60)(send_email, "a@b.c", 5)  # WRONG

@@ -4,7 +4,7 @@ from hark.client.handle import ResultMissing, SyncTaskHandle, TaskCancelled, Tas
 from hark.worker.flow import Flow, FlowHandle, SyncFlowHandle, chain, group
 from hark.worker.middleware import LoggingContext, MetricsMiddleware, Middleware, Outgoing, TaskContext, current
 from hark.worker.retrying import Discard, Retry, RetryPolicy
-from hark.worker.stats import Counts, Snapshot, Summary, TaskEvent
+from hark.worker.stats import Counts, QueueState, Snapshot, Summary, TaskEvent
 from hark.worker.task import Task, WrongArguments
 from hark.worker.worker import Worker, WorkerRunOptions
 
@@ -17,6 +17,7 @@ __all__ = [
     "MetricsMiddleware",
     "Middleware",
     "Outgoing",
+    "QueueState",
     "ResultMissing",
     "Retry",
     "RetryPolicy",

@@ -25,6 +25,7 @@ from hark.client.delivery.settling import SettleDecision
 from hark.client.tracing import processing
 from hark.errors import HarkError, InvalidInput, NotFound
 from hark.worker.middleware import AnyMiddleware, Clients, TaskContext, chained, current_task, fields_of
+from hark.worker.pool import START_SECONDS, NotPicklable, ProcessDied, Processes, Run, cpus
 from hark.worker.retrying import Ended, Ending, InFlight, TimedOut, decide, text_of, trace_of
 from hark.worker.stats import UNKNOWN
 from hark.worker.task import RESULT_SECONDS, AnyTask, NotATask, WrongArguments, unseal
@@ -87,6 +88,8 @@ class Threads:
 
 CANCELLED_DELAY_MS = 1000
 """Delay before a task runs again whose handler cancelled itself, because it might do so each time."""
+KILL_SECONDS = 5.0
+"""How long the executor waits for a process that it killed. A process that hangs in the kernel keeps its slot."""
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 _log = logging.getLogger("hark.worker")
 
@@ -172,6 +175,8 @@ class Job(msgspec.Struct, eq=False):
     runner: asyncio.Task[None] | None = None
     thread: asyncio.Future[Any] | None = None
     """The thread of a function that is not async, while and after it runs."""
+    kill: Callable[[], None] | None = None
+    """Kills the process that the function runs in. The thread then ends, too."""
     interruption: Interruption | None = None
     over: bool = False
     """Its end was reported. Whatever the handler still does is ignored."""
@@ -203,6 +208,8 @@ class Executor:
         self._monotonic = monotonic
         self._loop = asyncio.get_running_loop()
         self._threads = Threads(concurrency, "hark-task")
+        self._processes = Processes()
+        self._cpus = asyncio.Semaphore(cpus())
         self._jobs: set[Job] = set()
         self._ended: list[Ended] = []
         self._slots = 0
@@ -242,7 +249,7 @@ class Executor:
         """Cancel the handlers of these messages of a lease. A function in a thread sees that it is cancelled."""
         for job in [job for job in self._jobs if job.in_flight is in_flight and job.message.id in ids]:
             job.context.cancelled = True
-            if job.thread is None or job.thread.done():
+            if job.thread is None or job.thread.done() or job.kill is not None:
                 self._interrupt(job, "cancelled")
             elif job.interruption is None:
                 job.interruption = "cancelled"
@@ -263,7 +270,7 @@ class Executor:
         for job in list(self._jobs):
             self._interrupt(job, "handed_back")
             if job.thread is not None and not job.thread.done():
-                self._abandoned += 1
+                self._abandoned += job.kill is None
                 self._conclude(job, "handed_back")
 
     def close(self) -> int:
@@ -273,6 +280,7 @@ class Executor:
             self._conclude(job, "handed_back")
         self.flush()
         self._threads.close()
+        self._processes.close()
         return self._abandoned
 
     def flush(self) -> None:
@@ -357,6 +365,8 @@ class Executor:
     async def _call(self, job: Job) -> Any:
         """Call the function, within the time limit of its task."""
         task, arguments = job.task, job.context.arguments
+        if task.in_process:
+            return await self._call_in_process(job)
         if not task.is_async:
             return await self._call_in_thread(job)
         call = task.signature.call(task.function, arguments)
@@ -378,6 +388,34 @@ class Executor:
         if not inspect.isawaitable(result):
             return result
         return await result if task.timeout is None else await _within(task.timeout, result)
+
+    async def _call_in_process(self, job: Job) -> Any:
+        """A process can be killed: at its time limit, when the task is cancelled, and when its lease is lost."""
+        async with self._cpus:
+            run = Run(self._processes, job.task, job.context)
+            begun: asyncio.Future[None] = self._loop.create_future()
+            job.kill = run.kill
+            job.thread = thread = self._threads.submit(
+                lambda: run(lambda: self._loop.call_soon_threadsafe(begun.set_result, None))
+            )
+            limit: float | None = START_SECONDS
+            try:
+                await asyncio.wait((begun, thread), timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+                if begun.done():  # The time limit does not include the start of the process.
+                    limit = job.task.timeout
+                    await asyncio.wait((thread,), timeout=limit)
+            except asyncio.CancelledError:
+                if not thread.done():
+                    raise
+            if not thread.done():
+                run.kill()
+                await asyncio.wait((thread,), timeout=KILL_SECONDS)
+                if not thread.done() or isinstance(thread.exception(), ProcessDied):
+                    raise TimedOut(limit or 0.0)
+            try:
+                return thread.result()
+            except NotPicklable as error:
+                raise WrongResult(f"task {job.task.name!r}: {error}") from None
 
     def _decide(self, job: Job, failure: BaseException) -> tuple[Ending, SettleDecision, str | None]:
         """How to settle after an exception."""
@@ -408,6 +446,8 @@ class Executor:
         if job.interruption is None:
             job.interruption = why
             job.context.lose()
+        if job.kill is not None:
+            job.kill()
         if job.runner is not None:
             job.runner.cancel()
         if not job.begun:  # A task that was cancelled before its start cannot report its end.

@@ -21,7 +21,7 @@ from hark.client.calling import Caller
 from hark.client.delivery.leases import LeaseKeeper
 from hark.client.delivery.prefetcher import PollSource
 from hark.client.delivery.settling import MOST_WITH_POP, PiggybackedAcks, Settled, SettleDecision
-from hark.client.delivery.socket import source_of
+from hark.client.delivery.socket import SocketSource, source_of
 from hark.client.io_thread import is_cancelling
 from hark.client.pushing import NewMessage
 from hark.errors import HarkError
@@ -77,6 +77,7 @@ class Fetcher:
         lose: Callable[[InFlight], None],
         cancel: Callable[[InFlight, Sequence[str]], None],
         answered: Callable[[Sequence[Answered]], None],
+        keeper: LeaseKeeper | None = None,
         burst: bool = False,
         sockets: bool = False,
         monotonic: Callable[[], float] = time.monotonic,
@@ -86,7 +87,7 @@ class Fetcher:
         self._reports: dict[str, tuple[Delivered, ProgressBody]] = {}
         """The progress of tasks that is not sent yet, by message id."""
         self._reporting: set[asyncio.Task[None]] = set()
-        self._keeper = LeaseKeeper(caller, monotonic=monotonic)
+        self._keeper = keeper or LeaseKeeper(caller, monotonic=monotonic)
         self._source, self._settler = source_of(caller, params, sockets, self._keeper.hurry)
         self._carries_acks = params.waits and isinstance(self._source, PollSource)
         self._acks: PiggybackedAcks | None = None
@@ -114,7 +115,8 @@ class Fetcher:
         """When the server last answered a poll."""
         self.problem: str | None = None
         """The error of the last poll, or None."""
-        self._keeping = asyncio.get_running_loop().create_task(self._keeper.run())
+        # A keeper that was given belongs to its giver.
+        self._keeping = None if keeper else asyncio.get_running_loop().create_task(self._keeper.run())
 
     async def pull(self) -> None:
         """Receive messages while there are free slots, until stopped. In a burst, until there are none."""
@@ -128,7 +130,7 @@ class Fetcher:
             was_quiet = self._is_quiet
             self._poller.begin()
             began = self._monotonic()
-            messages = await self._take()
+            messages = await self._take(self._source, self.free)
             if messages is None:
                 await self._poller.rest()
                 continue
@@ -154,6 +156,19 @@ class Fetcher:
             loop = asyncio.get_running_loop()
             cancel = self._taking.cancel
             loop.call_later(LAST_ANSWER_SECONDS, lambda: loop.call_later(_LAST_LOOK_SECONDS, cancel))
+
+    def of(self, queue: str) -> Fetcher:  # noqa: ARG002  # As `Fetchers` has it.
+        """The fetcher of a queue."""
+        return self
+
+    def wake(self) -> None:
+        """End the current pause."""
+        self._poller.wake()
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether settlements are on their way."""
+        return bool(self._settling)
 
     def expect(self, seconds: float) -> None:
         """There will be work after this many seconds: do not sleep past it."""
@@ -220,8 +235,9 @@ class Fetcher:
             _log.warning(text, len(self._settling))
         for task in (*self._settling, *self._reporting):
             task.cancel()
-        self._keeper.close()
-        await self._keeping
+        if self._keeping is not None:
+            self._keeper.close()
+            await self._keeping
         try:
             async with asyncio.timeout(max(end - self._monotonic(), _CLOSE_SECONDS)):
                 await self._source.close()
@@ -257,10 +273,10 @@ class Fetcher:
             )
         self._wake_if_quiet()
 
-    async def _take(self) -> list[Delivered] | None:
+    async def _take(self, source: PollSource | SocketSource, slots: int) -> list[Delivered] | None:
         """Receive from the server. None if it did not answer, or if the worker stops."""
         acks, self._acks = self._acks, None
-        self._taking = asyncio.get_running_loop().create_task(self._source.take(self.free, acks))
+        self._taking = asyncio.get_running_loop().create_task(source.take(slots, acks))
         try:
             messages = await self._taking
         except asyncio.CancelledError:

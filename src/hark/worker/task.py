@@ -14,6 +14,7 @@ from typing import (
     Any,
     Concatenate,
     Generic,
+    Literal,
     ParamSpec,
     TypedDict,
     TypeVar,
@@ -316,6 +317,8 @@ class Task(Generic[P, R_co]):
         priority: int | None = None,
         result: bool = False,
         result_ttl: float | timedelta | None = None,
+        queue: str | None = None,
+        pool: Literal["thread", "process"] | None = None,
     ) -> None:
         if not name or len(name) > _MAX_TASK_NAME:
             raise InvalidInput(f"task name {name!r}: expected 1 to {_MAX_TASK_NAME} characters")
@@ -334,6 +337,13 @@ class Task(Generic[P, R_co]):
         self.priority = priority
         self.result_ttl = _seconds_kept(name, result, result_ttl)
         self.result_type = _result_type(name, function) if self.result_ttl is not None else Any
+        self.queue = worker.queue if queue is None else queue
+        """Name of its queue."""
+        if self.queue not in worker.queues:
+            known = ", ".join(map(repr, worker.queues))
+            raise InvalidInput(f"queue of task {name!r}: expected a queue of the worker ({known}), got {queue!r}")
+        self.in_process = _is_in_process(name, function, pool)
+        """Whether it runs in a process of its own."""
         self.worker = worker
         """The worker that has the task."""
         self.__doc__ = function.__doc__
@@ -343,7 +353,7 @@ class Task(Generic[P, R_co]):
         return self.function(*args, **kwargs)
 
     def __repr__(self) -> str:
-        return f"<Task {self.name!r} of the queue {self.worker.queue!r}>"
+        return f"<Task {self.name!r} of the queue {self.queue!r}>"
 
     @overload
     async def push(self: Task[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]: ...
@@ -523,7 +533,7 @@ class Task(Generic[P, R_co]):
             transaction_id=None if self.result_ttl is None else key,
         )
         return new_message(
-            self.worker.queue,
+            self.queue,
             msgspec.Raw(_encode(envelope)),
             partition=options.get("partition"),
             key=key,
@@ -656,6 +666,20 @@ def _unique_names(name: str, unique: bool | Sequence[str], known: tuple[str, ...
             expected = f"one of {', '.join(known)}" if known else "no names: the function has no arguments"
             raise InvalidInput(f"task {name!r}: unique contains {one!r}, expected {expected}")
     return names
+
+
+def _is_in_process(name: str, function: Callable[..., Any], pool: str | None) -> bool:
+    """Check the pool of a task. Another process imports its function by name."""
+    if pool not in (None, "thread", "process"):
+        raise InvalidInput(f"pool of task {name!r}: expected 'thread' or 'process', got {pool!r}")
+    if pool is not None and inspect.iscoroutinefunction(function):
+        raise InvalidInput(f"pool of task {name!r}: an async function runs in the event loop; remove async or the pool")
+    qualname = getattr(function, "__qualname__", "<")
+    if pool == "process" and "<" in qualname:
+        raise InvalidInput(
+            f"pool of task {name!r}: another process cannot import {qualname!r}; define it at the top level of a module"
+        )
+    return pool == "process"
 
 
 RESULT_SECONDS = 3600
