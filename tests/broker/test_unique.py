@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import NamedTuple
 
+import msgspec
 import pytest
 
 from hark.broker import Broker
-from hark.clock import FakeClock
+from hark.broker.upkeep import FREE_AT_ONCE, keep_freeing
+from hark.clock import FakeClock, SystemClock
+from hark.engine.sqlite import SqliteEngine
+from hark.errors import EngineFailure
 from hark.model import (
     OWN,
     DeadLetterFilter,
@@ -27,6 +31,7 @@ from hark.model import (
 )
 from hark.model.messages import UniqueUntil
 from hark.settings import Encryption, Settings
+from hark.settings.tree import Retention
 from hark.testing.server import FakeTimers
 from tests.engine.engines import ENGINES, EngineKind
 
@@ -107,10 +112,10 @@ async def test_a_second_push_with_a_key_is_a_duplicate_of_the_first_message(serv
         assert same == ("duplicate", "t1", first.message_id, first.partition_id)
     assert (await push_one(servers.brokers[-1], order("other"))).status == "queued"
     assert (await push_one(servers.brokers[-1], NewMessage("more", unique_key="k"))).status == "queued"
-    assert len((await servers.brokers[0].pop(msgspec_batch(10))).messages) == 2
+    assert len((await servers.brokers[0].pop(several(10))).messages) == 2
 
 
-def msgspec_batch(batch: int) -> PopRequest:
+def several(batch: int) -> PopRequest:
     """A pop of several messages, of any partition."""
     return PopRequest(queue="orders", group_mode="shared", lease_ms=30_000, batch=batch, partitions=10)
 
@@ -231,7 +236,7 @@ async def test_the_payload_of_a_unique_message_is_encrypted(broker: Broker) -> N
 
 async def test_the_cleanup_removes_records_of_messages_that_are_over_and_no_others(broker: Broker) -> None:
     await broker.push([order(f"done-{number}") for number in range(150)])
-    while (popped := await broker.pop(msgspec_batch(50))).messages:
+    while (popped := await broker.pop(several(50))).messages:
         await settle_all(broker, popped)
     await broker.push([order("waits"), order("also waits")])
     assert await records(broker) == 152
@@ -261,7 +266,7 @@ async def test_exactly_one_of_racing_producers_wins_each_key(servers: Servers) -
         nonlocal settled
         while True:
             over = all(producer.done() for producer in producers)
-            popped = await broker.pop(msgspec_batch(3))
+            popped = await broker.pop(several(3))
             for message in popped.messages:
                 key = bytes(message.payload).decode()
                 assert key not in running, f"{message.id} and {running[key]} hold {key} at the same time"
@@ -357,3 +362,38 @@ async def test_the_cleanup_goes_on_behind_records_that_stay(broker: Broker) -> N
     await settle_all(broker, await broker.pop(PopRequest(queue="zoo")))
     assert [await broker.unique.clean() for _ in range(3)] == [0, 1, 0]
     assert await records(broker) == 110
+
+
+async def test_the_cleanup_goes_on_while_it_finds_many_and_after_a_failure() -> None:
+    found: Iterator[int | EngineFailure] = iter([FREE_AT_ONCE, 3, EngineFailure("away"), FREE_AT_ONCE, FREE_AT_ONCE, 0])
+    calls = 0
+    done = asyncio.Event()
+
+    async def clean() -> int:
+        nonlocal calls
+        calls += 1
+        answer = next(found, None)
+        if isinstance(answer, EngineFailure):
+            raise answer
+        if answer is None:
+            done.set()
+        return answer or 0
+
+    cleaning = asyncio.create_task(keep_freeing(clean, 0))
+    await done.wait()
+    cleaning.cancel()
+    assert calls >= 7
+
+
+async def test_a_running_server_removes_records_of_free_keys() -> None:
+    settings = msgspec.structs.replace(SETTINGS, retention=Retention(interval_ms=1))
+    broker = Broker(SqliteEngine(":memory:", clock=SystemClock()), settings, SystemClock())
+    await broker.start()
+    try:
+        await broker.push([order(f"k{number}") for number in range(30)])
+        await settle_all(broker, await broker.pop(several(30)))
+        async with asyncio.timeout(60):
+            while await records(broker):
+                pass
+    finally:
+        await broker.close()

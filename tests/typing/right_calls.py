@@ -22,7 +22,7 @@ from hark.worker import (
 worker = Worker("http://localhost:6632", queue="emails", concurrency=20)
 
 
-@worker.task("send_email", retry=RetryPolicy.never(), timeout=5, unique=("to",), priority=3)
+@worker.task("send_email", retry=RetryPolicy.never(), timeout=5, unique=("to",), unique_until="started", priority=3)
 async def send_email(to: str, subject: str, copies: int = 1) -> int:
     """Named."""
     return copies * len(to + subject)
@@ -92,6 +92,9 @@ async def calls() -> None:
     assert_type(await (await add.options(delay=1).push(1, 2)).cancel(), bool)
     assert_type((await (await add.push(1, 2)).state()).progress, float | None)
     assert_type(resize.push_sync(b"", width=5).result(timeout=timedelta(seconds=1)), bytes)
+    assert_type(await send_email.push_many([("a@b.c", "hi"), {"to": "d@e.f", "subject": "hi"}]), list[TaskHandle[int]])
+    assert_type(await resize.options(priority=1).push_many([]), list[TaskHandle[bytes]])
+    await send_email.options(unique_key="k").push("a@b.c", "hi")
     await tidy_up.push()
     assert_type(send_email.s("a@b.c", "hi"), Flow[int])
     assert_type(hark.chain(resize.s(b"", width=5), send_email.s("hi", 2), tidy_up.si()), Flow[None])

@@ -36,6 +36,9 @@ async def calls(client: Client) -> None:
     hark.chain(send_email)  # WRONG
     hark.group(send_email.s("a@b.c", "hi"), 5)  # WRONG
     count: FlowHandle[str] = await send_email.s("a@b.c", "hi").push()  # WRONG
+    await send_email.push_many(["a@b.c", "hi"])  # WRONG
+    await send_email.options(unique_key=5).push("a@b.c", "hi")  # WRONG
+    worker.task("later", unique=True, unique_until="later")  # WRONG
     await send_email("a@b.c")  # WRONG
     text: str = await send_email("a@b.c", "hi")  # WRONG
     takes_a_task(send_email)  # WRONG
