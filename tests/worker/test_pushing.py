@@ -339,3 +339,30 @@ def test_a_unique_key_depends_on_the_task_and_the_values_and_not_on_how_they_wer
     x, y = signature.encode(("a", "x"), {}), signature.encode(("a", "y"), {})
     assert signature.unique_key(x, ("to",)) == signature.unique_key(y, ("to",))
     assert signature.unique_key(x, ("to",)) != Signature("other", send).unique_key(x, ("to",))
+
+
+async def test_each_of_many_tasks_with_a_result_has_its_own_key_and_a_unique_one_that_of_the_first(
+    worker: Worker,
+) -> None:
+    @worker.task(result=True, unique=True)
+    async def double(number: int) -> int:
+        return 2 * number
+
+    handles = await double.push_many([(1,), (2,), (1,)])
+    assert [handle.status for handle in handles] == ["queued", "queued", "duplicate"]
+    keys = [handle.transaction_id for handle in handles]
+    assert keys == [keys[0], keys[1], keys[0]]
+    assert keys[0] != keys[1]
+    async with running(worker):
+        assert [await handle.result(timeout=SECONDS) for handle in handles] == [2, 4, 2]
+
+
+async def test_a_step_of_a_flow_has_no_unique_key(worker: Worker) -> None:
+    @worker.task(unique=True)
+    async def double(number: int) -> int:
+        return 2 * number
+
+    with pytest.raises(InvalidInput, match="a step of a flow has no unique_key"):
+        await double.options(unique_key="k").s(1).push()
+    async with running(worker):
+        assert await (await (double.s(1) | double.s() | double.s()).push()).result(timeout=SECONDS) == 8
