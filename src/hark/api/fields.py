@@ -636,19 +636,15 @@ _SCHEMAS: Mapping[str, Mapping[str, str]] = {
         "transactionId": "Transaction id of the message. Clients find the result by it and the partition.",
         "state": "`done` or `cancelled`; with the status `failed` or `dlq`: `failed`. The default is `done`.",
         "result": "Result of the task: any JSON value. The default is null.",
+        "flow": "The step of a flow that the message is, as its payload says. The next step is pushed in one "
+        "transaction with the acknowledgement.",
     },
     "TaskStatus": {
         "state": "State of the task.",
         "result": "Result of a task that is done. Absent: none was stored, or it has expired.",
         "error": "Error and traceback of the last attempt that failed.",
     },
-    "TaskEndBody StepRefBody": {
-        "flow": "The step of a flow that the message is, as its payload says. The next step is pushed in one "
-        "transaction with the acknowledgement.",
-        "queue": "Queue that the flow belongs to.",
-        "id": "Id of the flow.",
-        "path": "Path of the step.",
-    },
+    "StepRefBody": {"queue": "Queue that the flow belongs to.", "id": "Id of the flow.", "path": "Path of the step."},
     "FlowBody": {
         "steps": "Steps and groups, in order. At most `limits.max_batch` steps in total.",
         "id": "Id of the flow, an idempotency key. At most 200 characters. The default is a new one.",
