@@ -46,6 +46,8 @@ admin.explain("i", "g") => GET /api/v1/explain/i?consumerGroup=g
 admin.delete_message("i") => DELETE /api/v1/messages/i
 admin.delete_message("i", "p") => DELETE /api/v1/messages/p/i
 admin.cancel("i") => POST /api/v1/messages/i/cancel once
+admin.flow("q", "f/1") => GET /api/v1/flows/q/f%2F1
+admin.cancel_flow("q", "f") => POST /api/v1/flows/q/f/cancel
 admin.health() => GET /health once
 admin.metrics() => GET /api/v1/system/metrics
 admin.key_metrics("q") => GET /keyval/api/metrics?queue=q
