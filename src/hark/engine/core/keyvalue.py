@@ -88,13 +88,24 @@ class KeyBook:
         run(self._connection, "savepoint keys")
         changed: dict[bytes, model.Key | None] = {}
         deleted = self._appended = 0
+        sets: list[tuple[bytes, bytes, int, int | None, None]] = []
+        """Rows that are saved together, because there can be many."""
         for index, mutation in enumerate(request.mutations):
+            if mutation.kind == "set":
+                key = encode_key(mutation.key)
+                changed[key] = mutation.key
+                expires_at = None if mutation.ttl_ms is None else self._now + mutation.ttl_ms * MILLISECOND
+                sets.append((key, mutation.value, version, expires_at, None))
+                continue
+            self._connection.executemany(_SAVE, sets)
+            sets = []
             try:
                 deleted += self._mutate(mutation, version, changed)
             except Misfit as error:
                 run(self._connection, "rollback to keys")
                 run(self._connection, "release keys")
                 return misfit(index, mutation, str(error))
+        self._connection.executemany(_SAVE, sets)
         run(self._connection, "release keys")
         self._changed |= changed
         return model.KeyWritten(True, version, None, deleted)
@@ -127,25 +138,20 @@ class KeyBook:
         return version
 
     def _mutate(self, mutation: model.KeyMutation, version: int, changed: dict[bytes, model.Key | None]) -> int:
-        """Apply one mutation. Returns the number of deleted entries."""
+        """Apply one mutation that is not a `set`. Returns the number of deleted entries."""
         key = encode_key(mutation.key)
         changed[key] = mutation.key
         if mutation.kind == "delete":
             return self._delete(key)
         if mutation.kind == "delete_tree":
             return self._delete_tree(key, prefix_bounds(mutation.key)[1], changed)
-        value, expires_at = mutation.value, None
-        if mutation.kind == "set":
-            if mutation.ttl_ms is not None:
-                expires_at = self._now + mutation.ttl_ms * MILLISECOND
-        else:
-            sql = f"select value from kv where key = ?1 and {_LIVE.format(now='?2')}"
-            value = combine(mutation.kind, scalar(self._connection, sql, key, self._now), value)
-            if mutation.kind in ("append", "prepend"):
-                self._appended += len(value)
-                if self._appended > MOST_APPENDED:
-                    raise Misfit(TOO_MUCH)
-        run(self._connection, _SAVE, key, value, version, expires_at, None)
+        sql = f"select value from kv where key = ?1 and {_LIVE.format(now='?2')}"
+        value = combine(mutation.kind, scalar(self._connection, sql, key, self._now), mutation.value)
+        if mutation.kind in ("append", "prepend"):
+            self._appended += len(value)
+            if self._appended > MOST_APPENDED:
+                raise Misfit(TOO_MUCH)
+        run(self._connection, _SAVE, key, value, version, None, None)
         return 0
 
     def _delete(self, key: bytes) -> int:
