@@ -22,7 +22,7 @@ from tests.crash.flow_worker import CHAIN, CHORD, MESSAGES, QUEUES, make
 from tests.crash.server import SEED, START_SECONDS, Server, running
 from tests.crash.test_kill_postgres import servers_on
 
-KILLS = int(os.environ.get("HARK_TEST_FLOW_KILLS", "10"))
+KILLS = int(os.environ.get("HARK_TEST_FLOW_KILLS", "4"))
 OPEN = 6
 """Flows that are under way at the same time."""
 T = TypeVar("T")

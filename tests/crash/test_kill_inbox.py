@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import signal
 from collections import defaultdict
@@ -10,9 +11,10 @@ from collections import defaultdict
 import asyncpg
 import msgspec
 
-from tests.crash.server import ROUNDS, SEED, Server, running
+from tests.crash.server import SEED, Server, running
 from tests.postgres_server import PostgresServer
 
+ROUNDS = int(os.environ.get("HARK_TEST_CRASH_ROUNDS", "3"))
 SERVERS = 3
 SENDERS = 4
 PARTITIONS = 3
