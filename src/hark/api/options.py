@@ -6,6 +6,7 @@ the fields of `QueueOptions`; docs/http.md is compared with them. `QueueOptionsG
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_type_hints
 
 import msgspec
