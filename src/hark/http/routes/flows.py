@@ -74,7 +74,8 @@ class FlowRoutes:
             query = query_params(scope["query_string"])
             timeout = self._timeout.of(query)
             seconds = timeout / 1000 if _WAIT.of(query) else 0
-            names = (str(exchange.params["queue"]), check_text(str(exchange.params["flow_id"]), "flow_id"))
+            queue, flow_id = str(exchange.params["queue"]), str(exchange.params["flow_id"])
+            names = (check_name(queue, "queue"), check_text(flow_id, "flow_id"))
             waiting = asyncio.ensure_future(self._broker.tasks.flows.status(*names, seconds))
             left = asyncio.ensure_future(wait_until_left(receive))
             try:
