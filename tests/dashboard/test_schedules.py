@@ -10,6 +10,9 @@ from tests.dashboard.accessibility import check_page, check_tab_reaches_everythi
 from tests.dashboard.screen import Screen
 from tests.http.api import Api, read
 
+FOLLOWED = 30_000
+"""Milliseconds within which a page has surely read again, on a busy machine too."""
+
 
 async def test_schedules_are_listed_created_run_paused_and_deleted(screen: Screen, api: Api, queue: str) -> None:
     name = f"{queue}-nightly"
@@ -71,11 +74,13 @@ async def test_a_schedule_that_fails_or_skips_says_why_and_the_page_follows_it(
     read(api.put(f"/schedules/{failing}", {"queue": queue, "every": 1}), 201)
     read(api.put(f"/schedules/{skipping}", {"queue": f"{queue}-2", "every": 1, "overlap": "skip"}), 201)
     await screen.show(f"schedules/{failing}")
-    await expect(screen.page.get_by_role("alert").get_by_text("could not be pushed and is tried again")).to_be_visible()
+    await expect(screen.page.get_by_role("alert").get_by_text("could not be pushed and is tried again")).to_be_visible(
+        timeout=FOLLOWED
+    )
     await screen.look("schedule-failing")
     await screen.show(f"schedules/{skipping}")
-    await expect(screen.page.get_by_text("of the run before is pending")).to_be_visible()
+    await expect(screen.page.get_by_text("of the run before is pending")).to_be_visible(timeout=FOLLOWED)
     await screen.show(f"schedules?search={queue}")
-    await expect(screen.row(failing).get_by_text("failing", exact=True)).to_be_visible()
+    await expect(screen.row(failing).get_by_text("failing", exact=True)).to_be_visible(timeout=FOLLOWED)
     for name in (failing, skipping):
         read(api.delete(f"/schedules/{name}"))
