@@ -257,7 +257,7 @@ def _group(group: Group) -> tuple[object, ...]:
 
 
 def _in_flight(position: Position) -> int:
-    """How many messages are under leases, counted anew."""
+    """How many messages are under leases, counted one by one."""
     if isinstance(position, OrderedPosition):
         part = None if position.lease is None else position.lease.parts.get(position)
         return 0 if part is None else part.open

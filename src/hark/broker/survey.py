@@ -241,7 +241,7 @@ class Counting:
     def _uncounted(self, where: Sequence[str] | None) -> tuple[Mapping[str, SurveyedQueue], int]:
         """The large queues of a request for these queues (None: all), and the begin of the survey that found them.
 
-        Those are the largest ones: so many that the others have few positions.
+        Those are the largest ones. All others together have at most `MAX_POSITIONS` positions.
         """
         self._attend()
         depths = self._depths()

@@ -250,7 +250,7 @@ class WriteTransaction(msgspec.Struct, eq=False):
         """Drop the drafts of a deleted group."""
         for drafted in (self.ordered, self.shared):
             for position in [position for position in drafted if position.group is group]:
-                del drafted[position]  # type: ignore[arg-type]
+                del drafted[position]  # type: ignore[arg-type]  # It is one of its keys.
                 self.on_commit(partial(setattr, position, "draft", None))
 
     def save_dead_letters(self) -> None:
