@@ -220,6 +220,16 @@ def test_a_key_that_exists_is_kept_unless_it_is_to_be_replaced_and_an_expired_on
     assert refused.exit_code == 2 and "only keys" in refused.stderr
 
 
+def test_a_large_value_is_imported_in_a_request_of_its_own(hark: Run, queue: str) -> None:
+    header, end = {"type": "keys", "format": 2}, {"type": "end", "messages": 0}
+    sizes = [500_000, 10_300_000, 500_000]  # Two of them are larger together than a request may be.
+    keys = [{"type": "key", "key": [queue, number], "value": "x" * size} for number, size in enumerate(sizes)]
+    done(hark, "import", "-", stdin="\n".join(map(json.dumps, [header, *keys, end])))
+    for number, size in enumerate(sizes):
+        assert len(json.loads(done(hark, "kv", "get", f"{queue}/{number}"))) == size
+        done(hark, "kv", "delete", f"{queue}/{number}")  # Other tests export all keys of this server.
+
+
 def test_keys_alone_are_exported_page_by_page(hark: Run, queue: str, other_url: str) -> None:
     header, end = {"type": "keys", "format": 2}, {"type": "end", "messages": 0}
     keys = [{"type": "key", "key": [queue, number], "value": number} for number in range(250)]
