@@ -84,3 +84,20 @@ async def test_a_schedule_that_fails_or_skips_says_why_and_the_page_follows_it(
     await expect(screen.row(failing).get_by_text("failing", exact=True)).to_be_visible(timeout=FOLLOWED)
     for name in (failing, skipping):
         read(api.delete(f"/schedules/{name}"))
+
+
+async def test_the_page_of_a_schedule_follows_changes_without_a_change_of_its_queue(
+    screen: Screen, api: Api, queue: str
+) -> None:
+    name = f"{queue}-idle"
+    read(api.put(f"/schedules/{name}", {"queue": queue, "every": 3600}), 201)
+    await screen.show(f"schedules/{name}")
+    await expect(screen.button("Pause")).to_be_visible()
+    read(api.post(f"/schedules/{name}/pause"))
+    await expect(screen.button("Resume")).to_be_visible(timeout=FOLLOWED)
+    await screen.show(f"schedules?search={queue}")
+    row = screen.row(name)
+    await expect(row.get_by_text("paused", exact=True)).to_be_visible()
+    read(api.post(f"/schedules/{name}/resume"))
+    await expect(row.get_by_text("paused", exact=True)).to_have_count(0, timeout=FOLLOWED)
+    read(api.delete(f"/schedules/{name}"))

@@ -2,8 +2,9 @@
 //
 //   onSample(listener)         called with every sample, and immediately with the last one; returns a function that stops it
 //   onState(listener)          called with "live", "connecting" or "offline"; returns a function that stops it
-//   live(refresh, {queues, seconds, signal})   calls refresh (async) when one of the queues that queues() names
+//   live(refresh, {queues, always, seconds, signal})   calls refresh (async) when one of the queues that queues() names
 //                              changed, or any queue if it is not given, and when the stream is live again after a gap.
+//                              With `always`, with each sample: for what changes without a queue, such as schedules.
 //                              At most once in `seconds` (default 1), less often if refresh is slow, and never while the
 //                              last call is still running.
 
@@ -35,7 +36,7 @@ export function onState(watcher) {
   return () => watchers.delete(watcher);
 }
 
-export function live(refresh, { queues, seconds = 1, signal } = {}) {
+export function live(refresh, { queues, always = false, seconds = 1, signal } = {}) {
   let running = false;
   let wanted = false;
   let timer = 0;
@@ -61,7 +62,7 @@ export function live(refresh, { queues, seconds = 1, signal } = {}) {
     if (running || timer || signal?.aborted) return;
     timer = setTimeout(run, Math.max(0, ended + pause - Date.now()));
   };
-  const stopSamples = onSample((sample) => concerns(sample, queues?.()) && plan());
+  const stopSamples = onSample((sample) => (always || concerns(sample, queues?.())) && plan());
   const stopStates = onState((now) => now === "live" && plan());
   begun = true;
   const stop = () => {

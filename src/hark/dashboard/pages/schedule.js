@@ -16,11 +16,9 @@ export async function show(page) {
   page.setTitle(name);
   page.root.append(heading(name, { crumbs: CRUMBS }), loading());
   let drawn = null;
-  let queue = null;
   const draw = async () => {
     const schedule = await get(url`/api/v1/schedules/${name}`, null, { signal: page.signal });
     const now = JSON.stringify(schedule);
-    queue = schedule.queue;
     if (now === drawn) return;
     drawn = now;
     fill(
@@ -37,7 +35,7 @@ export async function show(page) {
     );
   };
   await draw();
-  live(draw, { queues: () => [queue], seconds: 5, signal: page.signal });
+  live(draw, { always: true, seconds: 5, signal: page.signal });
 }
 
 function about(schedule) {

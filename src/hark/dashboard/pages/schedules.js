@@ -31,7 +31,7 @@ export async function show(page) {
   });
   const create = button("Create schedule", { icon: "plus", kind: "primary", role: "read-write", on: createSchedule });
   fill(page.root, heading("Schedules", { lead: "Messages that Hark pushes at due times.", actions: create }), panel(null, {}, list.element));
-  live(list.refresh, { queues: () => list.rows().map((schedule) => schedule.queue), seconds: 5, signal: page.signal });
+  live(list.refresh, { always: true, seconds: 5, signal: page.signal });
 }
 
 function columns(refresh) {
