@@ -68,6 +68,7 @@ SETTINGS = {
     "unix_socket_directories": "",
     "max_connections": "200",
     "shared_buffers": "256MB",
+    "max_prepared_transactions": "5",
     # The machine does not lose its power during a test; processes may be killed all the same.
     "fsync": "off",
     "full_page_writes": "off",

@@ -24,12 +24,28 @@ if TYPE_CHECKING:
     from hark.connecting import connect
     from hark.errors import HarkError
     from hark.polling import PollingStrategy
-    from hark.worker import Discard, Retry, RetryPolicy, Task, Worker, WorkerRunOptions
+    from hark.worker import (
+        Discard,
+        Flow,
+        FlowHandle,
+        Retry,
+        RetryPolicy,
+        Task,
+        TaskCancelled,
+        TaskFailed,
+        TaskHandle,
+        Worker,
+        WorkerRunOptions,
+        chain,
+        group,
+    )
 
 __all__ = [
     "CallPolicy",
     "Client",
     "Discard",
+    "Flow",
+    "FlowHandle",
     "HarkError",
     "Message",
     "PollingStrategy",
@@ -37,10 +53,15 @@ __all__ = [
     "Retry",
     "RetryPolicy",
     "Task",
+    "TaskCancelled",
+    "TaskFailed",
+    "TaskHandle",
     "Worker",
     "WorkerRunOptions",
     "__version__",
+    "chain",
     "connect",
+    "group",
     "sync",
 ]
 
@@ -48,6 +69,8 @@ _HOMES = {
     "CallPolicy": "hark.client.calling",
     "Client": "hark.client.client",
     "Discard": "hark.worker",
+    "Flow": "hark.worker",
+    "FlowHandle": "hark.worker",
     "HarkError": "hark.errors",
     "Message": "hark.client.delivery.message",
     "PollingStrategy": "hark.polling",
@@ -55,9 +78,14 @@ _HOMES = {
     "Retry": "hark.worker",
     "RetryPolicy": "hark.worker",
     "Task": "hark.worker",
+    "TaskCancelled": "hark.worker",
+    "TaskFailed": "hark.worker",
+    "TaskHandle": "hark.worker",
     "Worker": "hark.worker",
     "WorkerRunOptions": "hark.worker",
+    "chain": "hark.worker",
     "connect": "hark.connecting",
+    "group": "hark.worker",
 }
 
 

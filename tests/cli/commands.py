@@ -15,6 +15,7 @@ from hark.model import QUEUE_MODE
 from tests.whole import whole
 
 QUEUED = {"index": 0, "status": "queued", "message_id": "m1", "partition_id": "p1", "transaction_id": "t1"}
+STEP = {"path": "0", "task": "resize", "queue": "images", "state": "running", "messageId": "m1", "partitionId": "p1"}
 MESSAGE = {
     "id": "m1",
     "transactionId": "t1",
@@ -130,6 +131,8 @@ REMOTE_COMMANDS: dict[str, tuple[str, Any]] = {
     "message list": ("", {"messages": []}),
     "message show": ("p1 t1", {"id": "m1", "messageId": "m1", "partitionId": "p", "payload": {"n": 1}}),
     "message delete": ("m1", {"success": True}),
+    "flow show": ("images f1", {"id": "f1", "queue": "images", "state": "running", "steps": [STEP]}),
+    "flow cancel": ("images f1", {"success": True}),
     "kv get": ("a", ENTRY),
     "kv put": ("a 1", {"ok": True, "versionstamp": "00000000000000000009"}),
     "kv delete": ("a", {"deletedCount": 1}),

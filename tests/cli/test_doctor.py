@@ -167,7 +167,7 @@ def database(hark: Run, stub: Stub, postgres_url: str, monkeypatch: pytest.Monke
 def test_a_healthy_database_passes_every_check(database: Run, postgres_url: str) -> None:
     _, checks, output = examine(database)
     assert {name: check["result"] for name, check in checks.items()} == dict.fromkeys(
-        [*OF_ANY_SERVER, "database", "schema", "connections", "transactions", "dead rows"], "ok"
+        [*OF_ANY_SERVER, "database", "schema", "connections", "transactions", "dead rows", "inbox"], "ok"
     )
     assert str(urlsplit(postgres_url).password) not in output
 
@@ -202,6 +202,28 @@ def test_a_database_of_a_newer_hark_is_a_failure(database: Run, postgres_url: st
     asyncio.run(migrate())
     code, checks, _ = examine(database)
     assert (code, checks["schema"]["result"]) == (1, "fail")
+
+
+@pytest.mark.parametrize(
+    ("column", "text"),
+    [
+        ("null", "messages of hark.send that wait: 1, the first for 36"),
+        ("'broken'", "messages of hark.send that cannot be stored: 1; the first: broken"),
+    ],
+)
+def test_messages_of_transactions_that_stay_in_the_inbox_are_a_warning(
+    database: Run, postgres_url: str, column: str, text: str
+) -> None:
+    async def send() -> None:
+        connection = await asyncpg.connect(postgres_url)
+        await connection.execute("select hark.send('orders', '1')")
+        await connection.execute(f"update hark.inbox set sent_at = sent_at - 3600000000, error = {column}")
+        await connection.close()
+
+    asyncio.run(send())
+    check = examine(database)[1]["inbox"]
+    assert check["result"] == "warn"
+    assert check["detail"].startswith(text)
 
 
 def test_more_connections_than_the_database_allows_are_a_warning(

@@ -166,3 +166,29 @@ def test_tail_follows_a_server_until_it_is_interrupted(
         assert '"data":1' in output.readline()
         assert runner()("push", queue, "2").exit_code == 0
         assert '"data":2' in output.readline()
+
+
+# Tasks -----------------------------------------------------------------------------------------------------
+
+TASK = {"id": "m1", "partitionId": "p1", "payload": {"task": "resize", "arguments": {"width": 640}}}
+
+
+def test_the_message_of_a_task_is_shown_with_its_state_progress_and_result(hark: Run, stub: Stub) -> None:
+    stub.answer(200, TASK)
+    stub.answer(200, {"state": "running", "progress": 0.4, "note": "resizing"})
+    shown = hark("message", "show", "p1", "t1").stdout
+    assert [seen.target for seen in stub.seen] == ["/api/v1/messages/p1/t1", "/api/v1/messages/p1/t1/task"]
+    lines = dict(line.split(maxsplit=2)[1:] for line in shown.splitlines() if line.startswith("task "))
+    assert (lines["state"], lines["progress"], lines["note"]) == ("running", "0.4", "resizing")
+    stub.answer(200, TASK)
+    stub.answer(200, {"state": "done", "result": {"bytes": 12345678901234567890}})
+    found = hark("message", "show", "p1", "t1", "--json").stdout
+    assert '"bytes":12345678901234567890' in found.replace(" ", "")
+    assert json.loads(found)["taskStatus"]["state"] == "done"
+
+
+def test_a_running_task_is_cancelled_by_its_worker(hark: Run, stub: Stub) -> None:
+    stub.answer(200, {"success": True, "id": "m1", "cancelling": True})
+    result = hark("cancel", "m1")
+    assert stub.last.target == "/api/v1/messages/m1/cancel?running=true"
+    assert result.stdout == "cancelling message m1; its worker is notified when it renews its lease\n"

@@ -39,6 +39,11 @@ REQUESTS = [
     # Messages
     Row("push orders 1 --transaction-id t1", PUSH, [{"payload": 1, "transactionId": "t1"}]),
     Row(
+        "push orders 1 --unique-key k --unique-until started",
+        PUSH,
+        [{"payload": 1, "uniqueKey": "k", "uniqueUntil": "started"}],
+    ),
+    Row(
         "push orders '{\"n\": 1}' [2] --partition p --delay 5 --priority 9",
         PUSH,
         [{"payload": payload, "partition": "p", "delay": 5, "priority": 9} for payload in ({"n": 1}, [2])],
@@ -87,7 +92,7 @@ REQUESTS = [
         {"transactionId": "m1", "status": "retry", "delay": 500},
         "settled as retry\n",
     ),
-    Row("cancel m/1", "POST /messages/m%2F1/cancel", None, "cancelled message m/1\n"),
+    Row("cancel m/1", "POST /messages/m%2F1/cancel?running=true", None, "cancelled message m/1\n"),
     Row("tail orders --limit 1", "GET /listen/queue/orders?browse=true&from=tail"),
     Row(
         "tail orders --from head --partition p --limit 1", "GET /listen/queue/orders?browse=true&from=head&partition=p"
@@ -99,6 +104,8 @@ REQUESTS = [
     Row("message list", "GET /messages?limit=100&offset=0"),
     Row("message show p1 t/1", "GET /messages/p1/t%2F1"),
     Row("message show m1", "GET /explain/m1 GET /messages/p/m1"),
+    Row("flow show images f/1", "GET /flows/images/f%2F1"),
+    Row("flow cancel images f1", "POST /flows/images/f1/cancel", None, "cancelled flow f1\n"),
     Row("message delete m1", "DELETE /messages/m1"),
     Row("message delete p1 t1", "DELETE /messages/p1/t1"),
     # Queues
@@ -362,6 +369,8 @@ WRONG: list[tuple[str, str]] = [
     ("push orders 1 --stdin", ""),
     ("push orders 1 2 --transaction-id t", ""),
     ("push orders --stdin --transaction-id t", ""),
+    ("push orders 1 --unique-until done", "--unique-key"),
+    ("push orders 1 --unique-key k --unique-until ever", "started"),
     ("push orders 1 --priority 10", ""),
     ("push orders 1 --delay -1", ""),
     ("push orders '{id: 17}'", "{id: 17}"),

@@ -13,10 +13,10 @@ import pytest
 from rich.console import Console
 
 from hark.cli.output import Failure
-from hark.cli.working import ConsoleLog, JsonDisplay, LogDisplay, View, drawn, find_worker, options_of, view_of
+from hark.cli.working import ConsoleLog, JsonDisplay, LogDisplay, View, drawn, find_worker, options_of, summary, view_of
 from hark.polling import PollingStrategy
 from hark.settings import load
-from hark.worker import Counts, Snapshot
+from hark.worker import Counts, QueueState, Snapshot
 from hark.worker.worker import plan_for
 
 from .conftest import Run
@@ -192,9 +192,9 @@ def test_a_polling_flag_is_joined_with_what_the_settings_say() -> None:
 # What is shown ---------------------------------------------------------------------------------------------
 
 
-def _view(done: int = 0, *, seconds: float = 60.0, ended: bool = False) -> View:
+def _snapshot(done: int = 0) -> Snapshot:
     counts = Counts(done=done, failed=2, retried=1, dead=1, ended=done + 2, seconds=0.5)
-    snapshot = Snapshot(
+    return Snapshot(
         worker_id="worker-1",
         queue="emails",
         concurrency=20,
@@ -202,13 +202,17 @@ def _view(done: int = 0, *, seconds: float = 60.0, ended: bool = False) -> View:
         stuck=0,
         stopping=False,
         totals=counts,
+        queues={"emails": QueueState(1, 3, counts)},
         tasks={"send\x1b[2Jemail": counts},
         rate=12.5,
         poll_interval=0.4,
         polls=60,
         empty_polls=50,
     )
-    return view_of(snapshot, server="http://127.0.0.1:6632", seconds=seconds, ended=ended)
+
+
+def _view(done: int = 0, *, seconds: float = 60.0, ended: bool = False) -> View:
+    return view_of(_snapshot(done), server="http://127.0.0.1:6632", seconds=seconds, ended=ended)
 
 
 class FakeTime:
@@ -219,6 +223,23 @@ class FakeTime:
 
     def __call__(self) -> float:
         return self.now
+
+
+def test_a_worker_of_several_queues_shows_each() -> None:
+    counts = Counts(done=3, failed=1, ended=4)
+    state = msgspec.structs.replace(
+        _snapshot(), queues={"emails": QueueState(3, 2, counts), "bills": QueueState(1, 0, Counts())}
+    )
+    view = view_of(state, server="http://127.0.0.1:6632", seconds=60.0)
+    console = Console(width=100, file=StringIO())
+    console.print(drawn(view))
+    assert isinstance(console.file, StringIO)
+    text = console.file.getvalue()
+    assert "Weight" in text
+    assert [line.split() for line in text.splitlines() if line.startswith("emails")] == [
+        ["emails", "3", "2", "3", "1", "0", "0"]
+    ]
+    assert summary(view).endswith("(emails: 3 completed, 1 failed; bills: 0 completed, 0 failed)")
 
 
 def test_the_live_view_has_all_numbers_and_no_control_characters() -> None:

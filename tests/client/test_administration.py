@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from typing import cast
 
 import aiohttp
 import msgspec
@@ -13,6 +14,7 @@ import pytest
 
 import hark
 from hark import __version__
+from hark.api.options import QueueOptionsGiven
 from hark.api.types.groups import WaitingBrowser, WaitingPop, WaitingStream
 from hark.client.admin import Admin, DeadLetters
 from hark.client.calling import Answer, Caller, CallPolicy
@@ -178,7 +180,7 @@ async def test_queues_are_listed_and_counted_by_their_labels(
 
 async def test_configure_replaces_all_options_and_change_keeps_the_others(orders: QueueAdmin) -> None:
     await orders.configure(retry_limit=9)
-    done = await orders.configure(namespace="shop", task="mail", lease_time=12, max_size=5)
+    done = await orders.configure(namespace="shop", task="mail", lease_time=12, max_size=5, retry_delay=0)
     assert (done.queue, done.namespace, done.task) == (orders.name, "shop", "mail")
     assert done.options == QueueOptions(lease_time=12, max_size=5)
     changed = await orders.change(max_size=6, retry_multiplier=1.5)
@@ -192,6 +194,15 @@ async def test_configure_replaces_all_options_and_change_keeps_the_others(orders
     assert (await orders.stats()).options.lease_time == 12
     with pytest.raises(InvalidInput, match=r"options\.leaseTime: expected an integer from 1"):
         await orders.configure(lease_time=0)
+
+
+async def test_a_configured_queue_has_growing_delays_unless_it_names_some(orders: QueueAdmin) -> None:
+    growing = QueueOptions(retry_limit=9, retry_delay=1000, retry_multiplier=2)
+    assert (await orders.configure(retry_limit=9)).options == growing
+    for named in ({"retry_delay": 7}, {"retry_multiplier": 3}, {"retry_max_delay": 5}, {"retry_delay": 0}):
+        expected = msgspec.structs.replace(QueueOptions(), **named)
+        assert (await orders.configure(**cast(QueueOptionsGiven, named))).options == expected
+    assert (await orders.change(lease_time=9)).options == QueueOptions(lease_time=9, retry_delay=0)
 
 
 async def test_stats_and_depth_count_messages_and_partitions(caller: Caller, orders: QueueAdmin) -> None:

@@ -26,6 +26,8 @@ from hark.sync import parts
 from tests.client.transports import Script
 
 AT = datetime(2026, 1, 2, tzinfo=UTC)
+DELAYS = '{"retryDelay":1000,"retryMultiplier":2}'
+"""The delays between retries of a queue that names none."""
 
 VERBS = """
 admin.queues() => GET /api/v1/resources/queues?sort=newest&limit=10000&offset=0
@@ -44,6 +46,8 @@ admin.explain("i", "g") => GET /api/v1/explain/i?consumerGroup=g
 admin.delete_message("i") => DELETE /api/v1/messages/i
 admin.delete_message("i", "p") => DELETE /api/v1/messages/p/i
 admin.cancel("i") => POST /api/v1/messages/i/cancel once
+admin.flow("q", "f/1") => GET /api/v1/flows/q/f%2F1
+admin.cancel_flow("q", "f") => POST /api/v1/flows/q/f/cancel
 admin.health() => GET /health once
 admin.metrics() => GET /api/v1/system/metrics
 admin.key_metrics("q") => GET /keyval/api/metrics?queue=q
@@ -52,8 +56,8 @@ admin.maintenance() => GET /api/v1/system/maintenance
 admin.set_push_maintenance(True) => POST /api/v1/system/maintenance {"enabled":true}
 admin.set_pop_maintenance(False) => POST /api/v1/system/maintenance/pop {"enabled":false}
 
-queue("q").admin.configure(namespace="n", lease_time=5, drop_settled=True, ttl=None)
-    => POST /api/v1/configure {"queue":"q","namespace":"n","task":null,"options":{"leaseTime":5,"dropSettled":true}}
+queue("q").admin.configure(namespace="n", lease_time=5, retry_delay=7, ttl=None)
+    => POST /api/v1/configure {"queue":"q","namespace":"n","task":null,"options":{"leaseTime":5,"retryDelay":7}}
 queue("q").admin.change(ttl=1) => GET /api/v1/resources/queues/q?limit=1&offset=0
 queue("q").admin.limits() => GET /api/v1/resources/queues/q?limit=1&offset=0
 queue("q").admin.set_limits(rate_limit=0) => GET /api/v1/resources/queues/q?limit=1&offset=0
@@ -68,9 +72,10 @@ queue("q").admin.work_stats() => GET /keyval/api/queue/stats?queue=q
 queue("q").admin.work_settings() => GET /keyval/api/queue/settings?queue=q
 queue("q").admin.set_lock_duration(5) => PUT /keyval/api/queue/settings?queue=q {"lockDuration":5}
 
-queue("q").namespace("n").task("t").configure(ttl=1)
-    => POST /api/v1/configure {"queue":"q","namespace":"n","task":"t","options":{"ttl":1}}
-queue("q").create() => POST /api/v1/configure {"queue":"q","namespace":null,"task":null,"options":{}}
+queue("q").namespace("n").task("t").configure(retry_delay=7)
+    => POST /api/v1/configure {"queue":"q","namespace":"n","task":"t","options":{"retryDelay":7}}
+queue("q").create()
+    => POST /api/v1/configure {"queue":"q","namespace":null,"task":null,"options":DELAYS}
 queue("q").delete() => DELETE /api/v1/resources/queues/q
 queue("q").pause() => POST /api/v1/resources/queues/q/pause
 queue("q").resume() => POST /api/v1/resources/queues/q/resume
@@ -155,7 +160,9 @@ def check(script: Script, wanted: str) -> None:
     sent = unquote(f"{first.method} {route}" + (f"?{urlencode(query)}" if query else ""))
     if first.body:
         sent += f" {first.body.decode()}"
-    assert sent + (" once" if len(script.requests) == 1 else "") == wanted.replace("ISO", AT.isoformat())
+    assert sent + (" once" if len(script.requests) == 1 else "") == wanted.replace("ISO", AT.isoformat()).replace(
+        "DELAYS", DELAYS
+    )
 
 
 def lost_replies() -> Script:

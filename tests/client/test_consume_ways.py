@@ -183,6 +183,7 @@ async def test_acks_survive_a_pop_that_fails(url: str, queue: str, sent: bool) -
 
 async def test_what_succeeded_is_acked_before_what_failed_behind_it(url: str, queue: str) -> None:
     async with hark.connect(url) as client:
+        await client.queue(queue).configure(retry_max_delay=0)
         await client.queue(queue).push_many(range(4))
 
         async def handle(message: hark.Message) -> None:

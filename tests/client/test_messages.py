@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from hark.client.client import Client
-from hark.client.delivery.leases import Lost
+from hark.client.delivery.leases import Cancelled, Lost
 from hark.errors import InvalidInput, LeaseLost
 from hark.polling import PollingStrategy
 from tests.client.deliveries import attempts, taken
@@ -118,7 +118,7 @@ async def test_a_block_that_raises_nacks_with_the_traceback_and_lets_the_error_g
 async def test_a_failure_counts_may_be_delayed_and_may_be_the_last(client: Client, queue: str) -> None:
     await client.queue(queue).push(1)
     [message] = await client.queue(queue).group("g").pop()
-    await message.nack("not now")
+    await message.nack("not now", delay=0)
     [again] = await client.queue(queue).group("g").pop()
     assert again.attempt == 2
     await again.nack("later", delay=3600)
@@ -196,6 +196,7 @@ async def test_messages_wait_for_what_comes_and_a_wait_that_is_cancelled_takes_n
 async def test_however_an_iteration_is_left_what_was_not_begun_is_handed_back(
     client: Client, queue: str, how: str
 ) -> None:
+    await client.queue(queue).configure(retry_max_delay=0)
     await client.queue(queue).push_many(range(3))
     began = asyncio.Event()
 
@@ -270,9 +271,15 @@ async def test_renewing_can_be_switched_off_and_its_interval_reaches_the_keeper(
     keeper = client._holds.keeper()
     hold = keeper.hold
 
-    def spy(lease_id: str, seconds: float, lost: Lost | None = None, every: float | None = None) -> None:
+    def spy(
+        lease_id: str,
+        seconds: float,
+        lost: Lost | None = None,
+        every: float | None = None,
+        cancelled: Cancelled | None = None,
+    ) -> None:
         holds.extend((seconds, every))
-        hold(lease_id, seconds, lost, every)
+        hold(lease_id, seconds, lost, every, cancelled)
 
     keeper.hold = spy  # type: ignore[method-assign]  # To see what it is told.
     await client.queue(queue).push(1)

@@ -152,7 +152,7 @@ async def test_a_stale_settlement_is_an_answer_and_its_neighbours_count(caller: 
 async def test_a_settlement_whose_answer_was_lost_is_requested_again_and_counts_once(
     recorder: Recorder, lossy: Caller, queue: str, status: Status
 ) -> None:
-    await configure(lossy, queue, retryLimit=9)
+    await configure(lossy, queue, retryLimit=9, retryMaxDelay=0)
     [message] = await popped(lossy, queue)
     recorder.lose = first_of(ACK, 2)
     settled = await settler_of(lossy).settle(SettleDecision(message, status))
@@ -161,6 +161,21 @@ async def test_a_settlement_whose_answer_was_lost_is_requested_again_and_counts_
     again = await taken(lossy, queue)
     attempts = {"completed": [], "failed": [2], "retry": [1], "dlq": []}[status]
     assert [delivery.delivery_attempt for delivery in again] == attempts
+
+
+@pytest.mark.parametrize(
+    ("attempt", "delay_ms", "sent"),
+    [(1, None, 1000), (2, None, 2000), (5, None, 16_000), (500, None, 2_048_000), (1, 0, None)],
+)
+async def test_a_rejection_carries_a_default_delay_that_grows_with_the_attempts(
+    recorder: Recorder, lossy: Caller, queue: str, attempt: int, delay_ms: int | None, sent: int | None
+) -> None:
+    [message] = await popped(lossy, queue)
+    message = msgspec.structs.replace(message, delivery_attempt=attempt)
+    assert (await settler_of(lossy).settle(SettleDecision(message, "failed", "no", delay_ms))).success
+    [item] = msgspec.json.decode(recorder.requests[-1].body or b"")["acknowledgments"]
+    assert (item.get("defaultDelay"), item.get("delay")) == (sent, delay_ms)
+    assert (await taken(lossy, queue) == []) == (sent is not None)
 
 
 async def test_the_last_failure_whose_answer_was_lost_is_known_as_a_dead_letter(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import signal
 from collections.abc import Sequence
@@ -14,9 +15,10 @@ import hark
 from hark.client.calling import CallPolicy
 from hark.client.client import Client
 from hark.errors import LeaseLost
-from tests.crash.server import ROUNDS, SEED, Server, running
+from tests.crash.server import SEED, Server, running
 from tests.postgres_server import PostgresServer
 
+ROUNDS = int(os.environ.get("HARK_TEST_CRASH_ROUNDS", "3"))
 NAMES = [f"schedule-{number}" for number in range(20)]
 SECOND = timedelta(seconds=1)
 

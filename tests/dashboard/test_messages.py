@@ -147,18 +147,61 @@ async def test_taking_a_message_back_asks_first_and_says_so_if_a_group_holds_it(
     await screen.button("Keep message", screen.dialog).click()
     await expect(screen.dialog).to_have_count(0)
     assert stored(api, queue) == ["t"]
+    screen.expect_status(404)  # The page may look again before it is left.
     await screen.button("Cancel message").click()
     await screen.button("Cancel message", screen.dialog).click()
     await screen.expect_note("Cancelled the message.")
     assert stored(api, queue) == []
     [leased] = api.push(queue, 1, transactionId="held")
-    api.pop_one(queue)
-    screen.expect_status(409)
+    message = api.pop_one(queue)
     await screen.show(path_of(leased))
+    await screen.button("Cancel message").click()
+    await screen.button("Cancel message", screen.dialog).click()
+    await screen.expect_note("The worker stops the task when it next renews its lease.")
+    assert read(api.post("/lease/extend", {"leaseIds": [message["leaseId"]]}))["results"][0]["cancelled"] == [
+        message["id"]
+    ]
+    api.ack(message)
+    screen.expect_status(409)
     await screen.button("Cancel message").click()
     await screen.button("Cancel message", screen.dialog).click()
     await expect(screen.dialog.get_by_role("alert")).to_have_text(re.compile("cannot be cancelled"))
     assert stored(api, queue) == ["held"]
+
+
+async def test_the_page_of_a_task_shows_its_progress_its_result_and_its_error(
+    screen: Screen, api: Api, queue: str
+) -> None:
+    api.configure(queue, retryLimit=0)
+    [task] = api.push(queue, {"task": "resize", "arguments": {"width": 640}}, transactionId="t")
+    message = api.pop_one(queue)
+    read(
+        api.post(
+            f"/messages/{message['partitionId']}/t/progress",
+            {"leaseId": message["leaseId"], "progress": 0.4, "note": "resizing"},
+        )
+    )
+    await screen.show(path_of(task))
+    panel = screen.page.get_by_role("region", name="Task")
+    await expect(panel).to_contain_text("running")
+    await expect(panel).to_contain_text("40 %")
+    await expect(panel).to_contain_text("resizing")
+    await screen.look("task-running")
+    end = {"transactionId": "t", "resultTtl": 60, "state": "done", "result": {"bytes": 1234}}
+    api.ack(message, task=end)
+    await expect(panel).to_contain_text("done")
+    await expect(panel.locator("pre.json")).to_have_text('{\n  "bytes": 1234\n}')
+    await screen.look("task-done")
+    [failing] = api.push(queue, {"task": "resize"}, transactionId="f")
+    api.ack(api.pop_one(queue), "failed", error="ValueError: no fuel\nTraceback: line 7")
+    await screen.show(path_of(failing))
+    await expect(panel).to_contain_text("failed")
+    await expect(panel.get_by_label("Error")).to_contain_text("line 7")
+    await screen.look("task-failed")
+    [plain] = api.push(queue, {"n": 1}, transactionId="plain")
+    await screen.show(path_of(plain))
+    await expect(screen.page.get_by_role("region", name="Details")).to_contain_text("plain")
+    await expect(panel).to_have_count(0)
 
 
 async def test_deleting_a_message_asks_first(screen: Screen, api: Api, queue: str) -> None:

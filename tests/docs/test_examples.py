@@ -19,6 +19,7 @@ PAGES = (
     "quickstart.md",
     "client.md",
     "worker.md",
+    "flows.md",
     "polling.md",
     "schedules.md",
     "testing.md",
@@ -55,6 +56,15 @@ def test_the_examples_of_the_page_about_buckets_run(tmp_path: Path, monkeypatch:
     blocks = python_of(BUCKETS)
     assert blocks
     assert [block.location for block in blocks if block.not_run] == []
+
+
+def test_the_examples_of_the_page_about_postgresql_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, postgres_url: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DATABASE_URL", postgres_url)
+    with running_server(tmp_path, engine=postgres_url) as url:
+        assert run_page(DOCS / "postgresql.md", url, "docs_postgresql") > 1
 
 
 def test_what_a_note_says_is_known_and_has_a_reason() -> None:

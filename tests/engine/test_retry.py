@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from hark.clock import MILLISECOND, SECOND, FakeClock
@@ -368,3 +369,30 @@ async def test_many_retries_come_by_priority_then_in_the_order_they_fall_due(q: 
     await q.settle(*(settlement(leased, "retry", delay_ms=due[leased.message.offset - 1]) for leased in got))
     q.clock.advance(2)
     assert payloads(await workers.take(100)) == sorted(range(50), key=lambda n: (-(n % 3), due[n], n))
+
+
+@pytest.mark.parametrize(
+    ("options", "backoff_ms", "waited"),
+    [
+        pytest.param(QueueOptions(), None, 700, id="a bare queue has no delay"),
+        pytest.param(QueueOptions(retry_delay=300), None, 300, id="the queue has one"),
+        pytest.param(QueueOptions(retry_max_delay=0), None, 0, id="the queue says that there is none"),
+        pytest.param(QueueOptions(), (400, 500), 400, id="the message has its own"),
+        pytest.param(QueueOptions(), (0, 500), 0, id="the message says at once"),
+    ],
+)
+async def test_rule_14_a_default_delay_counts_if_neither_the_message_nor_the_queue_has_one(
+    either: Workers, options: QueueOptions, backoff_ms: tuple[int, ...] | None, waited: int
+) -> None:
+    q = either.q
+    await q.engine.configure([QueueSpec(name="orders", options=options)])
+    await q.push("orders", "p", 1, backoff_ms=backoff_ms)
+    [leased] = await either.take()
+    failed = msgspec.structs.replace(settlement(leased, "failed", "boom"), default_delay_ms=700)
+    [outcome] = await q.settle(failed)
+    assert outcome.success and not outcome.dead_lettered
+    got = await either.take(1, "p")
+    if waited:
+        assert not got and got.look_again_at == q.clock.now() + waited * MILLISECOND
+    else:
+        assert got

@@ -215,27 +215,27 @@ def right(type: inspect.Type) -> Json:
     raise AssertionError(f"what is right for a {type}?")
 
 
-def wrong(type: inspect.Type) -> Iterator[tuple[str, Json]]:
-    """Values that are wrong in one place, each with this place."""
+def wrong(type: inspect.Type, within: tuple[object, ...] = ()) -> Iterator[tuple[str, Json]]:
+    """Values that are wrong in one place, each with this place. A struct within itself is not looked at again."""
     match type:
         case inspect.Metadata():
-            yield from wrong(type.type)
-        case inspect.StructType():
+            yield from wrong(type.type, within)
+        case inspect.StructType() if type.cls not in within:
             for field in type.fields:
-                for path, value in wrong(field.type):
+                for path, value in wrong(field.type, (*within, type.cls)):
                     yield f".{field.encode_name}{path}", right(type) | {field.encode_name: value}
         case inspect.ListType():
             yield "", {}
-            for path, value in wrong(type.item_type):
+            for path, value in wrong(type.item_type, within):
                 yield f"[0]{path}", [value]
         case inspect.UnionType():
             parts = [one for one in type.types if not isinstance(one, inspect.NoneType)]
             if len(parts) == 1 or all(isinstance(one, inspect.StructType) for one in parts):
-                yield from (case for one in parts for case in wrong(one))
+                yield from (case for one in parts for case in wrong(one, within))
             else:
                 others = [({}, inspect.DictType), (True, inspect.BoolType), ("5", inspect.StrType)]
                 yield from (("", other) for other, kind in others if not any(isinstance(one, kind) for one in parts))
-                yield from (case for one in parts for case in wrong(one) if case[0])
+                yield from (case for one in parts for case in wrong(one, within) if case[0])
         case inspect.StrType():
             yield "", 5
         case inspect.IntType():

@@ -86,6 +86,9 @@ def bodies(type: Any) -> st.SearchStrategy[Json]:
     return _shaped(inspect.type_info(type))
 
 
+_OBJECTS: dict[Any, st.SearchStrategy[Json]] = {}
+
+
 def _shaped(type: inspect.Type) -> st.SearchStrategy[Json]:
     # Most parts are right: so most bodies are wrong in one place or two, and some in none.
     return st.one_of(*[_right(type)] * _RIGHT_PARTS, anything)
@@ -96,7 +99,9 @@ def _right(type: inspect.Type) -> st.SearchStrategy[Json]:
         case inspect.Metadata():
             return _right(type.type)
         case inspect.StructType():
-            return _object(type)
+            if type.cls not in _OBJECTS:  # It can contain itself.
+                _OBJECTS[type.cls] = st.deferred(lambda: _object(type))
+            return _OBJECTS[type.cls]
         case inspect.ListType() | inspect.VarTupleType() | inspect.CollectionType():
             return st.lists(_shaped(type.item_type), max_size=3)
         case inspect.DictType():

@@ -204,3 +204,53 @@ def test_nesting_is_the_same_wherever_a_large_body_is_cut(inner: bytes, size: in
         with pytest.raises(HarkError) if too_deep else nullcontext():
             for start in range(0, len(body), size):
                 scan.read(body[start : start + size])
+
+
+def test_a_unique_key_is_held_by_one_message_whatever_its_partition(api: Api, queue: str) -> None:
+    items = [
+        {"queue": queue, "payload": 1, "uniqueKey": "k"},
+        {"queue": queue, "payload": 2},
+        {"queue": queue, "payload": 3, "uniqueKey": "k", "uniqueUntil": "started", "partition": "p"},
+    ]
+    first, plain, second = read(api.post("/push", {"items": items}), 201)
+    assert [one["status"] for one in (first, plain, second)] == ["queued", "queued", "duplicate"]
+    assert {name: second[name] for name in ("message_id", "partition_id", "transaction_id")} == {
+        name: first[name] for name in ("message_id", "partition_id", "transaction_id")
+    }
+    message = api.pop_one(queue)
+    assert (message["data"], message["transactionId"]) == (1, first["transaction_id"])
+    api.ack(message)
+    [again] = read(api.post("/push", {"items": [{"queue": queue, "uniqueKey": "k"}]}), 201)
+    assert again["status"] == "queued"
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"uniqueKey": ""}, "items[0].uniqueKey"),
+        ({"uniqueKey": "x" * 256}, "items[0].uniqueKey"),
+        ({"uniqueKey": 17}, "uniqueKey"),
+        ({"uniqueUntil": "done"}, "items[0].uniqueUntil: is allowed only together with uniqueKey"),
+        ({"uniqueKey": "k", "uniqueUntil": "ever"}, "items[0].uniqueUntil: expected done or started or retained, got"),
+    ],
+)
+def test_a_wrong_unique_key_is_refused_and_stores_nothing(
+    api: Api, queue: str, fields: dict[str, object], text: str
+) -> None:
+    answer = api.post("/push", {"items": [{"queue": queue} | fields, {"queue": queue}]})
+    assert text in read(answer, 400)["error"]
+    assert api.try_pop(queue).status_code == 204
+
+
+def test_a_unique_key_is_refused_in_a_transaction_and_with_keys(api: Api, queue: str) -> None:
+    push = {"type": "push", "queue": queue, "uniqueKey": "k"}
+    for operation in (push, {"type": "push", "items": [{"queue": queue, "uniqueKey": "k"}]}):
+        answer = api.post("/transaction", {"operations": [operation]})
+        assert "uniqueKey: is not supported here; push the message by itself" in read(answer, 400)["error"]
+    assert api.try_pop(queue).status_code == 204
+
+
+def test_two_thousand_unique_messages_and_a_large_body_are_one_request(api: Api, queue: str) -> None:
+    items = [{"queue": queue, "payload": "x" * 1000, "uniqueKey": f"k{number % 1500}"} for number in range(2000)]
+    statuses = [one["status"] for one in read(api.post("/push", {"items": items}), 201)]
+    assert statuses == ["queued"] * 1500 + ["duplicate"] * 500

@@ -130,7 +130,8 @@ PRIVATE = """
 """
 """Words that names had before they were those of the trade; `line` is ordinary for a line of text."""
 ORDINARY = {
-    "chain": "itertools",
+    "chain": "itertools, and public: `hark.chain`",
+    "Chain": "what `hark.chain` makes, as in Celery",
     "load_cert_chain": "ssl",
     "exceptions": "modules of botocore and cryptography",
     "return_exceptions": "asyncio",

@@ -35,6 +35,7 @@ class Bench:
             lease_seconds=30,
             receive=self.received.put_nowait,
             lose=lambda _leased: None,
+            cancel=lambda _leased, _ids: None,
             answered=self.answered.put_nowait,
             burst=burst,
             sleep=self._sleep,

@@ -10,10 +10,13 @@ from typing import Annotated, Any
 import msgspec
 import pytest
 
+from hark.client.client import Client
+from hark.client.http import HttpTransport
 from hark.errors import HarkError, InvalidInput
 from hark.worker import RetryPolicy, Worker, WrongArguments
 from hark.worker.task import Signature
-from tests.worker.workers import ask, burst
+from tests.client.transports import Recorder, sizes
+from tests.worker.workers import SECONDS, ask, burst, running
 
 
 def print_nothing() -> None:
@@ -83,7 +86,7 @@ async def test_a_delayed_task_waits_on_the_server(worker: Worker) -> None:
     assert (await burst(worker)).totals.done == 0
 
 
-async def test_unique_tasks_are_pushed_once_while_they_are_kept(worker: Worker) -> None:
+async def test_unique_tasks_are_pushed_once_until_they_are_done(worker: Worker) -> None:
 
     @worker.task(unique=True)
     async def greet(name: str, times: int = 1) -> None: ...
@@ -99,8 +102,89 @@ async def test_unique_tasks_are_pushed_once_while_they_are_kept(worker: Worker) 
     assert (await invite.push("Ada", 1)).status == "queued"
     assert (await invite.push("Ada", 2)).status == "duplicate"
     assert (await burst(worker)).totals.done == 4
-    # Done, but kept: it still counts.
-    assert (await greet.push("Ada")).status == "duplicate"
+    again = await greet.push("Ada")
+    assert again.status == "queued", "the first one is done"
+    second = await greet.push("Ada")
+    assert (second.status, second.id, second.transaction_id) == ("duplicate", again.id, again.transaction_id)
+
+
+async def test_unique_tasks_are_free_again_when_they_are_dead_started_or_removed(worker: Worker) -> None:
+    started = asyncio.Event()
+
+    @worker.task(unique=True, retry=RetryPolicy.never())
+    async def fail() -> None:
+        raise ValueError("no")
+
+    @worker.task(unique=True, unique_until="started")
+    async def start() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    @worker.task(unique=True, unique_until="retained")
+    async def keep() -> None: ...
+
+    assert [(await keep.push()).status for _ in range(2)] == ["queued", "duplicate"]
+    await fail.push()
+    assert (await burst(worker)).totals.dead == 1
+    assert (await fail.push()).status == "queued"
+    assert (await keep.push()).status == "duplicate"
+    await start.push()
+    async with running(worker, grace_seconds=0):
+        await asyncio.wait_for(started.wait(), SECONDS)
+        assert [(await start.push(delay=60)).status for _ in range(2)] == ["queued", "duplicate"]
+
+
+async def test_a_unique_key_of_one_push_and_an_idempotency_key_replace_that_of_the_task(worker: Worker) -> None:
+    @worker.task(unique=True)
+    async def greet(name: str) -> None: ...
+
+    assert (await greet.options(unique_key="k").push("Ada")).status == "queued"
+    assert (await greet.options(unique_key="k").push("Bob")).status == "duplicate"
+    assert (await greet.options(key="t").push("Ada")).status == "queued"
+    assert (await greet.push("Ada")).status == "queued"
+    with pytest.raises(InvalidInput, match="unique_until: expected done or started or retained, got 'ever'"):
+        worker.task("ever", unique=True, unique_until="ever")(print_nothing)  # type: ignore[call-overload]
+
+
+async def test_many_pushes_share_requests_and_return_their_handles(worker: Worker) -> None:
+    seen: list[tuple[int, int]] = []
+
+    @worker.task(result=True)
+    async def add(a: int, b: int = 0) -> int:
+        seen.append((a, b))
+        return a + b
+
+    handles = await add.push_many([(1, 2), {"a": 3}, {"a": 4, "b": 5}])
+    async with running(worker):
+        assert [await handle.result(timeout=SECONDS) for handle in handles] == [3, 3, 9]
+        assert [handle.status for handle in await add.options(priority=3).push_many([(1,)])] == ["queued"]
+    assert len(seen) >= 3
+    assert await add.push_many([]) == []
+
+
+async def test_wrong_arguments_of_many_pushes_name_the_item_and_send_nothing(worker: Worker) -> None:
+    @worker.task
+    async def add(a: int, b: int = 0) -> None: ...
+
+    with pytest.raises(WrongArguments, match=r"item 1: task 'add': argument 'a' is missing"):
+        await add.push_many([(1,), {"b": 2}])
+    with pytest.raises(WrongArguments, match=r"item 0: expected a tuple or a dict of arguments, such as \(1,\), got 1"):
+        await add.push_many([1])  # type: ignore[list-item]
+    with pytest.raises(WrongArguments, match="push_many takes a list of tuples or dicts, got 'ab'"):
+        await add.push_many("ab")  # type: ignore[arg-type]
+    assert (await burst(worker)).totals.done == 0
+
+
+async def test_a_request_carries_up_to_a_thousand_tasks(server_url: str, queue: str) -> None:
+    recorder = Recorder(HttpTransport(server_url))
+    async with Client(recorder) as client:
+        worker = Worker(queue=queue, client=client)
+
+        @worker.task
+        async def count(number: int) -> None: ...
+
+        handles = await count.push_many((number,) for number in range(2001))
+    assert [len({handle.id for handle in handles}), *sorted(sizes(recorder.requests))] == [2001, 1, 1000, 1000]
 
 
 async def test_priority_goes_first(server_url: str, queue: str) -> None:
@@ -255,3 +339,30 @@ def test_a_unique_key_depends_on_the_task_and_the_values_and_not_on_how_they_wer
     x, y = signature.encode(("a", "x"), {}), signature.encode(("a", "y"), {})
     assert signature.unique_key(x, ("to",)) == signature.unique_key(y, ("to",))
     assert signature.unique_key(x, ("to",)) != Signature("other", send).unique_key(x, ("to",))
+
+
+async def test_each_of_many_tasks_with_a_result_has_its_own_key_and_a_unique_one_that_of_the_first(
+    worker: Worker,
+) -> None:
+    @worker.task(result=True, unique=True)
+    async def double(number: int) -> int:
+        return 2 * number
+
+    handles = await double.push_many([(1,), (2,), (1,)])
+    assert [handle.status for handle in handles] == ["queued", "queued", "duplicate"]
+    keys = [handle.transaction_id for handle in handles]
+    assert keys == [keys[0], keys[1], keys[0]]
+    assert keys[0] != keys[1]
+    async with running(worker):
+        assert [await handle.result(timeout=SECONDS) for handle in handles] == [2, 4, 2]
+
+
+async def test_a_step_of_a_flow_has_no_unique_key(worker: Worker) -> None:
+    @worker.task(unique=True)
+    async def double(number: int) -> int:
+        return 2 * number
+
+    with pytest.raises(InvalidInput, match="a step of a flow has no unique_key"):
+        await double.options(unique_key="k").s(1).push()
+    async with running(worker):
+        assert await (await (double.s(1) | double.s() | double.s()).push()).result(timeout=SECONDS) == 8

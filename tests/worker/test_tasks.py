@@ -12,9 +12,9 @@ import pytest
 
 from hark.api.types.delivery import Delivered
 from hark.worker import Discard, Retry, RetryPolicy, Worker, current
-from hark.worker.executor import Executor
+from hark.worker.executor import Executor, UnknownTask, UnknownTasks
 from hark.worker.retrying import Ended, InFlight
-from tests.worker.workers import SECONDS, ask, burst, dead_letters, push_raw, running
+from tests.worker.workers import SECONDS, ask, burst, dead_letters, push_raw, running, wire_message
 
 AT_ONCE = RetryPolicy.schedule([0, 0])
 
@@ -158,12 +158,67 @@ async def test_what_this_worker_can_not_run_fails_alone_and_says_why(
     worker.task("second")(print_nothing)
     arguments: list[Any] = [{"person": {"name": ""}}, {"person": {"name": "Ada"}}]
     payloads = [{"task": "greet", "arguments": one} for one in arguments]
-    await push_raw(server_url, queue, *payloads, {"task": "third", "arguments": {}}, backoffSchedule=[])
+    await push_raw(server_url, queue, *payloads, backoffSchedule=[])
     totals = (await burst(worker)).totals
-    assert (totals.done, totals.failed, totals.dead) == (1, 2, 2)
-    unknown, unreadable = sorted(letter["errorMessage"] for letter in await dead_letters(server_url, queue))[::-1]
-    assert unknown == "UnknownTask: this worker has no task 'third' (it has: greet, second); run a worker that has it"
+    assert (totals.done, totals.failed, totals.dead) == (1, 1, 1)
+    [unreadable] = [letter["errorMessage"] for letter in await dead_letters(server_url, queue)]
     assert unreadable.startswith("LookupError: nobody")
+
+
+def unknown_task(task: str = "third", id: str = "m") -> tuple[Delivered, UnknownTask]:
+    """A message of a task that the worker does not have, and its error."""
+    message = msgspec.json.decode(msgspec.json.encode(wire_message(id)), type=Delivered)
+    return message, UnknownTask(task, ["greet", "second"])
+
+
+def test_an_unknown_task_is_handed_back_with_a_growing_delay_and_then_dead_lettered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = 0.0
+    unknown = UnknownTasks(600, lambda: now)
+    delays: list[int] = []
+    while (decision := unknown.refuse(*unknown_task())).status == "retry":
+        assert decision.delay_ms is not None
+        delays.append(decision.delay_ms)
+        now += decision.delay_ms / 1000
+    assert (delays[:8], set(delays[8:])) == ([1000, 2000, 4000, 8000, 16000, 32000, 60000, 60000], {60000})
+    assert (decision.status, 600 <= now < 661) == ("dlq", True)
+    assert decision.error == (
+        "UnknownTask: this worker has no task 'third' (it has: greet, second); run a worker that has it; no worker "
+        "with it received the message in 600 s"
+    )
+    warned = [record for record in caplog.records if "has no task 'third'" in record.getMessage()]
+    assert len(warned) == 10, "once a minute"
+    unknown.refuse(*unknown_task("other", "n"))
+    assert "has no task 'other'" in caplog.records[-1].getMessage()
+
+
+async def test_a_task_of_another_worker_waits_for_it_without_using_an_attempt(
+    server_url: str, queue: str, worker: Worker
+) -> None:
+    attempts: list[int] = []
+
+    @worker.task
+    async def new() -> None:
+        attempts.append(current().attempt)
+
+    await new.push()
+    old = Worker(server_url, queue=queue)
+    old.task("old")(print_nothing)
+    assert (await burst(old)).totals.handed_back == 1
+    async with running(worker) as run:
+        await run.ended(1)
+    assert attempts == [1]
+
+
+async def test_the_time_for_unknown_tasks_is_a_setting(
+    server_url: str, queue: str, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HARK_WORKER_UNKNOWN_TASK_SECONDS", "0")
+    await push_raw(server_url, queue, {"task": "third", "arguments": {}})
+    assert (await burst(worker)).totals.dead == 1
+    [letter] = await dead_letters(server_url, queue)
+    assert letter["errorMessage"].startswith("UnknownTask: this worker has no task 'third'")
 
 
 async def test_an_async_handler_that_takes_too_long_is_cancelled_and_fails(

@@ -20,6 +20,7 @@ PATH_TEXTS: Mapping[str, str] = {
     "partition_id": "Id of the partition.",
     "transaction_id": "Transaction id of the message. The message id is accepted too.",
     "schedule": "Name of the schedule. From 1 to 200 bytes of UTF-8.",
+    "flow_id": "Id of the flow.",
     "name": "Trace name. From 1 to 255 bytes of UTF-8.",
     "key": "Key as path parts, one or more, or as one part with a JSON array.",
     "path": "Path of the file, one or more parts.",
@@ -105,6 +106,10 @@ _FIELDS: Mapping[str, str] = {
     "consumedByGroups": "Names of the groups that have settled the message, without the default group.",
     "type": "`queue`, `bus`, `hybrid` or `none`.",
     "cancelled": "Whether the message was cancelled.",
+    "cancelling": "A consumer has the message. It is notified when it renews its lease.",
+    "progress": "Progress of the task, from 0 to 1.",
+    "note": "Text about the progress of the task.",
+    "resultTtl": "How long the result is kept, in seconds. The default is one hour.",
     "leaseTime": "Queue option `leaseTime`, in seconds.",
     "retryLimit": "Queue option `retryLimit`.",
     "retryDelay": "Queue option `retryDelay`, in milliseconds.",
@@ -384,6 +389,8 @@ _SCHEMAS: Mapping[str, Mapping[str, str]] = {
         "must be leased to the group.",
         "delay": "Delay before the redelivery, in milliseconds. Allowed with `failed`, where it replaces the delay of "
         "the retry schedule, and with `retry`.",
+        "defaultDelay": "Delay before the redelivery, in milliseconds, if neither the message nor its queue has delays "
+        "between retries. Allowed only with `failed`.",
     },
     "AckBody AckOperation NackBody": {
         "error": "Error text of the failure, stored with the message. Longer texts are cut to 10000 characters.",
@@ -449,6 +456,10 @@ _SCHEMAS: Mapping[str, Mapping[str, str]] = {
     "EnqueueOptions PushItem PushOperation": {
         "deliverAt": "Time of the first delivery: ISO 8601 or milliseconds since 1970. Give either `delay` or "
         "`deliverAt`.",
+        "uniqueKey": "Key that at most one message of the queue holds: another push with it is a duplicate of that "
+        "message. From 1 to 255 bytes. Not allowed in transactions.",
+        "uniqueUntil": "How long the message holds its `uniqueKey`. `done` (the default): until every consumer group "
+        "has settled it. `started`: until a consumer receives it. `retained`: until it is removed.",
     },
     "EnqueueOptions": {
         "backoffSchedule": "Delays before each retry, in milliseconds. At most 100 entries, each from 0 to "
@@ -544,7 +555,8 @@ _SCHEMAS: Mapping[str, Mapping[str, str]] = {
         "messages": "The delivered messages.",
     },
     "PushAnswer": {
-        "status": "`queued`: stored. `duplicate`: a message with this transaction id exists. `failed`: not stored.",
+        "status": "`queued`: stored. `duplicate`: a message with this transaction id, or one that holds "
+        "this `uniqueKey`, exists. `failed`: not stored.",
         "code": "Error code of a failed message.",
         "error": "Text of the error of a failed message.",
     },
@@ -671,6 +683,59 @@ _SCHEMAS: Mapping[str, Mapping[str, str]] = {
         "total": "Sum of the three.",
     },
     "WrittenKeys": {"ok": "Whether the keys were written."},
+    "AckBody": {"task": "How the run of a task ended; stored in one transaction with the acknowledgement."},
+    "TaskEndBody": {
+        "transactionId": "Transaction id of the message. Clients find the result by it and the partition.",
+        "state": "`done` or `cancelled`; with the status `failed` or `dlq`: `failed`. The default is `done`.",
+        "result": "Result of the task: any JSON value. The default is null.",
+        "flow": "The step of a flow that the message is, as its payload says. The next step is pushed in one "
+        "transaction with the acknowledgement.",
+    },
+    "TaskStatus": {
+        "state": "State of the task.",
+        "result": "Result of a task that is done. Absent: none was stored, or it has expired.",
+        "error": "Error and traceback of the last attempt that failed.",
+    },
+    "StepRefBody": {
+        "queue": "Queue that the flow belongs to.",
+        "id": "Id of the flow.",
+        "path": "Path of the step.",
+    },
+    "FlowBody": {
+        "steps": "Steps and groups, in order. At most `limits.max_batch` steps in total.",
+        "id": "Id of the flow, an idempotency key. At most 200 characters. The default is a new one.",
+        "resultTtl": "How long the result is kept after the end, in seconds. The default is one hour.",
+    },
+    "FlowNode": {
+        "queue": "Name of the queue of the step.",
+        "partition": "Name of the partition of the step. The default is `Default`.",
+        "payload": 'The task: `{"task": "name", "arguments": {...}}`.',
+        "takesResult": "Whether the task gets the result of the step before, as `input` in its payload. The default "
+        "is true.",
+        "group": "The members of a group, which run side by side; each is a list of steps and groups. The step after "
+        "the group gets the list of their results. Instead of the other fields.",
+    },
+    "PushedFlow": {
+        "status": "`queued`, or `duplicate` if a flow with this id is stored.",
+        "id": "Id of the flow.",
+        "queue": "Queue that the flow belongs to: that of its first step.",
+    },
+    "FlowStatus": {
+        "id": "Id of the flow.",
+        "queue": "Queue that the flow belongs to.",
+        "state": "State of the flow. `failed`: a step is a dead letter; when it is requeued, the flow goes on.",
+        "result": "Result of a flow that is done: that of its last step.",
+        "error": "The step that failed, with its error and traceback.",
+        "steps": "The steps, in order.",
+    },
+    "FlowStep": {
+        "path": "Place of the step in the flow: `1` is the second one, `1.0` the first member of a group there.",
+        "task": "Name of the task.",
+        "state": "State of the step. `waiting`: the steps before it are not done.",
+        "error": "Error and traceback of the last attempt that failed.",
+        "partitionId": "Id of the partition.",
+    },
+    "ExtendedLease RenewalAnswer": {"cancelled": "Ids of messages under the lease whose tasks are to be cancelled."},
     "QueueOptions": {name: option.text for name, option in OPTIONS.items()},
     "Limits": {name: option.text for name, option in LIMITS.items()},
 }

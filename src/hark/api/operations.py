@@ -101,6 +101,7 @@ def _admin(method: str, path: str, reach: Reach, answer: Callable[[], type[T]]) 
 
 _MESSAGE = "/api/v1/messages/{partition_id}/{transaction_id}"
 _QUEUE = "/api/v1/resources/queues/{queue}"
+_FLOW = "/api/v1/flows/{queue}/{flow_id}"
 _GROUP = "/api/v1/consumer-groups/{group}"
 _GROUP_OF_QUEUE = _GROUP + "/queues/{queue}"
 _SCHEDULE = "/api/v1/schedules/{schedule}"
@@ -165,6 +166,11 @@ DELETE_MESSAGE_BY_ID = _write("DELETE", "/api/v1/messages/{id}", Reach.ITEMS, la
 CANCEL_MESSAGE = _write("POST", "/api/v1/messages/{id}/cancel", Reach.ITEMS, lambda: types.messages.RemovedMessage)
 SHOW_MESSAGE = _read("GET", _MESSAGE, Reach.ITEMS, lambda: types.messages.ShownMessage)
 DELETE_MESSAGE = _write("DELETE", _MESSAGE, Reach.ITEMS, lambda: types.messages.DeletedMessage)
+SHOW_TASK = _read("GET", _MESSAGE + "/task", Reach.ITEMS, lambda: types.messages.TaskStatus)
+REPORT_PROGRESS = _write("POST", _MESSAGE + "/progress", Reach.ITEMS, lambda: types.Success)
+PUSH_FLOW = _write("POST", "/api/v1/flows", Reach.ITEMS, lambda: types.flows.PushedFlow)
+SHOW_FLOW = _read("GET", _FLOW, Reach.PATH, lambda: types.flows.FlowStatus)
+CANCEL_FLOW = _write("POST", _FLOW + "/cancel", Reach.PATH, lambda: types.Success)
 EXPLAIN_MESSAGE = _read("GET", "/api/v1/explain/{id}", Reach.ITEMS, lambda: types.messages.ExplainedMessage)
 LIST_LEASES = _read("GET", "/api/v1/leases", Reach.QUERY, lambda: types.messages.LeasePage)
 TRANSACT = _write("POST", "/api/v1/transaction", Reach.ITEMS, lambda: types.messages.TransactionAnswer)

@@ -6,6 +6,7 @@ the fields of `QueueOptions`; docs/http.md is compared with them. `QueueOptionsG
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_type_hints
 
 import msgspec
@@ -153,6 +154,19 @@ class QueueOptions(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         _Form("Delivery", "Lock duration", "ms", 0, _MOST_MS),
         "Length of a lease of the key-value API, in milliseconds. 0: the server setting queue.lock_duration.",
     ] = 0
+
+
+RETRY_DELAY = 1000
+RETRY_MULTIPLIER = 2
+"""The delays between retries in queues that Hark's client or command line configures without naming any."""
+_DELAYS = frozenset({"retryDelay", "retryMultiplier", "retryMaxDelay"})
+
+
+def with_backoff(options: Mapping[str, object]) -> dict[str, object]:
+    """Options by their API names, with growing delays between retries unless they name delays."""
+    if _DELAYS & options.keys():
+        return dict(options)
+    return {**options, "retryDelay": RETRY_DELAY, "retryMultiplier": RETRY_MULTIPLIER}
 
 
 class QueueOptionsGiven(TypedDict, total=False):

@@ -17,18 +17,22 @@ from hark.batching import Answer, Batcher, BatchSizes
 from hark.broker.delivery.delivery import Delivery, Gone
 from hark.broker.explain import Circumstances, explain, explain_without_groups
 from hark.broker.export import export_queue
+from hark.broker.inbox import keep_moving
 from hark.broker.keyvalue import KeyValue, read_together
 from hark.broker.observer import Observer
 from hark.broker.peers import Peers
 from hark.broker.schedules import Schedules
 from hark.broker.sealing import ReadablePops, SealedQueues, shown_dead_letters
 from hark.broker.tallies import EngineCalls, LastPolls, Operations, Tallies, instrumented
+from hark.broker.tasks import Tasks
 from hark.broker.timers import LoopTimers, Timers
+from hark.broker.unique import UniquePushes
 from hark.broker.upkeep import Duties, Readiness
 from hark.broker.work_queues import QueueLookup, WorkQueues
 from hark.clock import Clock, ShiftedClock
 from hark.engine.api import Engine
 from hark.errors import EngineFailure, HarkError, Unavailable
+from hark.ids import IdSource
 from hark.model import PopRequest, PopResult, Settlement
 from hark.settings import Settings
 
@@ -57,6 +61,7 @@ class Batchers:
         settings: Settings,
         give_back: Callable[[PopResult], object],
         pop_auto_ack: Callable[[Sequence[PopRequest]], Awaitable[Sequence[PopResult | HarkError]]],
+        renew: Callable[[Sequence[model.Renewal]], Awaitable[Sequence[model.RenewOutcome | HarkError]]],
     ) -> None:
         self._engine = engine
         self._settings = settings
@@ -69,7 +74,7 @@ class Batchers:
         self.pop_auto_ack = self._make("pop_auto_ack", pop_auto_ack)
         self.settle = self._make("ack", engine.settle)
         self.transact = self._make("transaction", engine.transact)
-        self.renew = self._make("renew", engine.renew)
+        self.renew = self._make("renew", renew)
         self.read_keys = self._make("read_keys", partial(read_together, engine))
         self.write_keys = self._make("write_keys", engine.write_keys)
 
@@ -140,7 +145,7 @@ class Broker:
 
     async def start(self) -> None:
         """Open the engine and start the background tasks."""
-        self.batchers = Batchers(self.engine, self._settings, self.give_back, self._pop_at_once)
+        self.batchers = Batchers(self.engine, self._settings, self.give_back, self._pop_at_once, self._renew_all)
         self._releases: set[asyncio.Task[None]] = set()
         self.delivery = Delivery(self.engine, self._settings, self._timers, self._random, self, self.tallies)
         self.keyvalue = KeyValue(
@@ -153,6 +158,8 @@ class Broker:
             writes=self.batchers.write_keys,
             check_pushes=self.check_pushes,
         )
+        self.tasks = Tasks(self, self.engine, self.keyvalue, self._sealed)
+        self.unique = UniquePushes(self, self.engine, self.keyvalue, IdSource(self._clock).new)
         hint = self.delivery.hint if self._peers is None else self._hint
         self.schedules = Schedules(self.keyvalue, self.engine, self._sealed, self._timers, self._random)
         await self.engine.start(hint, self._on_key_notification)
@@ -167,9 +174,18 @@ class Broker:
         if self._peers is not None:
             secret = self._settings.peer.secret.encode() or await self.engine.peer_secret()
             await self._peers.start(secret, self._on_peer_hints, self._on_peer_keys)
-        self.duties.begin(self.engine, self._settings, self._clock, self.operations, self.refresh_flags)
+        self.duties.begin(
+            self.engine, self._settings, self._clock, self.operations, self.refresh_flags, self.unique.clean
+        )
+        if (inbox := self.engine.inbox) is not None:
+            stopped = partial(self.maintenance, PUSH_MAINTENANCE)
+            sealed = self._sealed
+            self.duties.add("inbox", keep_moving(inbox, sealed.seal, self._note_moved, sealed.learn, stopped))
         self.observed.start()
         self.schedules.start()
+
+    def _note_moved(self, messages: Sequence[model.NewMessage], outcomes: Sequence[model.PushOutcome]) -> None:
+        self.tallies.pushed([messages], [outcomes], alone=False)
 
     def _standing(self) -> tuple[Waiting, Stopped]:
         """What a sample says of waiting consumers and of maintenance."""
@@ -242,7 +258,9 @@ class Broker:
         return self.batchers.push.submit(sealed, len(items) + size // _BYTES_PER_ITEM)
 
     async def push(self, items: Sequence[model.NewMessage]) -> list[model.PushOutcome]:
-        """Append messages. Returns when they are on stable storage."""
+        """Append messages, also with unique keys. Returns when they are on stable storage."""
+        if any(item.unique_key is not None for item in items):
+            return await self.unique.push(items)
         outcomes = await self.begin_push(items)
         return await self.push_again(items, outcomes)
 
@@ -328,6 +346,11 @@ class Broker:
 
     def settle(self, items: Sequence[Settlement]) -> asyncio.Future[list[model.SettleOutcome]]:
         """Settle messages: complete, fail, retry or dead-letter them. Error texts of encrypted queues are encrypted."""
+        if any(item.task is not None for item in items):
+            return asyncio.ensure_future(self.tasks.settle(items, self._settle))
+        return self._settle(items)
+
+    def _settle(self, items: Sequence[Settlement]) -> asyncio.Future[list[model.SettleOutcome]]:
         answer: asyncio.Future[list[model.SettleOutcome]]
         if any(item.error for item in items) and self._may_seal:
 
@@ -383,7 +406,8 @@ class Broker:
             return None if outcome.code == "sealing_mismatch" else outcome
 
         outcome = await self._sealed.repeat(attempt)
-        self._note_settled(transaction, outcome)
+        if self.delivery.streams:
+            self._note_settled(transaction, outcome)
         return outcome
 
     def renew(self, renewal: model.Renewal) -> asyncio.Future[model.RenewOutcome]:
@@ -392,6 +416,9 @@ class Broker:
         if self.delivery.streams.by_number:
             answer.add_done_callback(partial(self._note_renewal, renewal.lease_id))
         return answer
+
+    async def _renew_all(self, requests: Sequence[model.Renewal]) -> Sequence[model.RenewOutcome | HarkError]:
+        return await self.tasks.renew(requests)
 
     def _note_renewal(self, lease_id: str, answer: asyncio.Future[model.RenewOutcome]) -> None:
         if answer.cancelled() or answer.exception() is not None:
@@ -422,6 +449,8 @@ class Broker:
     async def delete_queues(self, names: Sequence[str]) -> list[bool]:
         """Delete queues with their messages and groups. False for a queue that does not exist."""
         deleted = await self.engine.delete_queues(names)
+        await self.tasks.forget(names)
+        await self.unique.forget(names)
         self.work_queues.forget(names)
         self.tallies.changed_queues.update(names)
         return deleted

@@ -276,11 +276,15 @@ class Tallies:
         for transaction, outcome in zip(requests, answers, strict=True):
             if isinstance(outcome, HarkError) or not outcome.success:
                 continue
+            settlements, settled = [], []
             for operation, result in zip(transaction.operations, outcome.results, strict=False):
                 if isinstance(operation, model.NewMessage) and isinstance(result, model.PushOutcome):
                     self.pushed([[operation]], [[result]], alone=False)
                 elif isinstance(operation, model.Settlement) and isinstance(result, model.SettleOutcome):
-                    self.settled([[operation]], [[result]], alone=False)
+                    settlements.append(operation)
+                    settled.append(result)
+            if settlements:
+                self.settled([settlements], [settled], alone=False)
             if transaction.keys is not None and outcome.keys is not None:
                 self.pushed([transaction.keys.messages], [outcome.keys.messages], alone=False)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from hark.broker.tallies import EngineCalls, Operations
 from hark.clock import SECOND, Clock
@@ -22,6 +23,9 @@ _FLAGS_INTERVAL = 1.0
 _LATENESS_INTERVAL = 0.5
 DEAD_LETTERS_AT_ONCE = 500
 """Maximum number of dead letters that one step of retention deletes, because pushes wait for it."""
+
+FREE_AT_ONCE = 20
+"""A step that removed this many records of unique keys is followed by another one at once."""
 
 
 async def keep_cleaning(engine: Engine, interval: float, operations: Operations) -> None:
@@ -102,6 +106,17 @@ async def keep_collecting(engine: Engine, interval: float, clock: Clock) -> None
             log.info("retention removed %d messages", removed, extra={"fields": {"removed": removed}})
 
 
+async def keep_freeing(clean: Callable[[], Awaitable[int]], interval: float) -> None:
+    """Remove records of unique keys that are free, every interval, in steps that go on while they find many."""
+    while True:
+        await asyncio.sleep(interval)
+        try:
+            while await clean() >= FREE_AT_ONCE:
+                pass
+        except HarkError as error:
+            log.error("cannot remove records of unique keys; retrying in %s s: %s", interval, error)
+
+
 LATELY_SECONDS = 5.0
 """Maximum age of a response that still counts."""
 PING_SECONDS = 5.0
@@ -159,11 +174,13 @@ class Duties:
         clock: Clock,
         operations: Operations,
         refresh_flags: Callable[[], Awaitable[None]],
+        clean_unique: Callable[[], Awaitable[int]],
     ) -> None:
         """Start the tasks that the settings and the store need."""
         duties = {
             "expiry": keep_expiring(engine, clock),
             "retention": keep_collecting(engine, settings.retention.interval_ms / 1000, clock),
+            "unique": keep_freeing(clean_unique, settings.retention.interval_ms / 1000),
             "lateness": keep_measuring(self.lateness, clock),
         }
         if settings.queue.cleanup_interval:
@@ -171,6 +188,10 @@ class Duties:
         if engine.shared:
             duties["flags"] = keep_learning(refresh_flags)
         self._tasks = [asyncio.create_task(duty, name=name) for name, duty in duties.items()]
+
+    def add(self, name: str, duty: Coroutine[Any, Any, None]) -> None:
+        """Start one more task."""
+        self._tasks.append(asyncio.create_task(duty, name=name))
 
     async def end(self) -> None:
         """Stop the tasks."""

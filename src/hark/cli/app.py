@@ -9,7 +9,23 @@ import msgspec
 import typer
 
 from hark._version import __version__
-from hark.cli import dlq, doctor, export, kv, message, observe, params, pop, push, queue, schedule, serve, token, work  # noqa: F401  # They register their commands.
+from hark.cli import (  # noqa: F401  # They register their commands.
+    dlq,
+    doctor,
+    export,
+    flow,
+    kv,
+    message,
+    observe,
+    params,
+    pop,
+    push,
+    queue,
+    schedule,
+    serve,
+    token,
+    work,
+)
 from hark.cli.command import command, main, make_app
 from hark.cli.output import raw, say
 
@@ -20,6 +36,7 @@ for group, name in (
     (schedule.app, "schedule"),
     (dlq.app, "dlq"),
     (message.app, "message"),
+    (flow.app, "flow"),
     (kv.app, "kv"),
     (message.trace_app, "trace"),
     (serve.app, "maintenance"),

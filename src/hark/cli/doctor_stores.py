@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _POSTGRES, _BUCKET = "the log of PostgreSQL", "the bucket with the tools of its provider"
 OLD_TRANSACTION_SECONDS = 600
+OLD_INBOX_SECONDS = 60
 MANY_DEAD, DEAD_PER_LIVE = 10_000, 10
 
 
@@ -43,6 +44,7 @@ async def database_checks(settings: Settings) -> list[Check]:
             await _guarded("connections", lambda pool: _connections(pool, settings), pool),
             await _guarded("transactions", _transactions, pool),
             await _guarded("dead rows", _dead_rows, pool),
+            await _guarded("inbox", _inbox, pool),
         ]
     except HarkError as error:
         return [_failed("database", error, _POSTGRES)]
@@ -86,7 +88,8 @@ async def _connections(pool: Pool, settings: Settings) -> Check:
         " (select count(*) from pg_stat_activity where backend_type = 'client backend' and application_name <> 'hark')"
     )
     allowed, others = row
-    wanted = settings.workers * settings.postgres.pool_size
+    listening = settings.postgres.prepared  # One more connection hears of the messages of hark.send.
+    wanted = settings.workers * (settings.postgres.pool_size + listening)
     detail = f"one hark serve uses up to {wanted}; {allowed} allowed, {others} used by other programs"
     advice = "raise max_connections, or lower postgres.pool_size or workers"
     return Check.warn_if(wanted + others > allowed, "connections", detail, advice)
@@ -117,6 +120,23 @@ async def _dead_rows(pool: Pool) -> Check:
     detail = f"{dead:,} dead and {live:,} live rows in the tables that Hark updates in place"
     advice = "end old transactions (see the check above), then check that autovacuum runs"
     return Check.warn_if(dead > MANY_DEAD and dead > DEAD_PER_LIVE * live, "dead rows", detail, advice)
+
+
+async def _inbox(pool: Pool) -> Check:
+    """Check that servers move the messages of `hark.send`, and that none was refused."""
+    if await pool.fetchval("select to_regclass('hark.inbox') is null"):
+        return Check("inbox", "ok", "not there yet; a server or hark migrate makes it")
+    row: Any = await pool.fetchrow("select * from hark.inbox_numbers_v1()")
+    waiting, seconds, refused = row
+    if refused:
+        error = await pool.fetchval("select error from hark.inbox where error is not null order by id limit 1")
+        advice = "see hark.inbox where error is not null; delete these rows, or set error to null to retry"
+        return Check(
+            "inbox", "warn", f"messages of hark.send that cannot be stored: {refused:,}; the first: {error}", advice
+        )
+    detail = f"messages of hark.send that wait: {waiting:,}, the first for {seconds:.0f} s"
+    advice = "check that a server runs, that pushes are not stopped for maintenance, and that the queue is not full"
+    return Check.warn_if(seconds >= OLD_INBOX_SECONDS, "inbox", detail, advice)
 
 
 LONG_TAIL = 10

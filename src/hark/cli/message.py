@@ -126,16 +126,38 @@ def list_messages(
 def show_message(
     server: Server, first: params.MessageOrPartitionId, transaction_id: params.TransactionId = None
 ) -> None:
-    """Show one message with its payload and its state by group."""
+    """Show one message with its payload and its state by group.
+
+    For a task this includes its state, its progress and its result.
+    """
     if transaction_id is None:
         # Messages are stored by partition; only the route `explain` finds the partition from the message ID.
         found = server.call(operations.EXPLAIN_MESSAGE, first).read()
         first, transaction_id = found.partition_id, found.message_id
     answer = server.call(operations.SHOW_MESSAGE, first, transaction_id)
-    if server.as_json:
+    shown = decode(answer.body, dict[str, msgspec.Raw])
+    task = server.call(operations.SHOW_TASK, first, transaction_id).body if _is_task(shown["payload"]) else None
+    if not server.as_json:
+        if task is not None:
+            shown |= {f"task {name}": value for name, value in decode(task, dict[str, msgspec.Raw]).items()}
+        details((name, _plain(value)) for name, value in shown.items())
+    elif task is None:
         raw(answer.body)
     else:
-        details((name, _plain(value)) for name, value in decode(answer.body, dict[str, msgspec.Raw]).items())
+        raw(msgspec.json.encode({**shown, "taskStatus": msgspec.Raw(task)}))
+
+
+class _TaskPayload(msgspec.Struct):
+    task: str
+
+
+def _is_task(payload: msgspec.Raw) -> bool:
+    """Return whether the message was pushed as a task of a worker."""
+    try:
+        msgspec.json.decode(payload, type=_TaskPayload)
+    except msgspec.DecodeError:
+        return False
+    return True
 
 
 def _plain(value: msgspec.Raw) -> Any:

@@ -183,12 +183,16 @@ def _refused(answers: Sequence[types.delivery.AckAnswer]) -> Failure | None:
 
 @command(main, "cancel", "hark cancel MESSAGE_ID")
 def cancel(server: Server, message_id: params.MessageId) -> None:
-    """Cancel a message that no consumer has received yet.
+    """Cancel a message that waits, or a task that runs.
 
-    For example, you can cancel a delayed message. The command fails if a consumer has received the message.
+    A waiting message is removed. The worker of a running task is notified when it renews its lease, and stops the task;
+    other consumers ignore that. The command fails if a consumer has settled the message.
     """
-    server.ask(operations.CANCEL_MESSAGE, message_id)
-    say(f"cancelled message {message_id}")
+    answer = server.ask(operations.CANCEL_MESSAGE, message_id, query={"running": True})
+    if answer.cancelling:
+        say(f"cancelling message {message_id}; its worker is notified when it renews its lease")
+    else:
+        say(f"cancelled message {message_id}")
 
 
 @command(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from enum import Enum
 from typing import Annotated, Any
 
 import msgspec
@@ -28,12 +29,21 @@ Item = dict[str, Any]
 """A message to push, by the names of the API; the payload is sent byte for byte."""
 
 
+class Until(Enum):
+    """How long a message holds its unique key. (Typer takes no Literal.)"""
+
+    done = "done"
+    started = "started"
+    retained = "retained"
+
+
 @command(
     main,
     "push",
     """hark push orders '{"id": 17}'""",
     """hark push orders '{"id": 17}' --transaction-id order-17""",
     """hark push orders '{"id": 17}' --partition customer-4""",
+    """hark push reports '{"day": "monday"}' --unique-key monday""",
     "hark push reminders --text 'call back' --delay 60000",
     """hark push orders 17 --keys-if-undelivered '[["failed", 17]]'""",
     "hark push orders --stdin < orders.jsonl",
@@ -52,6 +62,13 @@ def push(
     deliver_at: Annotated[str | None, option("TIME", "Earliest time of delivery (ISO 8601, UTC by default).")] = None,
     priority: Annotated[
         int | None, option("N", "Priority in shared groups; 9 is first.", least=0, most=9, default="0")
+    ] = None,
+    unique_key: Annotated[
+        str | None,
+        option("KEY", "Key that one message of the queue holds: another push with it is a duplicate.", empty=False),
+    ] = None,
+    unique_until: Annotated[
+        Until | None, typer.Option(help="How long the message holds its unique key.", show_default="done")
     ] = None,
     keys: Annotated[
         str | None,
@@ -72,6 +89,8 @@ def push(
         raise typer.BadParameter("give either one or more PAYLOADs, or --stdin")
     if transaction_id is not None and (stdin or len(payloads or ()) > 1):
         raise typer.BadParameter("--transaction-id works with one PAYLOAD only; push the messages one by one")
+    if unique_until is not None and unique_key is None:
+        raise typer.BadParameter("--unique-until works only with --unique-key")
     options = {
         "partition": partition,
         "transactionId": transaction_id,
@@ -79,6 +98,8 @@ def push(
         "deliverAt": deliver_at,
         "priority": priority,
         "keysIfUndelivered": None if keys is None else _keys(keys),
+        "uniqueKey": unique_key,
+        "uniqueUntil": None if unique_until is None else unique_until.value,
     }
     given = {name: value for name, value in options.items() if value is not None}
 

@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from hark.api import operations, types
-from hark.api.options import LIMITS, OPTIONS, limits_of
+from hark.api.options import LIMITS, OPTIONS, limits_of, with_backoff
 from hark.cli import params
 from hark.cli.command import command, make_app
 from hark.cli.output import Failure, confirm, details, raw, say, table
@@ -135,10 +135,11 @@ def create(
 ) -> None:
     """Create a queue, or replace the options of an existing one.
 
-    Options that you do not set get their defaults, in an existing queue, too. With `hark pop`, consumers can receive
-    from all queues of a namespace or task.
+    Options that you do not set get their defaults, in an existing queue, too. If you set no delays between retries,
+    they are 1, 2, 4 seconds and so on (retryDelay=1000, retryMultiplier=2). With `hark pop`, consumers can receive from
+    all queues of a namespace or task.
     """
-    body: dict[str, Any] = {"queue": queue, "options": dict(_option(text) for text in options or ())}
+    body: dict[str, Any] = {"queue": queue, "options": with_backoff(dict(_option(text) for text in options or ()))}
     body |= {name: value for name, value in (("namespace", namespace), ("task", task)) if value is not None}
     answer = server.call(operations.CONFIGURE, body=body)
     configured = answer.read()

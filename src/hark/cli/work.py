@@ -37,6 +37,7 @@ _WITHOUT_EFFECT = {
     "work",
     "hark work app:worker",
     "hark work app:worker --concurrency 50 --health-port 9000",
+    "hark work app:worker --processes 4",
     "hark work app:worker --reload",
     "hark work app:make_worker --burst --json",
     "hark work app:worker --polling adaptive --max-interval-ms 30000",
@@ -62,6 +63,16 @@ def work(
     ],
     health_host: Annotated[str | None, option("ADDRESS", "Address for --health-port.", default=_HEALTH_HOST)] = None,
     burst: Annotated[bool, flag("Exit when the queue is empty.", "--burst")] = False,
+    processes: Annotated[
+        int | None,
+        option(
+            "N",
+            "Number of processes. Each has its own slots; one that crashes is started again.",
+            default="one, not supervised",
+            least=1,
+            most=256,
+        ),
+    ] = None,
     reload: Annotated[
         bool, flag("Restart when a Python file below the current directory changes.", "--reload")
     ] = False,
@@ -69,6 +80,7 @@ def work(
     as_json: Annotated[bool, flag("Print JSON instead of text, one line per update.", "--json")] = False,
     config: params.Config = None,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
+    member: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run the worker of an application.
 
@@ -100,6 +112,17 @@ def work(
             "import the module that has its @worker.task functions"
         )
     options = options_of(loaded, health_host=health_host or _HEALTH_HOST, burst=burst)
+    if processes is not None and member is None:
+        from hark.cli.working_many import run_processes
+
+        arguments = sys.argv[sys.argv.index("work") + 1 :]
+        raise typer.Exit(
+            run_processes(processes, arguments, options, loaded.settings, live=not no_progress, as_json=as_json)
+        )
+    if parent is not None and member is not None:
+        os.environ["HARK_WORKER_HEALTH_PORT"] = "0"  # The parent serves the health of all processes.
+        options = msgspec.structs.replace(options, health=None)
+        raise typer.Exit(run(worker, options, loaded.settings, live=False, as_json=False, member=(parent, member)))
     raise typer.Exit(run(worker, options, loaded.settings, live=not no_progress, as_json=as_json))
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import uvloop
@@ -22,7 +24,7 @@ from hark.logs import JsonLines, TextLines, log_to, use_handler
 from hark.polling import AWS_S3, MONTH_SECONDS, strategy_from
 from hark.settings import Loaded, Settings
 from hark.worker.middleware import add_task_fields
-from hark.worker.stats import OUTCOMES, Snapshot, Summary
+from hark.worker.stats import OUTCOMES, Health, QueueState, Snapshot, Summary
 from hark.worker.worker import Worker, WorkerRunOptions
 
 if TYPE_CHECKING:
@@ -43,8 +45,35 @@ class TaskLine(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     failed: int
     retried: int
     dead: int
+    ended: int
+    """All deliveries that ended."""
     mean_ms: float | None
     """The average duration."""
+
+
+class QueueLine(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The counts of one queue since the start."""
+
+    name: str
+    weight: int
+    running: int
+    done: int
+    failed: int
+    retried: int
+    dead: int
+
+
+class ProcessLine(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One process of a worker."""
+
+    number: int
+    process: int | None
+    """Its id. None: it is not running."""
+    running: int
+    done: int
+    """Including those of the processes before it."""
+    per_second: float
+    restarts: int
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -68,11 +97,22 @@ class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     lost: int
     per_second: float
     tasks: Sequence[TaskLine]
+    queues: Sequence[QueueLine]
     poll_interval: float
     polls: int
     empty_polls: int
     dollars_per_month: float | None
     """The cost of the same polling rate at an object store that charges for each request."""
+    processes: Sequence[ProcessLine] = ()
+    """With --processes: the processes of the worker."""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What one of several processes tells the process that supervises it."""
+
+    view: View
+    health: Health | None
+    metrics: str
 
 
 def view_of(snapshot: Snapshot, *, server: str, seconds: float, ended: bool = False) -> View:
@@ -92,10 +132,20 @@ def view_of(snapshot: Snapshot, *, server: str, seconds: float, ended: bool = Fa
         tasks=[
             TaskLine(
                 name=name,
+                ended=counts.ended,
                 mean_ms=counts.seconds / counts.ended * 1000 if counts.ended else None,
                 **{outcome: getattr(counts, outcome) for outcome in ("done", "failed", "retried", "dead")},
             )
             for name, counts in sorted(snapshot.tasks.items())
+        ],
+        queues=[
+            QueueLine(
+                name=name,
+                weight=state.weight,
+                running=state.running,
+                **{outcome: getattr(state.totals, outcome) for outcome in ("done", "failed", "retried", "dead")},
+            )
+            for name, state in snapshot.queues.items()
         ],
         poll_interval=snapshot.poll_interval,
         polls=snapshot.polls,
@@ -146,6 +196,27 @@ class JsonDisplay(LogDisplay):
         raw(msgspec.json.encode(view))
 
 
+class MemberDisplay(LogDisplay):
+    """Reports to the process that supervises this one and others."""
+
+    def __init__(self, worker: Worker, descriptor: int) -> None:
+        super().__init__()
+        self._worker = worker
+        self._parent = socket.socket(fileno=os.dup(descriptor))
+        self._metrics = ""
+
+    def show(self, view: View) -> None:
+        """Send a report."""
+        self._metrics = self._worker.metrics or self._metrics
+        with suppress(OSError):  # Without a parent the worker is about to shut down.
+            report = Report(view, self._worker.health, self._metrics)
+            self._parent.sendall(msgspec.json.encode(report) + b"\n")
+
+    def end(self, view: View) -> None:
+        """Send the totals."""
+        self.show(view)
+
+
 class LiveDisplay:
     """A view that is redrawn in place, below the log."""
 
@@ -153,6 +224,10 @@ class LiveDisplay:
         from rich.live import Live
 
         self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=True)
+
+    def print_line(self, text: str) -> None:
+        """Print a line of another process above the view."""
+        self._live.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def shown(self) -> AbstractContextManager[object]:
         """Use the lower part of the terminal while the context is open."""
@@ -183,7 +258,10 @@ def summary(view: View) -> str:
         ("returned to the queue", view.handed_back),
         ("lost their lease", view.lost),
     )
-    return ", ".join((f"{view.done} completed", *(f"{count} {name}" for name, count in counts if count)))
+    text = ", ".join((f"{view.done} completed", *(f"{count} {name}" for name, count in counts if count)))
+    if len(view.queues) < 2:
+        return text
+    return f"{text} ({'; '.join(f'{line.name}: {line.done} completed, {line.failed} failed' for line in view.queues)})"
 
 
 def drawn(view: View) -> RenderableType:
@@ -197,27 +275,53 @@ def drawn(view: View) -> RenderableType:
         Text.assemble((view.state, "bold"), f"  {where}  for {_duration(view.seconds)}"),
         Text(f"{view.running + view.stuck} of {view.slots} slots busy, {view.per_second:.1f} tasks/s"),
         Text(f"tasks: {summary(view)}"),
-        _table(view.tasks) if view.tasks else Text("no task has finished yet"),
+        *([_table(QUEUE_COLUMNS, view.queues)] if len(view.queues) > 1 else ()),
+        *([_table(PROCESS_COLUMNS, view.processes)] if view.processes else ()),
+        _table(TASK_COLUMNS, view.tasks) if view.tasks else Text("no task has finished yet"),
         Text(
             f"polls: {view.polls}, {view.empty_polls} of them empty; interval {view.poll_interval:.2g} s{cost}", "dim"
         ),
     )
 
 
-def _table(tasks: Sequence[TaskLine]) -> RenderableType:
+Columns = Mapping[str, Callable[[Any], str]]
+_COUNTS: Columns = {
+    "Completed": lambda line: str(line.done),
+    "Failed": lambda line: str(line.failed),
+    "Retried": lambda line: str(line.retried),
+    "Dead-lettered": lambda line: str(line.dead),
+}
+TASK_COLUMNS: Columns = {
+    "Task": lambda line: printable(line.name),
+    **_COUNTS,
+    "Mean time": lambda line: "-" if line.mean_ms is None else f"{line.mean_ms:.1f} ms",
+}
+QUEUE_COLUMNS: Columns = {
+    "Queue": lambda line: printable(line.name),
+    "Weight": lambda line: str(line.weight),
+    "Running": lambda line: str(line.running),
+    **_COUNTS,
+}
+PROCESS_COLUMNS: Columns = {
+    "Process": lambda line: str(line.number),
+    "Id": lambda line: "-" if line.process is None else str(line.process),
+    "Running": lambda line: str(line.running),
+    "Completed": lambda line: str(line.done),
+    "Tasks/s": lambda line: f"{line.per_second:.1f}",
+    "Restarts": lambda line: str(line.restarts),
+}
+
+
+def _table(columns: Columns, lines: Sequence[object]) -> RenderableType:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("Task")
-    for title in ("Completed", "Failed", "Retried", "Dead-lettered", "Mean time"):
-        table.add_column(title, justify="right")
-    for task in tasks:
-        mean = "-" if task.mean_ms is None else f"{task.mean_ms:.1f} ms"
-        table.add_row(
-            Text(printable(task.name)), str(task.done), str(task.failed), str(task.retried), str(task.dead), mean
-        )
+    for number, title in enumerate(columns):
+        table.add_column(title, justify="right" if number else "left")
+    for line in lines:
+        table.add_row(*(Text(show(line)) for show in columns.values()))
     return table
 
 
@@ -226,9 +330,23 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{rest // 60:02}:{rest % 60:02}"
 
 
-def run(worker: Worker, options: WorkerRunOptions, settings: Settings, *, live: bool, as_json: bool) -> int:
-    """Run the worker until it ends; return the exit code."""
-    display = _display(settings, live=live and sys.stdout.isatty(), as_json=as_json)
+def run(
+    worker: Worker,
+    options: WorkerRunOptions,
+    settings: Settings,
+    *,
+    live: bool,
+    as_json: bool,
+    member: tuple[int, int] | None = None,
+) -> int:
+    """Run the worker until it ends; return the exit code. `member`: the parent's descriptor and this one's number."""
+    display: LogDisplay | LiveDisplay
+    if member is None:
+        display = display_for(settings, live=live and sys.stdout.isatty(), as_json=as_json)
+    else:
+        display = MemberDisplay(worker, member[0])
+        fields = {"worker": member[1]}
+        log_to(sys.stderr, settings.log_level, settings.log_format, fields, add_task_fields)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         summary = runner.run(_work(worker, options, display))
     return FAILED if summary.abandoned else 0
@@ -272,6 +390,9 @@ async def _work(worker: Worker, options: WorkerRunOptions, display: LogDisplay |
                 last,
                 totals=summary.totals,
                 tasks=summary.tasks,
+                queues={
+                    name: QueueState(last.queues[name].weight, 0, totals) for name, totals in summary.queues.items()
+                },
                 polls=summary.polls,
                 empty_polls=summary.empty_polls,
                 running=0,
@@ -280,7 +401,7 @@ async def _work(worker: Worker, options: WorkerRunOptions, display: LogDisplay |
     return summary
 
 
-def _display(settings: Settings, *, live: bool, as_json: bool) -> LogDisplay | LiveDisplay:
+def display_for(settings: Settings, *, live: bool, as_json: bool) -> LogDisplay | LiveDisplay:
     """Choose the display of progress, and send the log to a place where it does not disturb it."""
     if not live or as_json:
         log_to(sys.stderr, settings.log_level, settings.log_format, None, add_task_fields)

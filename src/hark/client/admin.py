@@ -9,6 +9,7 @@ from typing import Literal, TypedDict, Unpack
 from hark.api import operations
 from hark.api.types import Page
 from hark.api.types.dead_letters import ListedDeadLetter, RequeuedDeadLetter
+from hark.api.types.flows import FlowStatus
 from hark.api.types.groups import (
     DeletedGroup,
     LaggingPosition,
@@ -215,13 +216,26 @@ class Admin:
             return (await self._caller.ask(operations.DELETE_MESSAGE, partition_id, id)).success
         return await self._caller.find("message_not_found", operations.DELETE_MESSAGE_BY_ID, id) is not None
 
-    async def cancel(self, id: str) -> None:
-        """Cancel a message that no consumer has received yet.
+    async def cancel(self, id: str, *, running: bool = False) -> None:
+        """Cancel a message that no consumer has received yet. With `running`, also a task that runs or is retried.
 
-        Raises `NotFound` if there is no such message. Raises `Conflict` with the code `message_leased` or
-        `message_settled` if it is too late; nothing is changed then.
+        The worker of a running task is notified when it renews its lease. Raises `NotFound` if there is no such
+        message. Raises `Conflict` with the code `message_leased` or `message_settled` if it is too late; nothing is
+        changed then.
         """
-        await self._caller.send(operations.CANCEL_MESSAGE, id)
+        query = {"running": "true"} if running else None
+        await self._caller.send(operations.CANCEL_MESSAGE, id, query=query)
+
+    async def flow(self, queue: str, id: str) -> FlowStatus:
+        """The state of a flow and of its steps. Raises `NotFound` if it is not stored any more.
+
+        `queue` is the queue of its first step.
+        """
+        return await self._caller.ask(operations.SHOW_FLOW, queue, id)
+
+    async def cancel_flow(self, queue: str, id: str) -> bool:
+        """Cancel a flow: no further step is pushed, and pending and running steps are cancelled. False if it ended."""
+        return (await self._caller.ask(operations.CANCEL_FLOW, queue, id, safe=True)).success
 
     # The server itself -------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Protocol, TypedDict, TypeVar, cast
+from typing import Protocol, TypedDict, TypeVar, cast, get_args
 from uuid import UUID
 
 import msgspec
@@ -17,6 +17,7 @@ from hark.api.types import OptionalRaw, raw
 from hark.errors import InvalidInput
 from hark.keys import InvalidKey, check_key, check_keys
 from hark.model import Key
+from hark.model.messages import UniqueUntil
 
 F = TypeVar("F")
 
@@ -151,6 +152,12 @@ class PushOptions(TypedDict, total=False):
     """Keys of the key-value store that get the payload if the message is dead-lettered."""
     trace_id: str | UUID | None
     """A UUID that consumers get with the message, for your own tracing."""
+    unique_key: str | None
+    """Key that at most one message of the queue holds, 1 to 255 bytes. Another push with it, to any partition, is a
+    `duplicate` of that message."""
+    unique_until: UniqueUntil | None
+    """How long the message holds its `unique_key`: until it is `done` or dead-lettered (the default), until it is
+    `started`, or as long as it is `retained`."""
 
 
 class NewMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False, rename="camel", omit_defaults=True):
@@ -170,6 +177,8 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False, rename="ca
     keys_if_undelivered: OptionalRaw = UNSET
     traceparent: str | None = None
     tracestate: str | None = None
+    unique_key: str | None = None
+    unique_until: UniqueUntil | None = None
 
 
 def new_message(
@@ -185,6 +194,8 @@ def new_message(
     retry_delays: Sequence[float | timedelta] | None = None,
     keys_if_undelivered: Sequence[KeyParts] | None = None,
     trace_id: str | UUID | None = None,
+    unique_key: str | None = None,
+    unique_until: UniqueUntil | None = None,
 ) -> NewMessage:
     """Check the arguments and build a message. Times are seconds; `key` is the idempotency key (default: a new one).
 
@@ -196,8 +207,7 @@ def new_message(
         queue=a_name(queue, "queue"),
         partition=None if partition is None else a_name(partition, "partition"),
         payload=json_value(data, "data"),
-        # A unique idempotency key. Later keys sort after earlier ones, which suits database indexes.
-        transaction_id=f"{time.time_ns():016x}{os.urandom(8).hex()}" if key is None else a_name(key, "key"),
+        transaction_id=new_key() if key is None else a_name(key, "key"),
         trace_id=None if trace_id is None else _trace_id(trace_id),
         priority=None if priority is None else an_integer(priority, "priority", 0, MAX_PRIORITY),
         delay=None if delay is None else milliseconds(delay, "delay"),
@@ -205,7 +215,24 @@ def new_message(
         backoff_schedule=None if retry_delays is None else retry_schedule(retry_delays),
         ttl=time_to_live(ttl, "ttl"),
         keys_if_undelivered=UNSET if keys_if_undelivered is None else raw(_keys(keys_if_undelivered)),
+        unique_key=None if unique_key is None else a_name(unique_key, "unique_key"),
+        unique_until=None if unique_until is None else an_until(unique_until, unique_key is not None),
     )
+
+
+def new_key() -> str:
+    """A unique idempotency key. Later ones sort after earlier ones, which suits database indexes."""
+    return f"{time.time_ns():016x}{os.urandom(8).hex()}"
+
+
+def an_until(value: str, has_key: bool) -> UniqueUntil:
+    """Check how long a message holds its unique key."""
+    if not has_key:
+        raise InvalidInput("unique_until: is allowed only together with unique_key")
+    for until in get_args(UniqueUntil):
+        if value == until:
+            return cast(UniqueUntil, until)
+    raise InvalidInput(f"unique_until: expected {' or '.join(get_args(UniqueUntil))}, got {value!r}")
 
 
 def retry_schedule(delays: Sequence[float | timedelta]) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import cached_property
-from typing import Self
+from typing import Any, Self, TypeVar, overload
 
 from hark.client.admin import Admin, DeadLetters, Groups, Traces
 from hark.client.arguments import a_name
@@ -16,12 +16,15 @@ from hark.client.delivery.message import Message
 from hark.client.delivery.prefetcher import ConsumerSession, PollSource, Prefetcher, Source
 from hark.client.delivery.settling import Settler
 from hark.client.delivery.socket import SocketSource, source_of
+from hark.client.handle import TaskHandle, handle_of
 from hark.client.keys import KeyValue
 from hark.client.pushing import Buffers, Pusher
 from hark.client.queue import Queue
 from hark.client.schedules import Schedules
 from hark.client.transaction import Transaction
 from hark.polling import PollingStrategy
+
+T = TypeVar("T")
 
 _PLAIN_POLL_MS = 1000
 _HURRY_SECONDS = 1.0
@@ -97,6 +100,24 @@ class Client:
         Without a name, call `namespace` or `task` on the result to consume from all queues with that label.
         """
         return Queue(self, Choices(queue=None if name is None else a_name(name, "queue")))
+
+    @overload
+    def handle(
+        self, id: str, transaction_id: str, result_type: type[T], *, group: str | None = None
+    ) -> TaskHandle[T]: ...
+    @overload
+    def handle(
+        self, id: str, transaction_id: str, result_type: Any = ..., *, group: str | None = None
+    ) -> TaskHandle[Any]: ...
+    def handle(
+        self, id: str, transaction_id: str, result_type: Any = Any, *, group: str | None = None
+    ) -> TaskHandle[Any]:
+        """The handle of a task that another process pushed, from the `id` and the `transaction_id` of its handle.
+
+        `result_type` is the type that the result is decoded and checked as. `group` is the consumer group of the
+        workers, if the queue has several.
+        """
+        return handle_of(self.caller, id, transaction_id, result_type, group)
 
     def transaction(self) -> Transaction:
         """A new transaction of pushes, settlements and key-value writes.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Unpack, cast
 import msgspec
 
 from hark.api import operations
-from hark.api.options import QueueOptionsGiven, limits_of
+from hark.api.options import QueueOptionsGiven, limits_of, with_backoff
 from hark.api.types.keys import WorkSettings, WorkStats
 from hark.api.types.queues import ConfiguredQueue, Depth, ShownPartition, ShownQueue
 from hark.client.admin import DeadLetters
@@ -48,9 +48,10 @@ class Queue(Builder["Client"]):
         """Push a message and wait until it is stored.
 
         `data` is any value that msgspec can encode as JSON; a `msgspec.Raw` is sent byte for byte. The options are the
-        fields of `PushOptions`: `key`, `delay`, `deliver_at`, `priority`, `ttl`, `retry_delays`, `keys_if_undelivered`
-        and `trace_id`. The first push creates the queue and the partition. Concurrent pushes share a request. You can
-        safely repeat a push with the same `key`: the second one returns the status `duplicate`.
+        fields of `PushOptions`: `key`, `delay`, `deliver_at`, `priority`, `ttl`, `retry_delays`, `keys_if_undelivered`,
+        `trace_id`, `unique_key` and `unique_until`. The first push creates the queue and the partition. Concurrent
+        pushes share a request. You can safely repeat a push with the same `key`: the second one returns the status
+        `duplicate`.
 
         Raises `InvalidInput` if the data or an option is invalid, `TypeError` for an unknown option (nothing is sent in
         both cases), and `Overloaded` with the code `queue_full` if the queue is full.
@@ -123,7 +124,8 @@ class Queue(Builder["Client"]):
     async def configure(self, **options: Unpack[QueueOptionsGiven]) -> ConfiguredQueue:
         """Create the queue, or replace its labels and all of its options.
 
-        Options that you do not give get their default. The labels come from `namespace` and `task`. To change single
+        Options that you do not give get their default. If you give no delays between retries, they are 1, 2, 4 seconds
+        and so on. The labels come from `namespace` and `task`. To change single
         options, use `admin.change`. The options are those of `QueueOptionsGiven`, for example `lease_time=60` or
         `retry_limit=5`.
         """
@@ -221,9 +223,10 @@ class QueueAdmin:
     ) -> ConfiguredQueue:
         """Create the queue, or replace its labels and all of its options.
 
-        Options that you do not give get their default.
+        Options that you do not give get their default. If you give no delays between retries (`retry_delay`,
+        `retry_multiplier`, `retry_max_delay`), they are 1, 2, 4 seconds and so on.
         """
-        return await self._configure(namespace, task, wire_options(options))
+        return await self._configure(namespace, task, with_backoff(wire_options(options)))
 
     async def change(self, **options: Unpack[QueueOptionsGiven]) -> ConfiguredQueue:
         """Change these options and keep all others.

@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
 from hark import model
+from hark.engine.inbox import Inbox
 from hark.errors import HarkError
 
 T = TypeVar("T")
@@ -92,6 +93,10 @@ class Engine(KeyValueEngine, Protocol):
 
         More than 0 if the clock was set back since the store was last used, and no other clock is authoritative.
         """
+
+    @property
+    def inbox(self) -> Inbox | None:
+        """Where applications put messages in their own transactions, once the store is open; None if they cannot."""
 
     async def start(self, listener: Listener, key_listener: KeyListener = ignore_keys) -> None:
         """Open the store. Raises `StoreUnusable` if the store is damaged, locked or not a Hark store."""

@@ -7,8 +7,8 @@ answers by a callback. On a small request, a framework costs more time than all 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, lru_cache, partial
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -16,7 +16,7 @@ import msgspec
 from hark.access.identity import UNRESTRICTED
 from hark.api import operations
 from hark.api.operations import Reach
-from hark.api.types.delivery import AckAnswer, AckBatchBody, AckBody, PopReply, PushAnswer
+from hark.api.types.delivery import NO_RESULT, AckAnswer, AckBatchBody, AckBody, PopReply, PushAnswer
 from hark.api.types.messages import ExtendBody
 from hark.batching import Answer, when_done
 from hark.broker import Broker
@@ -27,12 +27,15 @@ from hark.http.checks import (
     AT_ONCE,
     MAX_DEPTH,
     MAX_NAME_BYTES,
+    array_of,
     check_name,
     check_nesting,
     check_nesting_in_turns,
     check_text,
     check_values,
     decode_json,
+    decode_unbounded,
+    elements,
     in_turns,
     many_values,
 )
@@ -72,6 +75,7 @@ A = TypeVar("A")
 _POP_CACHE = 4096
 """Number of parsed pop requests to cache: consumers repeat the same request. Longer query strings are not cached."""
 _KEPT_BYTES = 1024
+_DONE = (None, "completed")
 _EMPTY = (NO_STORE,)
 
 
@@ -109,9 +113,26 @@ def _plain_messages(body: bytes) -> list[NewMessage] | None:
     return [NewMessage(item.queue, item.partition, bytes(item.payload), item.transaction_id or None) for item in items]
 
 
+def _has_unique(messages: Sequence[NewMessage]) -> bool:
+    return any(message.unique_key is not None for message in messages)
+
+
 _decode_ack = msgspec.json.Decoder(AckBody).decode
 _decode_ack_batch = msgspec.json.Decoder(AckBatchBody).decode
 _UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+def _results(body: bytes) -> Iterator[msgspec.Raw]:
+    """Return the results of tasks in a body of `ack_batch`, which are not decoded."""
+    outline = decode_unbounded(body, _outline(), "body", ACK_TEXTS)
+    return (ack.task.result for ack in elements(outline.acknowledgments) if ack.task is not None)
+
+
+@cache
+def _outline() -> Any:
+    task = msgspec.defstruct("Task", [("result", msgspec.Raw, NO_RESULT)], gc=False)
+    ack = msgspec.defstruct("Ack", [("task", task | None, None)], gc=False)
+    return msgspec.defstruct("Outline", [("acknowledgments", array_of(ack))])
 
 
 class HotRoutes:
@@ -175,7 +196,7 @@ class HotRoutes:
 
     # Push --------------------------------------------------------------------------------------------------
 
-    def push(self, exchange: Exchange, messages: list[NewMessage] | None = None) -> None:
+    def push(self, exchange: Exchange, messages: list[NewMessage] | None = None, unique: bool = False) -> None:
         """Push messages.
 
         Stores messages durably and creates missing queues and partitions. The response has one result for each item,
@@ -191,13 +212,19 @@ class HotRoutes:
             messages = _plain_messages(body)
             if messages is None:
                 messages = [to_new_message(item, index) for index, item in enumerate(items_in(body))]
+                unique = _has_unique(messages)
         if len(messages) > self._max_batch:
             raise too_many("items", self._max_batch, len(messages))
         if exchange.identity is not UNRESTRICTED:
             stamp(exchange.identity, messages)
         if exchange.trace_context is not None:
             carry(exchange, messages)
-        if messages:
+        if unique:
+            exchange.body = b""
+            task = asyncio.ensure_future(self._broker.push(messages))
+            self._keep(task)
+            task.add_done_callback(partial(self._pushed, exchange, messages))
+        elif messages:
             exchange.body = b""
             when_done(self._broker.begin_push(messages), partial(self._pushed, exchange, messages))
         else:
@@ -212,14 +239,15 @@ class HotRoutes:
                 await asyncio.sleep(0)
                 check_values(number, payloads_in(body))
             await asyncio.sleep(0)
-            messages = None if number else _plain_messages(body)
+            messages, unique = None if number else _plain_messages(body), False
             if messages is None:
                 items = items_in(body, many=number > 0)
                 if len(items) > self._max_batch:
                     raise too_many("items", self._max_batch, len(items))
                 messages = [to_new_message(item, index) async for index, item in in_turns(enumerate(items))]
+                unique = _has_unique(messages)
             if not exchange.gone:
-                self.push(exchange, messages)
+                self.push(exchange, messages, unique)
         except Exception as error:
             fail(exchange, error)
 
@@ -343,7 +371,9 @@ class HotRoutes:
         """
         body = exchange.body
         try:
-            batch = decode_json(body, AckBatchBody, "body") if many_values(body) else _decode_ack_batch(body)
+            if number := many_values(body):
+                check_values(number, _results(body))
+            batch = _decode_ack_batch(body)
         except _UNDECODABLE:
             batch = decode_json(body, AckBatchBody, "body", ACK_TEXTS)
         if len(batch.acknowledgments) > self._max_batch:
@@ -358,7 +388,8 @@ class HotRoutes:
         name = QUEUE_MODE if not group else check_name(group, "consumerGroup")
         items = []
         for index, ack in enumerate(acks):
-            if ack.transaction_id and ack.partition_id and ack.delay is None and ack.status in (None, "completed"):
+            plain = ack.delay is None and ack.default_delay is None and not ack.task
+            if ack.transaction_id and ack.partition_id and plain and ack.status in (None, "completed"):
                 items.append(Settlement(ack.transaction_id, ack.partition_id, "completed", ack.lease_id, group=name))
             else:
                 items.append(settlement_of(ack, name, f"{where}[{index}]." if where else ""))

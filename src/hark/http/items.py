@@ -6,13 +6,13 @@ import asyncio
 import re
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 from msgspec import UNSET
 
 from hark.api.types import Single, renamed
-from hark.api.types.delivery import AckAnswer, AckBody, PushItem
+from hark.api.types.delivery import AckAnswer, AckBody, PushItem, TaskEndBody
 from hark.api.types.messages import ExtendedLease, RenewalAnswer
 from hark.broker import Broker
 from hark.errors import InvalidInput
@@ -27,9 +27,17 @@ from hark.http.checks import (
 )
 from hark.ids import has_location
 from hark.keys import InvalidKey, check_keys
-from hark.model import Key, NewMessage, Renewal, RenewOutcome, Settlement, SettleOutcome
+from hark.model import Key, NewMessage, Renewal, RenewOutcome, Settlement, SettleOutcome, StepRef, TaskEnd
 from hark.model.admin import labels_of
-from hark.model.messages import MAX_STATE, NULL_PAYLOAD, is_traceparent, is_tracestate, trace_context
+from hark.model.messages import (
+    MAX_STATE,
+    NULL_PAYLOAD,
+    TaskEndState,
+    UniqueUntil,
+    is_traceparent,
+    is_tracestate,
+    trace_context,
+)
 
 if TYPE_CHECKING:
     from hark.api.types.keys import EnqueueOptions
@@ -40,6 +48,7 @@ YEAR_MS = 365 * 86_400_000
 MAX_DELAY_MS = 10 * YEAR_MS
 MAX_TTL_MS = 100 * YEAR_MS
 
+UNIQUE_UNTIL: tuple[UniqueUntil, ...] = get_args(UniqueUntil)
 NO_PAYLOAD = msgspec.Raw(NULL_PAYLOAD)
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII | re.IGNORECASE)
 
@@ -113,8 +122,27 @@ def apply_options(
         message.ttl_ms = check(options.ttl, f"{where}.ttl", 1, MAX_TTL_MS)
     if options.keys_if_undelivered is not UNSET:
         message.undelivered_keys = _undelivered_keys(options.keys_if_undelivered, f"{where}.keysIfUndelivered")
+    if options.unique_key is not None:
+        message.unique_key = check_name(options.unique_key, f"{where}.uniqueKey")
+    if options.unique_until is not None:
+        if options.unique_key is None:
+            raise InvalidInput(f"{where}.uniqueUntil: is allowed only together with uniqueKey")
+        until = next((one for one in UNIQUE_UNTIL if one == options.unique_until), None)
+        if until is None:
+            expected = " or ".join(UNIQUE_UNTIL)
+            raise InvalidInput(f"{where}.uniqueUntil: expected {expected}, got {short(options.unique_until)}")
+        message.unique_until = until
     if options.traceparent or options.tracestate:
         message.trace_context = _check_context(options.traceparent or "", options.tracestate or "", where)
+
+
+def check_not_unique(message: NewMessage, where: str) -> NewMessage:
+    """Refuse a unique key where a message is part of a larger whole."""
+    if message.unique_key is not None:
+        raise InvalidInput(
+            f"{where}.uniqueKey: is not supported here; push the message by itself, with POST /api/v1/push"
+        )
+    return message
 
 
 def _labels(item: PushItem, where: str) -> tuple[str, str]:
@@ -186,8 +214,47 @@ def settlement_of(ack: AckBody, group: str, where: str) -> Settlement:
         if status not in _WAITING:
             raise InvalidInput(f"{where}delay: allowed only with status failed or retry, got status {status}")
         check_int(ack.delay, f"{where}delay", 0, checks.MAX_NUMBER)
+    if ack.default_delay is not None:
+        if status != "failed":
+            raise InvalidInput(f"{where}defaultDelay: allowed only with status failed, got status {status}")
+        check_int(ack.default_delay, f"{where}defaultDelay", 0, checks.MAX_NUMBER)
     error = ack.error[:MAX_ERROR_CHARACTERS] if ack.error else None
-    return Settlement(ack.transaction_id, ack.partition_id or "", status, ack.lease_id, error, ack.delay, group)
+    task = None if ack.task is None else _task_end(ack.task, status, f"{where}task.")
+    return Settlement(
+        ack.transaction_id,
+        ack.partition_id or "",
+        status,
+        ack.lease_id,
+        error,
+        ack.delay,
+        group,
+        task=task,
+        default_delay_ms=ack.default_delay,
+    )
+
+
+_ENDS: dict[str, tuple[TaskEndState, ...]] = {
+    "completed": ("done", "cancelled"),
+    "failed": ("failed",),
+    "dlq": ("failed",),
+}
+
+
+def _task_end(end: TaskEndBody, status: str, where: str) -> TaskEnd:
+    """Return how a task ended, checked."""
+    states = _ENDS.get(status, ())
+    state = next((one for one in states if one == end.state), None)
+    if state is None:
+        expected = " or ".join(states) or "no task"
+        raise InvalidInput(f"{where}state: expected {expected} with the status {status}, got {short(end.state)}")
+    seconds = check_int(end.result_ttl, f"{where}resultTtl", 1, MAX_SECONDS)
+    transaction_id = check_name(end.transaction_id, f"{where}transactionId")
+    flow = None
+    if end.flow is not None:
+        names = {name: check_text(getattr(end.flow, name), f"{where}flow.{name}") for name in ("queue", "id", "path")}
+        flow = StepRef(**names)
+    ttl_ms = seconds * 1000
+    return TaskEnd(transaction_id=transaction_id, state=state, result=bytes(end.result), ttl_ms=ttl_ms, flow=flow)
 
 
 def ack_answers(outcomes: Sequence[SettleOutcome]) -> list[AckAnswer]:
@@ -228,7 +295,9 @@ async def renew_all(
         check_text(lease_id, f"leaseIds[{index}]")
     outcomes = await asyncio.gather(*(broker.renew(Renewal(lease_id, wanted)) for lease_id in lease_ids))
     return tuple(
-        RenewalAnswer(lease_id, outcome.success, time_of(outcome.expires_at), outcome.error, outcome.code)
+        RenewalAnswer(
+            lease_id, outcome.success, time_of(outcome.expires_at), outcome.error, outcome.code, outcome.cancelled
+        )
         for lease_id, outcome in zip(lease_ids, outcomes, strict=True)
     )
 
@@ -246,4 +315,5 @@ def extended_lease(lease_id: str, outcome: RenewOutcome) -> ExtendedLease:
         new_expires_at=expires,
         lease_expires_at=expires,
         code=None if outcome.success else outcome.code,
+        cancelled=outcome.cancelled,
     )

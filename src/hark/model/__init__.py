@@ -85,8 +85,10 @@ from hark.model.messages import ScheduledReason as ScheduledReason
 from hark.model.messages import Settlement as Settlement
 from hark.model.messages import SettleOutcome as SettleOutcome
 from hark.model.messages import Status as Status
+from hark.model.messages import StepRef as StepRef
 from hark.model.messages import StoredMessage as StoredMessage
 from hark.model.messages import Subscription as Subscription
 from hark.model.messages import SubscriptionMode as SubscriptionMode
+from hark.model.messages import TaskEnd as TaskEnd
 from hark.model.messages import Transaction as Transaction
 from hark.model.messages import TransactionOutcome as TransactionOutcome

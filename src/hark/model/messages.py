@@ -17,6 +17,8 @@ GroupMode = Literal["ordered", "shared"]
 SubscriptionMode = Literal["all", "new", "timestamp"]
 Status = Literal["completed", "failed", "retry", "dlq"]
 MessageState = Literal["pending", "scheduled", "processing", "completed", "dead_letter"]
+UniqueUntil = Literal["done", "started", "retained"]
+"""How long a message holds its unique key."""
 ScheduledReason = Literal["delayed", "retry"]
 """Why a message is scheduled: it was pushed with a delay, or it waits for its next attempt (rule 28)."""
 
@@ -102,6 +104,9 @@ class NewMessage(msgspec.Struct, gc=False):
     """The W3C trace context of the producer (see `http/responses.py`)."""
     labels: tuple[str, str] | None = None
     """Namespace and task of the queue if this push makes it; None: as the name of the queue says (rule 2)."""
+    unique_key: str | None = None
+    """At most one message of the queue holds this key. The broker sees to it; engines ignore it."""
+    unique_until: UniqueUntil = "done"
 
     @property
     def has_options(self) -> bool:
@@ -332,6 +337,32 @@ class KeyStats(msgspec.Struct, frozen=True):
     bytes: int
 
 
+TaskEndState = Literal["done", "failed", "cancelled"]
+
+
+class StepRef(msgspec.Struct, frozen=True, gc=False):
+    """The step of a flow that a message is. It is part of the payload of the message."""
+
+    queue: str
+    """The queue that the flow belongs to."""
+    id: str
+    path: str
+    """The place of the step in the flow, such as `1` or `0.17`."""
+
+
+class TaskEnd(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """How the run of a task ended, which is stored with the settlement of its message."""
+
+    transaction_id: str
+    """The transaction id of the message; with its partition it names the task."""
+    state: TaskEndState = "done"
+    result: bytes = NULL_PAYLOAD
+    ttl_ms: int
+    """How long the result is kept."""
+    flow: StepRef | None = None
+    """The step of a flow that the task is. The result is given to the next step, and not stored for the task."""
+
+
 class Settlement(msgspec.Struct, gc=False):
     """A settlement of one message. Without `lease_id` the message must be leased to a consumer of the group."""
 
@@ -347,6 +378,10 @@ class Settlement(msgspec.Struct, gc=False):
     group: str = QUEUE_MODE
     damaged: bool = False
     """With `dlq`: the payload cannot be read. It becomes a dead letter even if the queue discards others."""
+    task: TaskEnd | None = None
+    """The broker stores it with the settlement; engines ignore it."""
+    default_delay_ms: int | None = None
+    """With `failed`: the delay if neither the message nor its queue has a retry schedule with a delay."""
 
 
 class SettleOutcome(msgspec.Struct, gc=False):
@@ -404,3 +439,5 @@ class RenewOutcome(msgspec.Struct, frozen=True):
     expires_at: int | None = None
     code: str | None = None
     error: str | None = None
+    cancelled: tuple[str, ...] = ()
+    """The ids of its messages whose tasks are to be cancelled."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
 import msgspec
 from prometheus_client.metrics_core import Metric
@@ -73,7 +73,9 @@ class Merger:
     Otherwise a counter would fall when a process ends, and a scraper would assume a restart of the whole server.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, summed: Collection[str] = SUMMED) -> None:
+        self._summed = summed
+        """Names of gauges that are summed over the processes."""
         self._lives: dict[int, tuple[int, list[Family]]] = {}
         """By number of the worker: number of its last process, and the metrics of that process."""
         self._ended: dict[Series, float] = {}
@@ -103,7 +105,7 @@ class Merger:
                 for worker, family in found
                 for name, labels, value in family.samples
             )
-        elif first.kind == "gauge" and first.name not in SUMMED:
+        elif first.kind == "gauge" and first.name not in self._summed:
             samples = first.samples
         else:
             sums: dict[Series, float] = {}

@@ -12,24 +12,21 @@ datagram. The parent keeps these ports open, so that a replacement has the same 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
 import msgspec
 
 from hark.errors import HarkError, InvalidSetting, StoreUnusable
-from hark.serving import listening
+from hark.serving import listening, supervising
 from hark.serving.listening import Endpoint, endpoints, remembering
 from hark.serving.merging import LONGEST, Answer, Family, Merger, ProcessLink
 from hark.serving.server import log_to_stderr, run, serve_on
 from hark.settings import Address, Settings
-
-log = logging.getLogger(__name__)
 
 _ANSWER_SECONDS = 3.0
 """Time limit for the metrics of one worker."""
@@ -37,7 +34,6 @@ _PAUSE_SECONDS = 1.0
 """Pause before a worker is replaced: the cause of its exit can persist."""
 _MORE_SECONDS = 5.0
 """Time beyond `stop_seconds` before the parent kills a worker. Workers observe `stop_seconds` themselves."""
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Order(msgspec.Struct):
@@ -87,85 +83,8 @@ def supervise(settings: Settings, ready: Callable[[str], None]) -> None:
         for worker in workers:
             worker.answer = answer
         address = listening.shown(holder, secure=bool(settings.tls.certificate))
-        asyncio.run(_supervise(workers, lambda: ready(address), settings.stop_seconds + _MORE_SECONDS))
-
-
-async def _supervise(workers: Sequence[Worker], ready: Callable[[], None], limit: float) -> None:
-    stop = asyncio.Event()
-
-    def stop_all(number: signal.Signals) -> None:
-        if not stop.is_set():
-            loop.call_later(limit, _kill, workers, limit)
-        stop.set()
-        for worker in workers:
-            worker.send(number)
-
-    loop = asyncio.get_running_loop()
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, stop_all, number)
-    loop.add_signal_handler(signal.SIGHUP, _reload, workers)
-    try:
-        await _start(workers, stop)
-        if not stop.is_set():
-            ready()
-        await asyncio.gather(*(_keep(worker, stop) for worker in workers))
-    finally:
-        stop_all(signal.SIGTERM)
-        await asyncio.gather(*(worker.ended() for worker in workers))
-
-
-def _reload(workers: Sequence[Worker]) -> None:
-    """Let all workers read certificates and tokens again; workers that are starting read them anyway."""
-    for worker in workers:
-        if worker.serves:
-            worker.send(signal.SIGHUP)
-
-
-def _kill(workers: Sequence[Worker], limit: float) -> None:
-    """Kill workers that hang. No acknowledged request is lost: it is stored before it is answered."""
-    for worker in workers:
-        if worker.send(signal.SIGKILL):
-            log.error("worker %d did not shut down within %g s and is killed", worker.number, limit)
-
-
-async def _start(workers: Sequence[Worker], stop: asyncio.Event) -> None:
-    """Start all workers. Raises the first error, because the other workers would most likely fail too."""
-    starts = [asyncio.create_task(worker.start()) for worker in workers]
-    try:
-        await asyncio.gather(*starts)
-    except HarkError:
-        if not stop.is_set():
-            raise
-    finally:
-        for start in starts:
-            start.cancel()
-        await asyncio.gather(*starts, return_exceptions=True)
-
-
-async def _keep(worker: Worker, stop: asyncio.Event) -> None:
-    """Replace a worker whenever it exits, until the server shuts down."""
-    while True:
-        if stop.is_set():  # The signal arrived while this worker started.
-            worker.send(signal.SIGTERM)
-        why = f"ended with {_reason(await worker.ended())}"
-        while not worker.serves:
-            if stop.is_set():
-                return
-            fields = {"worker": worker.number, "reason": why}
-            text = "worker %d %s; starting another in %g s"
-            log.error(text, worker.number, why, _PAUSE_SECONDS, extra={"fields": fields})
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_PAUSE_SECONDS):
-                    await stop.wait()
-                return
-            try:
-                await worker.start()
-            except HarkError as error:
-                why = f"cannot start: {error}"
-
-
-def _reason(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        limit = settings.stop_seconds + _MORE_SECONDS
+        asyncio.run(supervising.supervise(workers, lambda: ready(address), limit, lambda _failures: _PAUSE_SECONDS))
 
 
 class Worker:
@@ -204,7 +123,7 @@ class Worker:
         self._writer.write(msgspec.json.encode(self._order) + b"\n")
         answer = await reader.readline()
         if not answer:
-            reason = _reason(await self.ended())
+            reason = supervising.reason(await self.ended())
             raise StoreUnusable(f"a server process ended with {reason} before it was ready; see the log")
         report = msgspec.json.decode(answer, type=Report)
         if report.error:

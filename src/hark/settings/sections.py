@@ -190,6 +190,11 @@ class Worker(Part, frozen=True):
     lease_seconds: Annotated[
         int, Meta(ge=1, le=86_400), about("Lease of a running task, renewed by the worker, in seconds.")
     ] = 30
+    unknown_task_seconds: Annotated[
+        int,
+        Meta(ge=0, le=2_592_000),
+        about("How long a worker hands back a task that it does not know, in seconds. Then it dead-letters it."),
+    ] = 3600
     health_port: Annotated[int, Meta(ge=0, le=65_535), about("Port for `/health` and `/metrics`. 0: none.")] = 0
     polling: Polling = Polling()
 

@@ -177,7 +177,10 @@ class Postgres(Part, frozen=True):
     pool_size: Annotated[
         int,
         Meta(ge=1, le=1000),
-        about("Maximum number of PostgreSQL connections per server process.", "SIDECAR_POOL_SIZE"),
+        about(
+            "Maximum number of PostgreSQL connections per server process, besides one that listens.",
+            "SIDECAR_POOL_SIZE",
+        ),
     ] = 8
     statement_timeout_ms: Annotated[
         int, Meta(ge=100, le=86_400_000), about("Time limit of one PostgreSQL call, in milliseconds.")

@@ -11,7 +11,8 @@
 The async client does the work, on an event loop in a separate thread. Any number of threads can share a client.
 """
 
+from hark.client.handle import SyncTaskHandle
 from hark.sync.client import BufferedQueue, Client, Consumption, Messages, Queue, connect
 from hark.sync.parts import Message
 
-__all__ = ["BufferedQueue", "Client", "Consumption", "Message", "Messages", "Queue", "connect"]
+__all__ = ["BufferedQueue", "Client", "Consumption", "Message", "Messages", "Queue", "SyncTaskHandle", "connect"]

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast, overload
 
 from hark.client.arguments import NewMessage, PushOptions, a_function, a_name, name_of
 from hark.client.builder import Builder, Choices
@@ -18,6 +18,7 @@ from hark.client.client import Client as AsyncClient
 from hark.client.delivery.consuming import Consumed, what_ran
 from hark.client.delivery.consuming import Messages as AsyncMessages
 from hark.client.delivery.message import Message as AsyncMessage
+from hark.client.handle import SyncTaskHandle
 from hark.client.inprocess import AsgiApp
 from hark.client.queue import BufferedQueue as AsyncBufferedQueue
 from hark.client.queue import Queue as AsyncQueue
@@ -27,10 +28,12 @@ from hark.errors import InvalidInput
 from hark.polling import PollingStrategy
 from hark.settings import Settings
 from hark.sync.parts import Admin, DeadLetters, Groups, KeyValue, Message, QueueAdmin, Schedules, Traces, Transaction
-from hark.sync.portal import Portal, blocking
+from hark.sync.portal import BorrowedLoop, Portal, blocking
 
 if TYPE_CHECKING:
     from hark.engine.api import Engine
+
+T = TypeVar("T")
 
 _EXIT_SECONDS = 5.0
 """Maximum number of seconds that a program waits at its exit for a client that it did not close."""
@@ -114,6 +117,25 @@ class Client:
         """Trace events that consumers recorded about messages."""
         return Traces(self.inner.traces, self.portal)
 
+    @overload
+    def handle(
+        self, id: str, transaction_id: str, result_type: type[T], *, group: str | None = None
+    ) -> SyncTaskHandle[T]: ...
+    @overload
+    def handle(
+        self, id: str, transaction_id: str, result_type: Any = ..., *, group: str | None = None
+    ) -> SyncTaskHandle[Any]: ...
+    def handle(
+        self, id: str, transaction_id: str, result_type: Any = Any, *, group: str | None = None
+    ) -> SyncTaskHandle[Any]:
+        """The handle of a task that another process pushed, from the `id` and the `transaction_id` of its handle.
+
+        `result_type` is the type that the result is decoded and checked as. `group` is the consumer group of the
+        workers, if the queue has several.
+        """
+        inner = self.inner.handle(id, transaction_id, result_type, group=group)
+        return SyncTaskHandle(inner, lambda make: self.portal.run(make()))
+
     def transaction(self) -> Transaction:
         """A new transaction of pushes, settlements and key-value writes.
 
@@ -153,6 +175,17 @@ class Client:
 
     def __exit__(self, *_error: object) -> None:
         self.close()
+
+
+class BorrowedClient(Client):
+    """The client of a worker, for handlers in threads: `current().sync_client`. The worker closes it."""
+
+    def __init__(self, inner: AsyncClient, loop: asyncio.AbstractEventLoop) -> None:
+        self.inner = inner
+        self.portal = BorrowedLoop(loop)
+
+    def close(self) -> None:
+        """Do nothing: the client belongs to the worker."""
 
 
 Handler = Callable[[Message], object] | Callable[[list[Message]], object]

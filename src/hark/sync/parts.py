@@ -96,6 +96,8 @@ class Admin(Part[AsyncAdmin]):
     explain = blocking(AsyncAdmin.explain)
     delete_message = blocking(AsyncAdmin.delete_message)
     cancel = blocking(AsyncAdmin.cancel)
+    flow = blocking(AsyncAdmin.flow)
+    cancel_flow = blocking(AsyncAdmin.cancel_flow)
     health = blocking(AsyncAdmin.health)
     metrics = blocking(AsyncAdmin.metrics)
     key_metrics = blocking(AsyncAdmin.key_metrics)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import suppress
 from functools import update_wrapper
 from typing import Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast
 
@@ -57,6 +59,27 @@ class Portal(LoopThread):
 
         while (found := self.run(step())) is not None:
             yield found[0]
+
+
+class BorrowedLoop(Portal):
+    """Runs coroutines on an event loop that exists already. Create it in that loop's thread or before its use."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.closed = False
+        self._lock = threading.Lock()
+        self._thread = threading.Thread()  # Its users are other threads than that of the loop.
+
+    def run(self, work: Coroutine[object, object, T], interrupted: Callable[[], object] | None = None) -> T:
+        """Wait for a coroutine, from any thread but that of the loop."""
+        with suppress(RuntimeError):
+            if asyncio.get_running_loop() is self.loop:
+                work.close()
+                raise HarkError("a sync client cannot be used on its own event loop; use the async client there")
+        return super().run(work, interrupted)
+
+    def close(self) -> None:
+        """Do nothing: the loop belongs to its creator."""
 
 
 A = TypeVar("A")

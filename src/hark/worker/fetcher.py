@@ -13,13 +13,15 @@ from datetime import UTC, datetime
 from functools import partial
 from heapq import heappop, heappush
 
+from hark.api import operations
 from hark.api.types.delivery import Delivered
+from hark.api.types.messages import ProgressBody
 from hark.client.builder import PopParams
 from hark.client.calling import Caller
 from hark.client.delivery.leases import LeaseKeeper
 from hark.client.delivery.prefetcher import PollSource
 from hark.client.delivery.settling import MOST_WITH_POP, PiggybackedAcks, Settled, SettleDecision
-from hark.client.delivery.socket import source_of
+from hark.client.delivery.socket import SocketSource, source_of
 from hark.client.io_thread import is_cancelling
 from hark.client.pushing import NewMessage
 from hark.errors import HarkError
@@ -34,6 +36,8 @@ LAST_ANSWER_SECONDS = 0.25
 _LAST_LOOK_SECONDS = 0.02
 """Seconds after that, because this loop may have been late itself: answers that arrived are read first."""
 _SETTLE_AGAIN_SECONDS = 0.5
+_REPORT_SECONDS = 0.2
+"""Minimum time in seconds between two reports of the progress of a task."""
 _CLOSE_SECONDS = 0.5
 """Minimum time in seconds for releasing messages that arrived too late."""
 _log = logging.getLogger("hark.worker")
@@ -71,13 +75,19 @@ class Fetcher:
         lease_seconds: int,
         receive: Callable[[InFlight], None],
         lose: Callable[[InFlight], None],
+        cancel: Callable[[InFlight, Sequence[str]], None],
         answered: Callable[[Sequence[Answered]], None],
+        keeper: LeaseKeeper | None = None,
         burst: bool = False,
         sockets: bool = False,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
-        self._keeper = LeaseKeeper(caller, monotonic=monotonic)
+        self._caller = caller
+        self._reports: dict[str, tuple[Delivered, ProgressBody]] = {}
+        """The progress of tasks that is not sent yet, by message id."""
+        self._reporting: set[asyncio.Task[None]] = set()
+        self._keeper = keeper or LeaseKeeper(caller, monotonic=monotonic)
         self._source, self._settler = source_of(caller, params, sockets, self._keeper.hurry)
         self._carries_acks = params.waits and isinstance(self._source, PollSource)
         self._acks: PiggybackedAcks | None = None
@@ -92,7 +102,7 @@ class Fetcher:
         self._is_resting = False
         self._slots = self.free = slots
         self._lease_seconds = lease_seconds
-        self._receive, self._lose, self._answered = receive, lose, answered
+        self._receive, self._lose, self._cancel, self._answered = receive, lose, cancel, answered
         self._burst = burst
         self._monotonic = monotonic
         self._sleep = sleep
@@ -105,7 +115,8 @@ class Fetcher:
         """When the server last answered a poll."""
         self.problem: str | None = None
         """The error of the last poll, or None."""
-        self._keeping = asyncio.get_running_loop().create_task(self._keeper.run())
+        # A keeper that was given belongs to its giver.
+        self._keeping = None if keeper else asyncio.get_running_loop().create_task(self._keeper.run())
 
     async def pull(self) -> None:
         """Receive messages while there are free slots, until stopped. In a burst, until there are none."""
@@ -119,7 +130,7 @@ class Fetcher:
             was_quiet = self._is_quiet
             self._poller.begin()
             began = self._monotonic()
-            messages = await self._take()
+            messages = await self._take(self._source, self.free)
             if messages is None:
                 await self._poller.rest()
                 continue
@@ -145,6 +156,19 @@ class Fetcher:
             loop = asyncio.get_running_loop()
             cancel = self._taking.cancel
             loop.call_later(LAST_ANSWER_SECONDS, lambda: loop.call_later(_LAST_LOOK_SECONDS, cancel))
+
+    def of(self, queue: str) -> Fetcher:  # noqa: ARG002  # As `Fetchers` has it.
+        """The fetcher of a queue."""
+        return self
+
+    def wake(self) -> None:
+        """End the current pause."""
+        self._poller.wake()
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether settlements are on their way."""
+        return bool(self._settling)
 
     def expect(self, seconds: float) -> None:
         """There will be work after this many seconds: do not sleep past it."""
@@ -177,9 +201,27 @@ class Fetcher:
         if not self._carries_acks or not polls_now or self._acks is not None:
             return None
         decisions = _decisions(to_settle)
-        if 0 < len(decisions) <= MOST_WITH_POP and not any(decision.error for decision in decisions):
+        if 0 < len(decisions) <= MOST_WITH_POP and not any(one.is_large for one in decisions):
             self._acks = PiggybackedAcks(decisions)
         return self._acks
+
+    def report(self, message: Delivered, progress: float | None, note: str | None) -> None:
+        """Send the progress of a task soon, unless a later one replaces it."""
+        is_first = message.id not in self._reports
+        self._reports[message.id] = message, ProgressBody(message.lease_id, progress, note)
+        if is_first:
+            task = asyncio.get_running_loop().create_task(self._send_report(message.id))
+            self._reporting.add(task)
+            task.add_done_callback(self._reporting.discard)
+
+    async def _send_report(self, message_id: str) -> None:
+        await self._sleep(_REPORT_SECONDS)
+        message, body = self._reports.pop(message_id)
+        names = (message.partition_id, message.transaction_id)
+        try:
+            await self._caller.send(operations.REPORT_PROGRESS, *names, body=body, safe=True)
+        except HarkError as error:
+            _log.info("the progress of message %s was not stored: %s", message_id, error)
 
     async def close(self, seconds: float) -> None:
         """Settle what is left, for at most this many seconds, and stop renewing leases."""
@@ -191,10 +233,11 @@ class Fetcher:
         except TimeoutError:
             text = "%d settlement requests got no answer within the grace period; their tasks may run again"
             _log.warning(text, len(self._settling))
-        for task in list(self._settling):
+        for task in (*self._settling, *self._reporting):
             task.cancel()
-        self._keeper.close()
-        await self._keeping
+        if self._keeping is not None:
+            self._keeper.close()
+            await self._keeping
         try:
             async with asyncio.timeout(max(end - self._monotonic(), _CLOSE_SECONDS)):
                 await self._source.close()
@@ -230,10 +273,10 @@ class Fetcher:
             )
         self._wake_if_quiet()
 
-    async def _take(self) -> list[Delivered] | None:
+    async def _take(self, source: PollSource | SocketSource, slots: int) -> list[Delivered] | None:
         """Receive from the server. None if it did not answer, or if the worker stops."""
         acks, self._acks = self._acks, None
-        self._taking = asyncio.get_running_loop().create_task(self._source.take(self.free, acks))
+        self._taking = asyncio.get_running_loop().create_task(source.take(slots, acks))
         try:
             messages = await self._taking
         except asyncio.CancelledError:
@@ -270,7 +313,9 @@ class Fetcher:
             in_flight = InFlight(lease_id, together)
             self._in_flight.add(in_flight)
             self.free -= len(together)
-            self._keeper.hold(lease_id, self._lease_seconds, partial(self.lost, in_flight))
+            self._keeper.hold(
+                lease_id, self._lease_seconds, partial(self.lost, in_flight), cancelled=partial(self._cancel, in_flight)
+            )
             if self._poller.stopped:
                 back = [_returned(in_flight, message) for message in together]
                 self.finished(back, len(back))

@@ -6,15 +6,38 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from hark.errors import HarkError, InvalidInput
 from hark.prometheus import Histogram, histogram, text
 from hark.worker.retrying import Discard, Retry
+
+if TYPE_CHECKING:
+    from hark.client.client import Client
+    from hark.sync.client import Client as SyncClient
+
+
+class Clients(Protocol):
+    """The clients of a run of a worker."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop of the handlers."""
+
+    @property
+    def client(self) -> Client:
+        """The client of that loop."""
+
+    @property
+    def sync_client(self) -> SyncClient:
+        """The same for threads."""
+
 
 current_task: ContextVar[TaskContext | None] = ContextVar("hark.worker.current", default=None)
 """The task that runs in this context."""
@@ -53,7 +76,39 @@ class TaskContext(msgspec.Struct, kw_only=True, eq=False):
 
     A function in a thread cannot be cancelled. A long one should check this from time to time, and return.
     """
+    cancelled: bool = False
+    """Whether the task was cancelled. An async handler gets `CancelledError`; a function in a thread should return."""
     _event: asyncio.Event | None = None
+    _report: Callable[[float | None, str | None], None] | None = None
+    _clients: Clients | None = None
+
+    @property
+    def client(self) -> Client:
+        """The client of the server that the task came from, for async handlers and middleware. Do not close it."""
+        clients = self._clients
+        if clients is None:
+            raise LookupError("this task has no client: no worker runs it")
+        with suppress(RuntimeError):
+            if asyncio.get_running_loop() is clients.loop:
+                return clients.client
+        raise HarkError("current().client belongs to the event loop of the worker; use current().sync_client here")
+
+    @property
+    def sync_client(self) -> SyncClient:
+        """The same client with blocking calls, for handlers that are not async: they run in threads."""
+        if self._clients is None:
+            raise LookupError("this task has no client: no worker runs it")
+        return self._clients.sync_client
+
+    def progress(self, progress: float | None = None, note: str | None = None) -> None:
+        """Report how far the task is, from 0 to 1, with a note. The handle, the CLI and the dashboard show it.
+
+        Returns at once. Of many reports within a short time, only the last one is sent.
+        """
+        if progress is not None and not 0 <= progress <= 1:
+            raise InvalidInput(f"progress: expected a number from 0 to 1, got {progress!r}")
+        if self._report is not None:
+            self._report(progress, note)
 
     @property
     def lost(self) -> asyncio.Event:

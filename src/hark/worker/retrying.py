@@ -10,7 +10,7 @@ from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -33,6 +33,13 @@ class Retry(Exception):
         self.after = None if after is None else seconds_of(after, "Retry(after)")
         self.counted = counted
         super().__init__(reason)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _retry, (self.after, str(self), self.counted)
+
+
+def _retry(after: float | None, reason: str, counted: bool) -> Retry:
+    return Retry(after, reason=reason, counted=counted)
 
 
 class Discard(Exception):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -65,11 +65,21 @@ class TaskEvent(msgspec.Struct, frozen=True):
     """`Type: message`, or None."""
 
 
+class QueueState(msgspec.Struct, frozen=True):
+    """One queue of a worker."""
+
+    weight: int
+    running: int
+    """Number of running handlers."""
+    totals: Counts
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The current state of a worker, `worker.stats`."""
 
     worker_id: str
     queue: str
+    """Name of the queue; of several, their names with commas."""
     concurrency: int
     running: int
     """Number of running handlers."""
@@ -77,6 +87,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Functions in threads that still run although their delivery has ended. Each keeps a slot."""
     stopping: bool
     totals: Counts
+    queues: dict[str, QueueState]
+    """The queues of the worker, with their counts."""
     tasks: dict[str, Counts]
     rate: float
     """Deliveries that ended per second, over the last 10 seconds."""
@@ -92,6 +104,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     worker_id: str
     totals: Counts
     tasks: dict[str, Counts]
+    queues: dict[str, Counts]
     polls: int
     empty_polls: int
     abandoned: int
@@ -101,8 +114,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 class Stats:
     """Counts, updated on the network thread. Other threads only read."""
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic, queues: Iterable[str] = ()) -> None:
         self.totals = Counts()
+        self.queues = {name: Counts() for name in queues}
+        """By queue, if there are several. They are counted apart, so that a worker of one queue does not pay for it."""
         self.tasks: dict[str, Counts] = {}
         self._monotonic = monotonic
         self._began = monotonic()
@@ -114,20 +129,21 @@ class Stats:
         if self._seconds and self._seconds[-1][0] == second:
             count += self._seconds.pop()[1]
         self._seconds.append((second, count))
+        if self.queues:
+            for ended, settled in answered:
+                _count(ended, settled, self.queues[ended.message.queue])
         for ended, settled in answered:
             counts = self.tasks.get(ended.task)
             if counts is None:
                 counts = self.tasks[ended.task] = Counts()
             if ended.ending == "done" and settled is not None and settled.success:
-                counts.done += 1  # The same as below, for the most frequent case.
-                self.totals.done += 1
+                for all_of in (counts, self.totals):  # The same as below, for the most frequent case.
+                    all_of.done += 1
+                    all_of.ended += 1
+                    all_of.seconds += ended.seconds
             else:
-                for outcome in _outcomes(ended, settled):
-                    for all_of in (counts, self.totals):
-                        setattr(all_of, outcome, getattr(all_of, outcome) + 1)
-            for all_of in (counts, self.totals):
-                all_of.ended += 1
-                all_of.seconds += ended.seconds
+                _count(ended, settled, counts)
+                _count(ended, settled, self.totals)
 
     @property
     def rate(self) -> float:
@@ -135,6 +151,13 @@ class Stats:
         now = self._monotonic()
         seconds = min(max(now - self._began, 1.0), RATE_SECONDS)
         return sum(count for second, count in self._seconds if second > now - RATE_SECONDS) / seconds
+
+
+def _count(ended: Ended, settled: Settled | None, counts: Counts) -> None:
+    for outcome in _outcomes(ended, settled):
+        setattr(counts, outcome, getattr(counts, outcome) + 1)
+    counts.ended += 1
+    counts.seconds += ended.seconds
 
 
 def event_of(ended: Ended, settled: Settled | None) -> TaskEvent:
@@ -170,6 +193,20 @@ def prometheus(snapshot: Snapshot, polling: str, middleware: Sequence[object]) -
     own = text(
         (
             counter("worker_tasks_total", "Deliveries of tasks, by outcome.", ended),
+            counter(
+                "worker_queue_tasks_total",
+                "Deliveries of tasks, by queue and outcome.",
+                [
+                    ({"queue": name, "outcome": outcome}, getattr(state.totals, outcome))
+                    for name, state in snapshot.queues.items()
+                    for outcome in OUTCOMES
+                ],
+            ),
+            gauge(
+                "worker_queue_running",
+                "Handlers that are running, by queue.",
+                [({"queue": name}, state.running) for name, state in snapshot.queues.items()],
+            ),
             gauge("worker_running", "Handlers that are running.", one(snapshot.running)),
             gauge(
                 "worker_stuck", "Functions in threads that still run after their delivery ended.", one(snapshot.stuck)
@@ -195,6 +232,8 @@ class Health(msgspec.Struct, frozen=True, rename="camel"):
     """Seconds since the server last answered a poll."""
     problem: str | None
     """The error of the last poll, or None."""
+    queues: dict[str, int]
+    """Number of running handlers, by queue."""
 
 
 class HealthEndpoint:

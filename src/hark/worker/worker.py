@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -21,12 +21,14 @@ from hark.client.pushing import NewMessage, Pushed
 from hark.client.schedules import Interval
 from hark.errors import HarkError, InvalidInput
 from hark.model import QUEUE_MODE
+from hark.model.messages import UniqueUntil
 from hark.polling import PollingStrategy, PollMetrics, strategy_from
 from hark.settings import load
 from hark.worker.middleware import AnyMiddleware, current_task
 from hark.worker.periodic import Declaration, Periodic, declare
+from hark.worker.queues import weights_of
 from hark.worker.retrying import RetryPolicy
-from hark.worker.stats import Snapshot, Summary, TaskEvent
+from hark.worker.stats import Health, Snapshot, Summary, TaskEvent
 from hark.worker.task import AnyTask, Task
 from hark.worker.worker_run import WorkerRun
 
@@ -86,6 +88,7 @@ class Plan(WorkerRunOptions, frozen=True, kw_only=True):
     concurrency: int
     lease_seconds: int
     grace_seconds: float
+    unknown_task_seconds: int = 3600
 
 
 def plan_for(
@@ -104,6 +107,7 @@ def plan_for(
         concurrency=options.concurrency or concurrency or worker.concurrency,
         lease_seconds=lease or worker.lease_seconds,
         grace_seconds=worker.grace_seconds if options.grace_seconds is None else options.grace_seconds,
+        unknown_task_seconds=worker.unknown_task_seconds,
         wait=options.wait and not options.burst,
         timeout_ms=options.timeout_ms,
         burst=options.burst,
@@ -129,11 +133,12 @@ def polled_by_store(transport: Transport, plan: Plan) -> tuple[Plan, PollMetrics
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 _log = logging.getLogger("hark.worker")
 
 
 class Worker:
-    """Runs the tasks of one queue.
+    """Runs the tasks of a queue, or of several.
 
     ```python
     worker = hark.Worker("http://localhost:6632", queue="emails", concurrency=20)
@@ -154,7 +159,8 @@ class Worker:
         self,
         target: Target | None = None,
         *,
-        queue: str,
+        queue: str | None = None,
+        queues: Mapping[str, int] | Sequence[str] | None = None,
         concurrency: int | None = None,
         group: str | None = None,
         lease: int | None = None,
@@ -167,7 +173,10 @@ class Worker:
         """Create a worker. Nothing is sent before `run` or the first push.
 
         - `target`, `token`, `ca_file`: the server, as for `hark.connect`.
-        - `queue`: the name of the queue.
+        - `queue`: the name of the queue; or
+        - `queues`: the names of several queues, which share the slots of the worker: a list, or a dict with weights
+          such as `{"emails": 3, "reports": 1}`. When all have work, a queue gets slots in proportion to its weight;
+          a queue without work leaves its slots to the others. Each task names its queue.
         - `concurrency`: maximum number of handlers that run at the same time, 1 to 10,000. The default is the setting
           `worker.concurrency` (10).
         - `group`: the consumer group. The default is the default group of the queue. Workers use shared groups.
@@ -182,13 +191,14 @@ class Worker:
         for field, value in (("target", target), ("token", token), ("ca_file", ca_file)):
             if value is not None and client is not None:
                 raise InvalidInput(f"{field}: expected either a {field} or a client, got both")
-        if not queue:
-            raise InvalidInput("queue: must not be empty; name the queue of this worker's tasks")
         if concurrency is not None:
             an_integer(concurrency, "concurrency", 1, MAX_CONCURRENCY)
         if lease is not None and not (isinstance(lease, int) and lease >= 1):
             raise InvalidInput(f"lease: expected an integer of at least 1 second, got {lease!r}")
-        self.queue = queue
+        self.queues = weights_of(queue, queues)
+        """The weights of the queues, by name."""
+        self.queue = next(iter(self.queues))
+        """Name of the queue; of several, the first one."""
         self.group = group or QUEUE_MODE
         self.name = name
         self.middleware = tuple(middleware)
@@ -219,7 +229,12 @@ class Worker:
         retry: RetryPolicy | int | None = None,
         timeout: float | timedelta | None = None,
         unique: bool | Sequence[str] = False,
+        unique_until: UniqueUntil = "done",
         priority: int | None = None,
+        result: bool = False,
+        result_ttl: float | timedelta | None = None,
+        queue: str | None = None,
+        pool: Literal["thread", "process"] | None = None,
     ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
     def task(
         self,
@@ -229,7 +244,12 @@ class Worker:
         retry: RetryPolicy | int | None = None,
         timeout: float | timedelta | None = None,
         unique: bool | Sequence[str] = False,
+        unique_until: UniqueUntil = "done",
         priority: int | None = None,
+        result: bool = False,
+        result_ttl: float | timedelta | None = None,
+        queue: str | None = None,
+        pool: Literal["thread", "process"] | None = None,
     ) -> Task[P, R] | Callable[[Callable[P, R]], Task[P, R]]:
         """Register a function as a task of this worker. The function can be async or not.
 
@@ -242,9 +262,15 @@ class Worker:
           is cancelled at the limit. A function in a thread cannot be cancelled: its message fails immediately, and the
           function keeps its slot until it ends.
         - `unique`: True, or the names of arguments. A second push with equal arguments returns the status `duplicate`,
-          for as long as the first message is stored. That includes some time after it is completed (queue option
-          `completedRetentionSeconds`); with the queue option `dropSettled` it ends on completion.
+          until the first task is done or dead-lettered. `unique_until`: `"started"` ends that when a worker receives
+          the first task, `"retained"` when its message is removed.
         - `priority`: priority of its messages, 0 to 9. The default is 0.
+        - `result`: store the result, in one transaction with the settlement: `await handle.result()` returns it.
+          `result_ttl`: how long it is kept, in seconds or as a `timedelta`. The default is one hour.
+        - `queue`: the queue of the task, one of those of the worker. The default is the first one.
+        - `pool`: `"process"` runs a function that is not async in a process of its own, for computations. The process
+          is killed at the time limit, when the task is cancelled, and when its lease is lost; the next task gets a new
+          one. The default for such functions is a thread.
 
         Raises `InvalidInput` if the name is in use, or if the function cannot be a task (for example with `*args`).
         """
@@ -253,7 +279,20 @@ class Worker:
             own = name if isinstance(name, str) else getattr(function, "__name__", "")
             if own in self.tasks:
                 raise InvalidInput(f"the worker already has a task {own!r}; choose another: @worker.task('...')")
-            task = Task(self, own, function, retry=retry, timeout=timeout, unique=unique, priority=priority)
+            task = Task(
+                self,
+                own,
+                function,
+                retry=retry,
+                timeout=timeout,
+                unique=unique,
+                unique_until=unique_until,
+                priority=priority,
+                result=result,
+                result_ttl=result_ttl,
+                queue=queue,
+                pool=pool,
+            )
             self.tasks[own] = task
             return task
 
@@ -338,17 +377,28 @@ class Worker:
             self._worker_run.expect(message)
         return pushed
 
-    def push_from_thread(self, push: Callable[[], Coroutine[Any, Any, Pushed]]) -> Pushed:
-        """Push for a function that is not async: on the loop of `run` if the worker runs, otherwise on a new loop."""
+    async def send_many(self, messages: Sequence[NewMessage]) -> list[Pushed]:
+        """Push the messages of several tasks, in requests of up to 1,000."""
+        pushed = await self.client.pusher.push_many(messages)
+        if self._worker_run is not None:
+            for message in messages:
+                self._worker_run.expect(message)
+        return pushed
+
+    def run_from_thread(self, push: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Push, or wait for a task, for a function that is not async.
+
+        It happens on the loop of `run` if the worker runs, otherwise on a new loop.
+        """
         with suppress(RuntimeError):
             asyncio.get_running_loop()
-            raise HarkError("push_sync cannot be called in an event loop; use: await task.push(...)")
+            raise HarkError("push_sync and its handles cannot be used in an event loop; use: await task.push(...)")
         if self._worker_run is not None:
             return asyncio.run_coroutine_threadsafe(push(), self._worker_run.loop).result()
         if self._given_client is not None:
             raise HarkError("push_sync: the client given to this worker belongs to another event loop; give it a URL")
 
-        async def push_and_close() -> Pushed:
+        async def push_and_close() -> T:
             async with self:
                 return await push()
 
@@ -463,6 +513,16 @@ class Worker:
     def stats(self) -> Snapshot | None:
         """Counts and state of the running worker. None if it is not running."""
         return None if self._worker_run is None else self._worker_run.snapshot()
+
+    @property
+    def health(self) -> Health | None:
+        """The answer to /health of the running worker. None if it does not run yet."""
+        return None if self._worker_run is None else self._worker_run.health()
+
+    @property
+    def metrics(self) -> str | None:
+        """The answer to /metrics of the running worker. None if it does not run."""
+        return None if self._worker_run is None else self._worker_run.metrics()
 
     @property
     def health_port(self) -> int | None:

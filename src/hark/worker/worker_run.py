@@ -12,23 +12,36 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from hark.api.types.delivery import Delivered
 from hark.client.arguments import MAX_NAME_BYTES
 from hark.client.builder import PopParams
 from hark.client.io_thread import IoThread
 from hark.client.pushing import NewMessage
 from hark.polling import Poller, PollMetrics
-from hark.worker.executor import Executor
+from hark.worker.executor import Executor, UnknownTasks
 from hark.worker.fetcher import LAST_ANSWER_SECONDS, Answered, Fetcher, seconds_until_due
+from hark.worker.queues import Fetchers
 from hark.worker.retrying import Ended
-from hark.worker.stats import Health, HealthEndpoint, Snapshot, Stats, Summary, event_of, prometheus
+from hark.worker.stats import (
+    Health,
+    HealthEndpoint,
+    QueueState,
+    Snapshot,
+    Stats,
+    Summary,
+    event_of,
+    prometheus,
+)
 
 if TYPE_CHECKING:
     from hark.client.client import Client
+    from hark.sync.client import Client as SyncClient
     from hark.worker.worker import Plan, Worker
 
 EXIT_CODE = 1
@@ -155,8 +168,9 @@ class WorkerRun:
         self.plan = plan
         self.health_port: int | None = None
         self._worker = worker
-        self._client = client
-        self._stats = Stats(monotonic)
+        self.client = client
+        """The client of the handlers' event loop."""
+        self._stats = Stats(monotonic, worker.queues if len(worker.queues) > 1 else ())
         self._monotonic = monotonic
         self.loop = asyncio.get_running_loop()
         """The event loop of the handlers."""
@@ -176,16 +190,17 @@ class WorkerRun:
         self._own_polls = PollMetrics()
         self._poll_metrics = self._own_polls if poll_metrics is None else poll_metrics
         """The polls that cost something: the worker's own, or those of the store that polls for it."""
-        self._fetcher: Fetcher | None = None
-        self._endpoint = HealthEndpoint(
-            self._health, lambda: prometheus(self.snapshot(), self._poll_metrics.text(), worker.middleware)
-        )
+        self._fetcher: Fetcher | Fetchers | None = None
+        self._endpoint = HealthEndpoint(self._health, self.metrics)
         self._executor = Executor(
             worker.tasks,
             worker.middleware,
             worker_id=self.worker_id,
             concurrency=plan.concurrency,
             finished=self._hand_over,
+            report=self._report,
+            clients=self,
+            unknown=UnknownTasks(plan.unknown_task_seconds, monotonic),
             monotonic=monotonic,
         )
         self._stop = asyncio.Event()
@@ -224,7 +239,14 @@ class WorkerRun:
         fetcher = self._fetcher
         if fetcher is not None and fetcher.rests:
             seconds = seconds_until_due(message)
-            self._on_io_thread(lambda: fetcher.expect(seconds))
+            self._on_io_thread(lambda: fetcher.of(message.queue).expect(seconds))
+
+    @cached_property
+    def sync_client(self) -> SyncClient:
+        """The client for handlers in threads. It runs on the event loop of the handlers."""
+        from hark.sync.client import BorrowedClient  # Imported here: few handlers need it.
+
+        return BorrowedClient(self.client, self.loop)
 
     @property
     def seconds_left(self) -> float:
@@ -240,18 +262,32 @@ class WorkerRun:
         """The current state and counts."""
         return Snapshot(
             worker_id=self.worker_id,
-            queue=self._worker.queue,
+            queue=", ".join(self._worker.queues),
             concurrency=self.plan.concurrency,
             running=self._executor.running,
             stuck=self._executor.stuck,
             stopping=self._stopped_at is not None,
             totals=msgspec.structs.replace(self._stats.totals),
+            queues=self._queues(),
             tasks={name: msgspec.structs.replace(counts) for name, counts in list(self._stats.tasks.items())},
             rate=self._stats.rate,
             poll_interval=self._poll_metrics.interval_seconds,
             polls=self._poll_metrics.polls,
             empty_polls=self._poll_metrics.empty,
         )
+
+    def _queues(self) -> dict[str, QueueState]:
+        totals, running = self._stats.totals, self._executor.running
+        one = len(self._worker.queues) == 1
+        by_queue = self._fetcher.running if isinstance(self._fetcher, Fetchers) else {}
+        return {
+            name: QueueState(
+                weight,
+                running if one else by_queue.get(name, 0),
+                msgspec.structs.replace(totals if one else self._stats.queues[name]),
+            )
+            for name, weight in self._worker.queues.items()
+        }
 
     # The run --------------------------------------------------------------------------------------------------
 
@@ -273,6 +309,7 @@ class WorkerRun:
             worker_id=last.worker_id,
             totals=last.totals,
             tasks=last.tasks,
+            queues={name: state.totals for name, state in last.queues.items()},
             polls=last.polls,
             empty_polls=last.empty_polls,
             abandoned=abandoned,
@@ -283,21 +320,29 @@ class WorkerRun:
         plan = self.plan
         if plan.health is not None:  # First, because it is the most likely to fail.
             self.health_port = await self._endpoint.open(*plan.health)
-        self._fetcher = Fetcher(
-            self.io_thread.caller,
-            self._params,
-            Poller(plan.polling, metrics=self._own_polls, monotonic=self._monotonic),
+        self._fetcher = self._make_fetcher(
             slots=plan.concurrency,
             lease_seconds=plan.lease_seconds,
             receive=lambda in_flight: self._here(lambda: self._executor.receive(in_flight)),
             lose=lambda in_flight: self._here(lambda: self._executor.lose(in_flight)),
+            cancel=lambda in_flight, ids: self._here(lambda: self._executor.cancel_tasks(in_flight, ids)),
             answered=self._count,
             burst=plan.burst,
-            sockets=self._client.sockets,
             monotonic=self._monotonic,
         )
         if self._stopped_at is not None:  # A signal came first.
             self._stop_fetcher()
+
+    def _make_fetcher(self, **rest: Any) -> Fetcher | Fetchers:
+        """Runs in the network thread. Several queues do not use WebSockets: each waits with its own request."""
+
+        def poller() -> Poller:
+            return Poller(self.plan.polling, metrics=self._own_polls, monotonic=self._monotonic)
+
+        caller, queues = self.io_thread.caller, self._worker.queues
+        if len(queues) > 1:
+            return Fetchers(caller, self._params, poller, weights=queues, **rest)
+        return Fetcher(caller, self._params, poller(), sockets=self.client.sockets, **rest)
 
     async def _work(self) -> int:
         pulling = asyncio.create_task(self.io_thread.run(self._opened.pull))
@@ -360,7 +405,7 @@ class WorkerRun:
     # Between the two sides ------------------------------------------------------------------------------------
 
     @property
-    def _opened(self) -> Fetcher:
+    def _opened(self) -> Fetcher | Fetchers:
         assert self._fetcher is not None, "the run has begun"
         return self._fetcher
 
@@ -390,6 +435,10 @@ class WorkerRun:
         fetcher = self._opened
         self._on_io_thread(lambda: fetcher.finished(ended, slots))
 
+    def _report(self, message: Delivered, progress: float | None, note: str | None) -> None:
+        fetcher = self._opened
+        self._on_io_thread(lambda: fetcher.of(message.queue).report(message, progress, note))
+
     def _count(self, answered: Sequence[Answered]) -> None:
         self._stats.add(answered)
         if self._worker.listeners:  # Waking the other event loop costs more than counting.
@@ -414,6 +463,14 @@ class WorkerRun:
 
     # Health ---------------------------------------------------------------------------------------------------
 
+    def metrics(self) -> str:
+        """The metrics in the text format of Prometheus."""
+        return prometheus(self.snapshot(), self._poll_metrics.text(), self._worker.middleware)
+
+    def health(self) -> Health | None:
+        """The health. None before the run has begun."""
+        return None if self._fetcher is None else self._health()
+
     def _health(self) -> Health:
         fetcher = self._opened
         silent = self._monotonic() - fetcher.answered_at
@@ -429,10 +486,11 @@ class WorkerRun:
         return Health(
             status,
             self.worker_id,
-            self._worker.queue,
+            ", ".join(self._worker.queues),
             self.plan.concurrency,
             self._executor.running,
             self._executor.stuck,
             round(silent, 3),
             fetcher.problem,
+            {name: one.running for name, one in self._queues().items()},
         )

@@ -434,3 +434,44 @@ async def test_rule_27_a_restricted_token_labels_queues_of_a_namespace_that_its_
     await ask("POST", "/api/v1/push", "mine-writer", {"items": [{"queue": "mine.jobs.1", **ITEM}]})
     [queue] = (await ask("GET", QUEUES, "admin")).json["queues"]
     assert (queue["namespace"], queue["task"]) == ("mine", "jobs")
+
+
+async def test_a_restricted_token_sees_no_task_of_another_queue_and_does_not_cancel_it(
+    ask: AppClient, other_queue: OtherQueue
+) -> None:
+    path = f"/api/v1/messages/{other_queue.partition_id}/{other_queue.transaction_id}"
+    cancel = f"/api/v1/messages/{other_queue.message_id}/cancel"
+    report = {"leaseId": other_queue.lease_id, "progress": 0.5, "note": PAYLOAD}
+    assert (await ask("POST", f"{path}/progress", "mine-writer", report)).status in (404, 409)
+    assert (await ask("POST", cancel, "mine-writer", query={"running": "true"})).status == 404
+    assert "progress" not in (await ask("GET", f"{path}/task", "reader")).json
+    popped = {"transactionId": other_queue.message_id, "partitionId": other_queue.partition_id}
+    end = {"transactionId": other_queue.transaction_id, "state": "done", "resultTtl": 60, "result": PAYLOAD}
+    settlement = popped | {"leaseId": other_queue.lease_id, "task": end}
+    assert not (await ask("POST", "/api/v1/ack", "mine-writer", settlement)).json[0]["success"]
+    one = {"consumerGroup": "__QUEUE_MODE__"}
+    assert (await ask("GET", f"{path}/task", "reader", query=one)).json["state"] == "running"
+    assert (await ask("POST", "/api/v1/ack", "writer", settlement)).json[0]["success"]
+    assert (await ask("GET", f"{path}/task", "reader")).json == {"state": "done", "result": PAYLOAD}
+    for who in ("mine-reader", "mine-admin"):
+        found = await ask("GET", f"{path}/task", who, query={"wait": "true"})
+        assert found.status == 404 and PAYLOAD not in found.body.decode()
+
+
+async def test_a_flow_needs_the_queues_of_all_steps_and_belongs_to_that_of_the_first(ask: AppClient) -> None:
+    steps = [{"queue": queue, "payload": {"task": PAYLOAD}} for queue in ("mine-a", OTHER)]
+    refused = await ask("POST", "/api/v1/flows", "mine-writer", {"steps": steps})
+    assert (refused.status, refused.code) == (403, "queue_not_allowed")
+    flow = (await ask("POST", "/api/v1/flows", "writer", {"steps": steps})).json
+    [message] = (await ask("GET", "/api/v1/pop/queue/mine-a", "mine-writer")).json["messages"]
+    end = {"transactionId": message["transactionId"], "result": 1, "flow": message["data"]["flow"]}
+    settlement = {"transactionId": message["id"], "leaseId": message["leaseId"], "task": end}
+    assert (await ask("POST", "/api/v1/ack", "mine-writer", settlement)).json[0]["success"]
+    [second] = (await ask("GET", f"/api/v1/pop/queue/{OTHER}", "writer")).json["messages"]
+    failed = {"transactionId": second["id"], "leaseId": second["leaseId"], "status": "dlq", "error": "what happened"}
+    await ask("POST", "/api/v1/ack", "writer", failed)
+    path = f"/api/v1/flows/mine-a/{flow['id']}"
+    assert (await ask("GET", path, "reader")).json["steps"][1]["error"] == "what happened"
+    shown = (await ask("GET", path, "mine-reader")).json
+    assert shown["steps"][1] == {"path": "1", "task": PAYLOAD, "queue": OTHER, "state": "failed"}
+    assert "what happened" not in str(shown)

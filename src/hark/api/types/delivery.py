@@ -30,6 +30,11 @@ class PushItem(msgspec.Struct, gc=False, rename="camel"):
     message_id: str | None = None
     namespace: str | None = None
     task: str | None = None
+    unique_key: str | None = None
+    unique_until: str | None = None
+
+
+NO_RESULT = msgspec.Raw(b"null")
 
 
 class PushAnswer(msgspec.Struct, gc=False, omit_defaults=True):
@@ -84,6 +89,28 @@ class PopReply(msgspec.Struct, gc=False, rename="camel"):
     messages: Sequence[Delivered]
 
 
+class StepRefBody(msgspec.Struct, frozen=True, gc=False):
+    """The step of a flow that a message is, as the payload of the message says."""
+
+    queue: str
+    id: str
+    path: str
+
+
+class TaskEndBody(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
+    """How the run of a task ended. Its result is stored in one transaction with the acknowledgement."""
+
+    transaction_id: str
+    """The transaction id of the message. Consumers find the result by it and the partition."""
+    state: str = "done"
+    """`done` or `cancelled`; with the status `failed` or `dlq`: `failed`."""
+    result: msgspec.Raw = msgspec.field(default_factory=lambda: NO_RESULT)
+    """Any JSON value."""
+    result_ttl: int = 3600
+    """How many seconds the result is kept."""
+    flow: StepRefBody | None = None
+
+
 class AckBody(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     """An acknowledgement, rejection, retry or dead-lettering of one message."""
 
@@ -94,6 +121,8 @@ class AckBody(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     lease_id: str | None = None
     error: str | None = None
     delay: int | None = None
+    task: TaskEndBody | None = None
+    default_delay: int | None = None
 
 
 class AckBatchBody(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):

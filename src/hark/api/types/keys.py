@@ -33,6 +33,8 @@ class EnqueueOptions(Body, gc=False):
     ttl: Number | None = None
     traceparent: str | None = None
     tracestate: str | None = None
+    unique_key: str | None = None
+    unique_until: str | None = None
 
 
 class EnqueueBody(Body, gc=False):

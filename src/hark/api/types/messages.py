@@ -127,6 +127,29 @@ class RemovedMessage(Success, omit_defaults=True):
 
     id: str
     cancelled: bool | None = None
+    cancelling: bool | None = None
+    """A consumer has the message, and is notified when it renews its lease."""
+
+
+class TaskStatus(Answer, omit_defaults=True):
+    """The state of a task, with its result if it is done and one was stored."""
+
+    state: Literal["pending", "scheduled", "running", "done", "failed", "cancelled"]
+    result: msgspec.Raw | UnsetType = msgspec.UNSET
+    error: str | None = None
+    """Error text and traceback of the last attempt that failed."""
+    attempts: int = 0
+    progress: float | None = None
+    """From 0 to 1."""
+    note: str | None = None
+
+
+class ProgressBody(Body):
+    """The progress of a running task."""
+
+    lease_id: str
+    progress: float | None = None
+    note: str | None = None
 
 
 # Leases ---------------------------------------------------------------------------------------------------
@@ -174,6 +197,8 @@ class RenewalAnswer(Answer, omit_defaults=True):
     expires_at: datetime | None
     error: str | None = None
     code: str | None = None
+    cancelled: tuple[str, ...] = ()
+    """The ids of its messages whose tasks are to be cancelled."""
 
 
 ExtendedLeases = renamed(
@@ -196,6 +221,8 @@ class ExtendedLease(Answer, omit_defaults=True):
     new_expires_at: datetime | None
     lease_expires_at: datetime | None = msgspec.field(name="lease_expires_at")
     code: str | None = None
+    cancelled: tuple[str, ...] = ()
+    """The ids of its messages whose tasks are to be cancelled."""
 
 
 # Explanations ----------------------------------------------------------------------------------------------

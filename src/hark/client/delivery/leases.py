@@ -22,6 +22,8 @@ from hark.errors import HarkError, InvalidInput, LeaseLost
 from hark.polling import Pause, pause
 
 Lost = Callable[[], None]
+Cancelled = Callable[[Sequence[str]], None]
+"""Receives the ids of messages whose tasks are to be cancelled."""
 Renewal = RenewalAnswer | ExtendedLease
 
 _LEASES_OF_A_REQUEST = 1000
@@ -50,6 +52,7 @@ class _Lease(msgspec.Struct, eq=False):
     """When the next renewal is due."""
     holders: int = 0
     lost: list[Lost] = []
+    cancelled: Cancelled | None = None
     renewing: bool = False
     """A renewal is in flight."""
 
@@ -90,12 +93,20 @@ class LeaseKeeper:
         self._one_by_one = False
         """The server is an older version that renews leases one by one."""
 
-    def hold(self, lease_id: str, seconds: float, lost: Lost | None = None, every: float | None = None) -> None:
+    def hold(
+        self,
+        lease_id: str,
+        seconds: float,
+        lost: Lost | None = None,
+        every: float | None = None,
+        cancelled: Cancelled | None = None,
+    ) -> None:
         """Keep a lease that lasts this many seconds from now. Each `hold` needs a `drop`.
 
         `lost` is called at most once, on the loop of `run`, when the server reports that the lease is gone, or when its
         time is over without an answer. `every` is the time between renewals, instead of a third of the lease time. The
-        first renewal comes after one second at the latest.
+        first renewal comes after one second at the latest. `cancelled` is called on the loop of `run`, after each
+        renewal that reports messages whose tasks are to be cancelled.
         """
         if not lease_id:
             raise InvalidInput("lease_id: expected the id of a lease; a message received with auto_ack has none")
@@ -110,6 +121,7 @@ class LeaseKeeper:
             lease.holders += 1
             if lost is not None:
                 lease.lost.append(lost)
+            lease.cancelled = cancelled or lease.cancelled
             earlier = lease.due < self._wake_at
             if earlier:
                 self._wake_at = lease.due
@@ -210,6 +222,10 @@ class LeaseKeeper:
             gone = self._learn(leases, answers, now)
         for lease in gone:
             _notify(lease)
+        for lease in leases:
+            answer = answers.get(lease.id)
+            if answer is not None and answer.cancelled and lease.cancelled is not None:
+                lease.cancelled(answer.cancelled)
 
     def _learn(self, leases: Sequence[_Lease], answers: Mapping[str, Renewal], requested_at: float) -> list[_Lease]:
         """Record the answers. Returns the leases that are gone."""

@@ -10,7 +10,8 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from hark.api import operations
-from hark.api.types.delivery import AckAnswer, AckBatchBody, AckBody, Delivered
+from hark.api.options import RETRY_DELAY, RETRY_MULTIPLIER
+from hark.api.types.delivery import AckAnswer, AckBatchBody, AckBody, Delivered, TaskEndBody
 from hark.batching import Batcher
 from hark.client.calling import Caller, ConnectionFailed, after_lost, decode, is_lost, not_hark, parts_of
 from hark.errors import HarkError, InvalidInput
@@ -26,7 +27,9 @@ loop."""
 _ITEM_BYTES = 250
 _MOST_BYTES = 6
 """Maximum size in bytes of a settlement without its error, and of one character of an error."""
+_LARGE_RESULT = 1000
 _MAX_DELAY_MS = 2**53 - 1
+_MOST_DOUBLINGS = 11
 MOST_WITH_POP = 100
 """Maximum number of settlements that travel with a pop."""
 _STATUSES = ("completed", "failed", "retry", "dlq")
@@ -47,6 +50,13 @@ class SettleDecision(msgspec.Struct, frozen=True):
     error: str | None = None
     delay_ms: int | None = None
     """Milliseconds before the redelivery, only with `failed` (None: retry policy) and `retry` (None: immediately)."""
+    task: TaskEndBody | None = None
+    """How the run of a task ended, to be stored with the settlement."""
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it is too large to travel with a pop or on a socket, which decode it less carefully."""
+        return bool(self.error) or (self.task is not None and len(bytes(self.task.result)) > _LARGE_RESULT)
 
 
 class Settled(msgspec.Struct, frozen=True):
@@ -229,7 +239,7 @@ class Settler:
             return [_settled(item, answer, lost > 0) for item, answer in zip(items, answers, strict=True)]
 
     async def _answers(self, group: str, items: Sequence[AckBody], road: Road | None) -> list[AckAnswer]:
-        if road is not None:
+        if road is not None and not any(item.task and _size(item) > _LARGE_RESULT for item in items):
             try:
                 return await road.settle(group, items)
             except HarkError as error:
@@ -240,7 +250,8 @@ class Settler:
 
 
 def _size(item: AckBody) -> int:
-    return _ITEM_BYTES + (_MOST_BYTES * len(item.error) if item.error else 0)
+    result = 0 if item.task is None else len(bytes(item.task.result))
+    return _ITEM_BYTES + result + (_MOST_BYTES * len(item.error) if item.error else 0)
 
 
 def _settled(ack: AckBody, answer: AckAnswer, again: bool) -> Settled:
@@ -270,4 +281,11 @@ def _item(decision: SettleDecision) -> AckBody:
         lease_id=message.lease_id or None,
         error=error or None,
         delay=delay,
+        task=decision.task,
+        default_delay=_default_delay(message.delivery_attempt) if status == "failed" and delay is None else None,
     )
+
+
+def _default_delay(attempt: int) -> int:
+    """The delay in milliseconds if the queue and the message have no schedule: 1, 2, 4 seconds and so on."""
+    return int(RETRY_DELAY * RETRY_MULTIPLIER ** min(attempt - 1, _MOST_DOUBLINGS))

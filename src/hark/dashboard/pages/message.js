@@ -9,6 +9,7 @@ import { live } from "../lib/stream.js";
 import { toast } from "../lib/toasts.js";
 import { badge, button, copyButton, empty, facts, heading, link, loading, panel } from "../lib/ui.js";
 import { groupName } from "./parts/group-name.js";
+import { flowPanel, readFlow } from "./parts/flow.js";
 import { eventRow, stateBadge } from "./parts/messages.js";
 
 const REFRESH_MS = 5000;
@@ -32,12 +33,12 @@ export async function show(page) {
   page.setTitle("Message");
   page.root.append(heading("Message", { crumbs: [["Messages", "#/messages"]] }), loading());
   const address = await find(page);
-  const boxes = { why: h("div", null, loading(2)), payload: h("div"), groups: h("div"), about: h("div"), events: h("div") };
-  const draw = async () => drawAll(boxes, await read(address, page.signal));
+  const boxes = { task: h("div"), why: h("div", null, loading(2)), payload: h("div"), groups: h("div"), flow: h("div"), about: h("div"), events: h("div") };
+  const draw = async () => drawAll(boxes, await read(address, page.signal), draw);
   const first = await read(address, page.signal);
   page.setTitle(first.message?.transactionId ?? address.id);
-  fill(page.root, top(address, first), panel("Delivery status", { note: "for each group of the queue" }, boxes.why), h("div", { class: "split" }, boxes.payload, boxes.about), boxes.groups, boxes.events);
-  drawAll(boxes, first);
+  fill(page.root, top(address, first), boxes.task, panel("Delivery status", { note: "for each group of the queue" }, boxes.why), h("div", { class: "split" }, boxes.payload, boxes.about), boxes.flow, boxes.groups, boxes.events);
+  drawAll(boxes, first, draw);
   let last = Date.now();
   const refresh = () => {
     last = Date.now();
@@ -66,7 +67,9 @@ async function read(address, signal) {
     unlessMissing(get(url`/api/v1/explain/${address.id}`, null, { signal })),
     unlessMissing(get(url`/api/v1/traces/${address.partitionId}/${address.id}`, null, { signal })),
   ]);
-  return { message, why, events: traced?.traces ?? [] };
+  const isTask = typeof message?.payload?.task === "string";
+  const task = isTask ? await unlessMissing(get(url`/api/v1/messages/${address.partitionId}/${address.id}/task`, null, { signal })) : null;
+  return { message, why, task, events: traced?.traces ?? [], flow: await readFlow(message, signal) };
 }
 
 async function unlessMissing(answer) {
@@ -80,20 +83,22 @@ async function unlessMissing(answer) {
 
 function top(address, { message }) {
   const actions = message && [
-    button("Cancel message", { role: "read-write", title: "Possible until a consumer receives the message", on: () => cancel(address) }),
+    button("Cancel message", { role: "read-write", title: "Removes a waiting message, or stops a running task", on: () => cancel(address) }),
     button("Delete", { icon: "trash", kind: "quiet-danger", role: "read-write", on: () => remove(address) }),
   ];
   const crumbs = [["Messages", `#/messages?queue=${encodeURIComponent(address.queue)}`], [address.queue, `#/queues/${encodeURIComponent(address.queue)}`]];
   return heading(message?.transactionId ?? address.id, { crumbs, actions });
 }
 
-function drawAll(boxes, { message, why, events }) {
-  const state = JSON.stringify([message, why, events]);
+function drawAll(boxes, { message, why, task, events, flow }, draw) {
+  const state = JSON.stringify([message, why, task, events, flow]);
   if (boxes.state === state) return;
   boxes.state = state;
+  fill(boxes.task, task && panel("Task", { note: message.payload.task }, taskFacts(task)));
   fill(boxes.why, why ? why.explanations.map(explanation) : empty("Unknown message", "The message was removed and the server has no record of it."));
   fill(boxes.payload, message ? panel("Payload", { note: message.isEncrypted ? "encrypted at rest" : null, actions: copyButton(() => pretty(message.payload)) }, message.payloadError ? empty("Cannot be read", message.payloadError) : jsonView(message.payload)) : panel("Payload", {}, empty("Removed", "The message is no longer stored.")));
   fill(boxes.about, panel("Details", {}, facts(about(message, why))));
+  fill(boxes.flow, flow && flowPanel(flow, draw));
   fill(boxes.groups, message && message.consumerGroups.length > 0 && panel("Groups", {}, groups(message)));
   fill(boxes.events, panel("Recorded events", { note: "oldest first" }, events.length ? h("ol", { class: "events" }, events.map(eventRow)) : empty("No events", "Record events about a message in your consumer:", TRACE_EXAMPLE)));
 }
@@ -101,6 +106,21 @@ function drawAll(boxes, { message, why, events }) {
 function explanation({ consumerGroup, reason, text }) {
   const kind = reason === "done" ? "good" : STOPPED.has(reason) ? "bad" : WAITING.has(reason) ? "warn" : "accent";
   return h("div", { class: "why", dataset: { kind, reason } }, h("div", { class: "why-head" }, h("b", null, consumerGroup ? groupName(consumerGroup) : "No group"), badge(REASONS[reason] ?? reason.replaceAll("_", " "), kind)), h("p", null, text));
+}
+
+function taskFacts({ state, progress, note, attempts, result, error }) {
+  const kind = { done: "good", failed: "bad", cancelled: "warn", running: "accent" }[state] ?? "";
+  const bar = () => h("progress", { value: String(progress), max: "1", "aria-label": "Progress" });
+  return [
+    facts([
+      ["State", badge(state, kind)],
+      ...(progress === undefined ? [] : [["Progress", [bar(), ` ${Math.round(progress * 100)} %`]]]),
+      ...(note ? [["Note", note]] : []),
+      ...(attempts ? [["Failed attempts", String(attempts)]] : []),
+      ...(state === "done" ? [["Result", result === undefined ? "not stored" : jsonView(result)]] : []),
+    ]),
+    error && h("pre", { class: "json", tabindex: "0", "aria-label": "Error" }, error),
+  ];
 }
 
 function about(message, why) {
@@ -133,15 +153,18 @@ function groups(message) {
 }
 
 async function cancel(address) {
+  let answer;
   const done = await ask({
     title: "Cancel this message?",
-    body: "The message is removed and no consumer receives it. You cannot undo this. If a consumer has already received the message, it is not cancelled.",
+    body: "A message that waits is removed. The worker of a running task stops it when it next renews its lease. You cannot undo this.",
     action: "Cancel message",
     cancel: "Keep message",
     danger: true,
-    run: () => post(url`/api/v1/messages/${address.id}/cancel`),
+    run: async () => (answer = await post(url`/api/v1/messages/${address.id}/cancel?running=true`)),
   });
-  if (done) leave(address, "Cancelled the message.");
+  if (!done) return;
+  if (answer.cancelling) toast("The worker stops the task when it next renews its lease.");
+  else leave(address, "Cancelled the message.");
 }
 
 async function remove(address) {

@@ -64,7 +64,8 @@ class KeyBook:
     def __init__(self, connection: apsw.Connection, now: int) -> None:
         self._connection = connection
         self._now = now
-        self._changed: dict[bytes, None] = {}
+        self._changed: dict[bytes, model.Key | None] = {}
+        """The changed keys by their bytes. None: the key is decoded from them."""
         self._any = False
         self._appended = 0
         """Bytes that the appends of the current request have rewritten."""
@@ -73,7 +74,10 @@ class KeyBook:
         """The notification of the changed keys."""
         if self._any:
             return model.KeyNotification(None)
-        return model.KeyNotification(tuple(decode_key(key) for key in self._changed)) if self._changed else None
+        if not self._changed:
+            return None
+        named = self._changed.items()
+        return model.KeyNotification(tuple(decode_key(encoded) if key is None else key for encoded, key in named))
 
     def write(self, request: model.KeyWrite) -> model.KeyWritten | model.TransactionOutcome:
         """Apply a request completely, or return the `TransactionOutcome` with the reason why not."""
@@ -82,17 +86,28 @@ class KeyBook:
                 return failed_check(index)
         version = int(scalar(self._connection, _NEXT_VERSION))
         run(self._connection, "savepoint keys")
-        changed: dict[bytes, None] = {}
+        changed: dict[bytes, model.Key | None] = {}
         deleted = self._appended = 0
+        sets: list[tuple[bytes, bytes, int, int | None, None]] = []
+        """Rows that are saved together, because there can be many."""
         for index, mutation in enumerate(request.mutations):
+            if mutation.kind == "set":
+                key = encode_key(mutation.key)
+                changed[key] = mutation.key
+                expires_at = None if mutation.ttl_ms is None else self._now + mutation.ttl_ms * MILLISECOND
+                sets.append((key, mutation.value, version, expires_at, None))
+                continue
+            self._connection.executemany(_SAVE, sets)
+            sets = []
             try:
                 deleted += self._mutate(mutation, version, changed)
             except Misfit as error:
                 run(self._connection, "rollback to keys")
                 run(self._connection, "release keys")
                 return misfit(index, mutation, str(error))
+        self._connection.executemany(_SAVE, sets)
         run(self._connection, "release keys")
-        self._notify(changed)
+        self._changed |= changed
         return model.KeyWritten(True, version, None, deleted)
 
     def set_undelivered(self, partition: int, offset: int, queue: str) -> None:
@@ -122,33 +137,28 @@ class KeyBook:
         version: int | None = scalar(self._connection, sql, key, self._now)
         return version
 
-    def _mutate(self, mutation: model.KeyMutation, version: int, changed: dict[bytes, None]) -> int:
-        """Apply one mutation. Returns the number of deleted entries."""
+    def _mutate(self, mutation: model.KeyMutation, version: int, changed: dict[bytes, model.Key | None]) -> int:
+        """Apply one mutation that is not a `set`. Returns the number of deleted entries."""
         key = encode_key(mutation.key)
-        changed[key] = None
+        changed[key] = mutation.key
         if mutation.kind == "delete":
             return self._delete(key)
         if mutation.kind == "delete_tree":
             return self._delete_tree(key, prefix_bounds(mutation.key)[1], changed)
-        value, expires_at = mutation.value, None
-        if mutation.kind == "set":
-            if mutation.ttl_ms is not None:
-                expires_at = self._now + mutation.ttl_ms * MILLISECOND
-        else:
-            sql = f"select value from kv where key = ?1 and {_LIVE.format(now='?2')}"
-            value = combine(mutation.kind, scalar(self._connection, sql, key, self._now), value)
-            if mutation.kind in ("append", "prepend"):
-                self._appended += len(value)
-                if self._appended > MOST_APPENDED:
-                    raise Misfit(TOO_MUCH)
-        run(self._connection, _SAVE, key, value, version, expires_at, None)
+        sql = f"select value from kv where key = ?1 and {_LIVE.format(now='?2')}"
+        value = combine(mutation.kind, scalar(self._connection, sql, key, self._now), mutation.value)
+        if mutation.kind in ("append", "prepend"):
+            self._appended += len(value)
+            if self._appended > MOST_APPENDED:
+                raise Misfit(TOO_MUCH)
+        run(self._connection, _SAVE, key, value, version, None, None)
         return 0
 
     def _delete(self, key: bytes) -> int:
         gone = rows_of(self._connection, "delete from kv where key = ?1 returning expires_at", key)
         return sum(expires_at is None or expires_at > self._now for (expires_at,) in gone)
 
-    def _delete_tree(self, low: bytes, high: bytes, changed: dict[bytes, None]) -> int:
+    def _delete_tree(self, low: bytes, high: bytes, changed: dict[bytes, model.Key | None]) -> int:
         few = "select key from kv where key >= ?1 and key < ?2 limit ?3"
         keys = rows_of(self._connection, few, low, high, MOST_NAMED + 1)
         if len(keys) > MOST_NAMED:

@@ -19,7 +19,7 @@ from hark.engine.core.push import (
     push_all,
     room_left,
 )
-from hark.engine.core.state import Partition
+from hark.engine.core.state import Partition, Queue
 from hark.engine.core.store import scalar
 from hark.engine.core.transaction import WriteTransaction
 from hark.engine.keyvalue import joined, parted
@@ -184,11 +184,18 @@ def apply(transaction: WriteTransaction, item: Settlement, decision: SettleDecis
         draft.wait(offset, Retry(retry.attempts if retry else 0, due, retry.error if retry else None))
     else:
         error = item.error or "Failed without an error text"
-        outcome.dead_lettered = fail(transaction, position, leased, error, transaction.now, item.delay_ms)
+        outcome.dead_lettered = fail(
+            transaction, position, leased, error, transaction.now, item.delay_ms, item.default_delay_ms
+        )
     draft.gone.add(leased[3])
     # A failure releases the partition at once (rule 14).
     outcome.lease_released = transaction.release(position, lease, at_once=item.status != "completed")
     return outcome
+
+
+def _is_bare(queue: Queue) -> bool:
+    """Whether the options of the queue set no delays between retries. A maximum of 0 says that there are none."""
+    return not any(queue.schedule) and queue.info.options.retry_max_delay > 0
 
 
 def fail(
@@ -198,10 +205,11 @@ def fail(
     error: str,
     at: int,
     delay_ms: int | None = None,
+    default_delay_ms: int | None = None,
 ) -> bool:
     """Use one attempt of a message: schedule a retry, or end it. True: it is a dead letter (rule 14).
 
-    `delay_ms` replaces the delay of the retry schedule.
+    `delay_ms` replaces the delay of the retry schedule, `default_delay_ms` that of a queue whose schedule has none.
     """
     draft = transaction.draft(position)
     offset, _, schedule, _ = leased
@@ -210,6 +218,8 @@ def fail(
     attempts = (retry.attempts if retry else 0) + 1
     if attempts > len(delays):
         return dead_letter(transaction, position, offset, attempts, error, at, exhausted=True)
+    if delay_ms is None and schedule is None and _is_bare(position.partition.queue):
+        delay_ms = default_delay_ms
     delay = delays[attempts - 1] if delay_ms is None else delay_ms
     draft.wait(offset, Retry(attempts, at + delay * MILLISECOND, error))
     return False

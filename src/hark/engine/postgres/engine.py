@@ -11,6 +11,7 @@ from hark.clock import Clock
 from hark.engine.api import Answers, KeyListener, Listener, ignore_keys
 from hark.engine.keyvalue import StatsMemory, written_of
 from hark.engine.postgres import admin, browse, explain, pop, push, settle, transact, views
+from hark.engine.postgres.inbox import PostgresInbox, inbox_metrics
 from hark.engine.postgres.migrate import migrate, own_tag
 from hark.engine.postgres.partitions import Store
 from hark.engine.postgres.pool import Pool, without_task
@@ -135,6 +136,7 @@ class PostgresEngine(Store):
         self._expirer = settle.Expirer(self)
         self._retention = admin.Retention(self, completed_retention_seconds, idle_group_seconds)
         self._key_stats = StatsMemory(partial(transact.key_stats, self))
+        self.inbox = PostgresInbox(self)
 
     async def start(self, listener: Listener, key_listener: KeyListener = ignore_keys) -> None:
         """Connect, and install or migrate the schema."""
@@ -157,7 +159,7 @@ class PostgresEngine(Store):
         await self.pool.fetch("select 1")
 
     async def store_metrics(self) -> dict[str, float]:
-        numbers = await admin.store_metrics(self.pool)
+        numbers = await admin.store_metrics(self.pool) | await inbox_metrics(self.pool, self.inbox)
         return numbers | {"leases_expired": self._expirer.ended, "expiries_dead_lettered": self._expirer.dead_lettered}
 
     def _note_keys(self, texts: Sequence[str]) -> None:

@@ -382,6 +382,10 @@ class Pool:
         connection.add_log_listener(self._listen)
         return connection
 
+    async def session(self) -> asyncpg.Connection | None:
+        """A connection beside the limit, for what needs a session of its own; None behind a pooler."""
+        return await self._connect() if self._prepared else None
+
     async def _make(self) -> asyncpg.Connection:
         connection = await self._connect()
         connection.add_termination_listener(self._lost)

@@ -39,6 +39,13 @@ async def _ends(store: Store, lease_ids: Sequence[str]) -> list[int | None]:
     return cast(list[int | None], ends)
 
 
+def _delay_of(item: Settlement) -> int | None:
+    """The delay for the procedures: below 0 if it applies only without a schedule."""
+    if item.delay_ms is None:
+        return None if not item.default_delay_ms else -item.default_delay_ms * MILLISECOND
+    return item.delay_ms * MILLISECOND
+
+
 _STATUSES = {"completed": 0, "failed": 1, "retry": 2, "dlq": 3}
 _DAMAGED = 4
 _NOWHERE = 0
@@ -116,7 +123,7 @@ class Settlements(msgspec.Struct, eq=False):
                     lease if offset is not None else lease_uuid(lease) if lease else None,
                     _DAMAGED if item.damaged else _STATUSES[item.status],
                     storable(item.error),
-                    None if item.delay_ms is None else item.delay_ms * MILLISECOND,
+                    _delay_of(item),
                 )
             )
 

@@ -57,6 +57,7 @@ class S3Engine(TableVerbs):
 
     shared = True
     follows = True
+    inbox = None
     ahead = 0
 
     def __init__(

@@ -36,6 +36,7 @@ class SqliteEngine(TableVerbs):
 
     shared = False
     follows = False
+    inbox = None
 
     def __init__(
         self,

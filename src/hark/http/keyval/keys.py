@@ -16,7 +16,7 @@ from hark.errors import Conflict, EngineFailure, InvalidInput, NotFound, Refused
 from hark.http import checks
 from hark.http.admission import stamp
 from hark.http.checks import MAX_NUMBER, check_int, decode_json, in_turns, short
-from hark.http.items import MAX_TTL_MS, too_many
+from hark.http.items import MAX_TTL_MS, check_not_unique, too_many
 from hark.http.keyval import paths
 from hark.http.keyval.paths import LIMIT, PREFIX, QUEUE, STRINGS, KeyParam, key_of, timed, versionstamp, wire_entry
 from hark.http.keyval.queue import new_message
@@ -146,7 +146,7 @@ def _message(item: MutationBody, queue: str | None, where: str) -> NewMessage:
     if queue is None:
         raise InvalidInput(f"{where}.type: enqueue is not allowed in a transaction; use an operation of type push")
     name = queue if item.queue is None else checks.check_name(item.queue, f"{where}.queue")
-    return new_message(name, item.value, item.options, f"{where}.")
+    return check_not_unique(new_message(name, item.value, item.options, f"{where}."), f"{where}.options")
 
 
 # Keys ------------------------------------------------------------------------------------------------------

@@ -280,7 +280,7 @@ async def requeue(call: Call) -> types.keys.Requeued:
     if not page.items:
         raise _not_found()
     try:
-        message_id = first(await call.engine.requeue([page.items[0].id]))
+        message_id = first(await call.broker.tasks.requeue([page.items[0].id]))
     except NotFound:
         raise _not_found() from None  # Another request removed it meanwhile.
     return types.keys.Requeued(ok=True, new_id=message_id, id=message_id)

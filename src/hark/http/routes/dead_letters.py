@@ -55,7 +55,7 @@ async def requeue(call: Call) -> types.dead_letters.RequeuedDeadLetter:
     Puts the message back at the front of its partition, for the consumer group in which it failed.
     """
     letter = await _find(call)
-    message_id = first(await call.engine.requeue([letter.id]))
+    message_id = first(await call.broker.tasks.requeue([letter.id]))
     return answer_of(
         types.dead_letters.RequeuedDeadLetter,
         letter,
@@ -110,7 +110,7 @@ async def requeue_many(call: Call) -> types.dead_letters.RequeuedDeadLetters:
         found, ids = letters, [letter.id for letter in letters]
     else:
         raise InvalidInput("expected either ids, or a filter with an optional limit")
-    outcomes = iter(await call.engine.requeue(_note_letters(call, found)))
+    outcomes = iter(await call.broker.tasks.requeue(_note_letters(call, found)))
     results = tuple(
         _result(name, one if isinstance(one, HarkError) else next(outcomes))
         for name, one in zip(ids, found, strict=True)

@@ -8,12 +8,13 @@ from typing import Literal, TypeVar, cast, get_args
 import msgspec
 
 from hark.api import operations, types
+from hark.broker.tasks import Cancellation
 from hark.clock import SECOND
 from hark.errors import Conflict, InvalidInput, NotFound
 from hark.http.admission import reached, shown_lease
 from hark.http.checks import check_name, check_text, exact_time_of, raw_parts, time_of
 from hark.http.items import renew_all
-from hark.http.params import MAX_LIST, ChoiceParam, NameParam, TimeParam, paging
+from hark.http.params import MAX_LIST, BoolParam, ChoiceParam, NameParam, TimeParam, paging
 from hark.http.responses import answer_of
 from hark.http.routing import LARGE_BODY, NO_MESSAGE, TOO_MANY, Call, Failure, bind, check_page, table
 from hark.model import GroupView, LeaseFilter, MessageFilter, MessageView, NewTrace, QueueOptions, Trace
@@ -21,6 +22,7 @@ from hark.model.messages import NULL_PAYLOAD, QUEUE_MODE, MessageState
 
 Event = TypeVar("Event", bound=types.messages.TraceEvent)
 
+_RUNNING = BoolParam("running", "Also cancel a message that a consumer has: it is notified by its next renewal.")
 _GROUP = NameParam("consumerGroup", "Explain only for this consumer group. The default is all groups of the queue.")
 _LEASES_PAGE = paging()
 _LEASES_QUEUE = NameParam("queue", "Return only leases on messages of this queue.")
@@ -179,16 +181,25 @@ async def delete_message_by_id(call: Call) -> types.messages.RemovedMessage:
 async def cancel_message(call: Call) -> types.messages.RemovedMessage:
     """Cancel a message.
 
-    Removes the message if no consumer has received it. Otherwise the request returns 409.
+    Removes the message if no consumer has received it. Otherwise the request returns 409. With `running=true` a
+    consumer that has the message is notified when it renews its lease, and the response has `cancelling`.
     """
     message_id = call.id("id")
-    [outcome] = await call.engine.cancel([await reached(call.identity, call.broker, message_id)])
+    reachable = await reached(call.identity, call.broker, message_id)
+    outcome: Cancellation
+    if _RUNNING.of(call.query):
+        outcome = await call.broker.tasks.cancel(reachable)
+    else:
+        [outcome] = await call.engine.cancel([reachable])
     match outcome:
+        case "cancelling":
+            return types.messages.RemovedMessage(success=True, id=message_id, cancelling=True)
         case "not_found":
             raise NotFound("Message not found; it was removed, or this is not its message id", code="message_not_found")
         case "leased":
             raise Conflict(
-                "the message cannot be cancelled: a consumer has already received it; delete it instead",
+                "the message cannot be cancelled: a consumer has already received it; cancel it with running=true, or "
+                "delete it",
                 code="message_leased",
             )
         case "settled":
@@ -339,7 +350,7 @@ TABLE = table(
     bind(operations.EXTEND_MANY, extend_many, body=types.messages.ExtendManyBody, errors=(TOO_MANY,)),
     bind(operations.LIST_MESSAGES, list_messages, query=_FILTER),
     bind(operations.DELETE_MESSAGE_BY_ID, delete_message_by_id, errors=(NO_MESSAGE,)),
-    bind(operations.CANCEL_MESSAGE, cancel_message, errors=(NO_MESSAGE, *_TOO_LATE)),
+    bind(operations.CANCEL_MESSAGE, cancel_message, query=(_RUNNING,), errors=(NO_MESSAGE, *_TOO_LATE)),
     bind(operations.SHOW_MESSAGE, show_message, errors=(NO_MESSAGE,)),
     bind(operations.DELETE_MESSAGE, delete_message),
     bind(

@@ -18,7 +18,7 @@ from hark.api.types.messages import AckOperation, PushOperation, TransactionBody
 from hark.errors import InvalidInput, Refused
 from hark.http import admission, checks
 from hark.http.checks import MAX_ITEMS, array_of, decode_unbounded, elements, in_turns, outline_of
-from hark.http.items import ITEM_TEXTS, settlement_of, to_new_message
+from hark.http.items import ITEM_TEXTS, check_not_unique, settlement_of, to_new_message
 from hark.http.keyval import keys
 from hark.http.keyval.paths import versionstamp
 from hark.http.responses import carry, decode_in_turns
@@ -133,7 +133,7 @@ async def _flatten(operations: Sequence[PushOperation | AckOperation], most: int
 
 
 def _message(item: PushItem, index: int, where: str) -> NewMessage:
-    message = to_new_message(item, index, where)
+    message = check_not_unique(to_new_message(item, index, where), f"{where}[{index}]")
     if item.payload is UNSET:
         message.payload = b"{}"  # Outside of transactions a missing payload is null.
     return message

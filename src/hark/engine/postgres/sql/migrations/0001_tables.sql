@@ -126,6 +126,28 @@ begin
     end loop;
 end $$;
 
+-- What applications sent in their own transactions and no server has moved yet (inbox.sql).
+create table hark.inbox (
+    id bigint generated always as identity primary key,
+    xid xid8 not null,
+    queue text collate "C" not null,
+    partition text collate "C" not null,
+    payload bytea not null,
+    transaction_id text collate "C" not null,
+    sent_at bigint not null,
+    deliver_at bigint,
+    ttl bigint,
+    backoff bigint[],
+    priority smallint not null,
+    trace_id text,
+    trace_context text,
+    error text
+) with (vacuum_truncate = off, toast.vacuum_truncate = off);
+comment on column hark.inbox.xid is 'The transaction that sent it. Snapshots tell by it what they have not seen.';
+comment on column hark.inbox.error is 'Why it was refused: it stays until someone deletes it, or sets this to null to try again.';
+create index inbox_xid on hark.inbox (xid);
+create index inbox_queue on hark.inbox (queue, id);
+
 -- By the queue's name, not its id: a group may meet a queue that does not exist yet.
 create table hark.groups (
     id integer generated always as identity primary key,

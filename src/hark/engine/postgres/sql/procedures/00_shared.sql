@@ -195,6 +195,27 @@ language sql volatile as $$
     where m.partition = p_partition and m."offset" = p_offset
 $$;
 
+-- How long a message waits for its next attempt, which is number p_attempts + 1. p_delay: the wish of its consumer; null: as the schedule
+-- says; below 0: so long, if neither the message nor its queue has a delay (a maximum delay of 0 says that there is none).
+create or replace function hark.wait_v1(
+    p_partition bigint, p_offset bigint, p_delays bigint[], p_attempts integer, p_delay bigint
+) returns bigint
+language plpgsql as $$
+begin
+    if p_delay >= 0 then
+        return p_delay;
+    end if;
+    if p_delay < 0 and 0 = all (p_delays) and exists (
+        select from hark.messages m
+        join hark.partitions p on p.id = m.partition
+        join hark.queues q on q.id = p.queue
+        where m.partition = p_partition and m."offset" = p_offset and m.backoff is null and q.retry_max_delay > 0
+    ) then
+        return -p_delay;
+    end if;
+    return p_delays[p_attempts] * 1000;
+end $$;
+
 -- Uses one attempt of a message: it waits for its next one, or is dead-lettered or discarded (rule 14). exhausted: the group is done with it.
 -- p_delay: how long it waits; null: as its schedule says.
 create or replace function hark.fail_v1(
@@ -217,7 +238,7 @@ begin
     end if;
     insert into hark.retries as r (grp, partition, "offset", attempts, due, error)
     values (p_grp, p_partition, p_offset, v_attempts,
-        p_at + coalesce(p_delay, v_delays[v_attempts] * 1000), p_error)
+        p_at + hark.wait_v1(p_partition, p_offset, v_delays, v_attempts, p_delay), p_error)
     on conflict (grp, partition, "offset") do update
     set attempts = excluded.attempts, due = excluded.due, error = excluded.error;
 end $$;
@@ -242,8 +263,8 @@ begin
         return;
     end if;
     update hark.outstanding
-    set attempts = v_attempts, due = p_at + coalesce(p_delay, v_delays[v_attempts] * 1000), error = p_error,
-        lease = null, until = null
+    set attempts = v_attempts, due = p_at + hark.wait_v1(p_partition, p_offset, v_delays, v_attempts, p_delay),
+        error = p_error, lease = null, until = null
     where grp = p_grp and partition = p_partition and "offset" = p_offset;
 end $$;
 

@@ -1,0 +1,652 @@
+"""Flows: the next step is pushed in one transaction with the settlement of the step before it.
+
+The server keeps what it knows of a flow below one key of its own: the plan (`flow_plans.py`), the end of each step, how
+many members of a group are left, and the end of the flow. So a message carries only its ref in the flow, and a worker
+needs no right to push. A step is counted once, because its transaction requires that it has no end yet; the list of the
+results of a group is complete, because the transaction requires that its counter has not changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import msgspec
+
+from hark.broker.flow_plans import Advance, FlowMap, Plan, Step, reached, steps_of, transaction_id
+from hark.broker.keyvalue import KeyValue, Shown
+from hark.broker.sealing import SealedQueues
+from hark.clock import MILLISECOND, SECOND
+from hark.engine.api import Engine
+from hark.errors import Conflict, HarkError, NotFound, Overloaded, Unavailable
+from hark.keys import encode_key
+from hark.model import (
+    OWN,
+    Key,
+    KeyCheck,
+    KeyEntry,
+    KeyMutation,
+    KeyPart,
+    KeyRange,
+    KeyWrite,
+    NewMessage,
+    PushOutcome,
+    Settlement,
+    SettleOutcome,
+    StepRef,
+    Transaction,
+)
+from hark.model.messages import NULL_PAYLOAD
+
+if TYPE_CHECKING:
+    from hark.broker.broker import Broker
+    from hark.broker.tasks import TaskStatus
+
+log = logging.getLogger(__name__)
+
+FlowState = Literal["pending", "running", "done", "failed", "cancelled"]
+StepState = Literal["waiting", "pending", "scheduled", "running", "done", "failed", "cancelled"]
+_KEPT_MS = 30 * 24 * 3600 * SECOND // MILLISECOND
+"""How long a flow is kept that does not end."""
+_CANCELLED_MS = 3600 * SECOND // MILLISECOND
+_TOGETHER = 200
+"""Maximum number of settlements of one flow in a transaction."""
+_PLANS = 1000
+"""Number of plans to cache."""
+_PLAN_BYTES = 100_000
+"""Size of the largest plan to cache, in bytes."""
+_ATTEMPTS = 100
+_AT_ONCE = 20
+_PAGE = 1000
+_LOOK_AGAIN = 5 * SECOND
+"""How often a wait looks for failed steps. A message whose leases expire becomes a dead letter without a note."""
+
+FlowId = tuple[str, str]
+"""Queue and id."""
+Settle = Callable[[Sequence[Settlement]], Awaitable[list[SettleOutcome]]]
+
+
+class Sealed(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A record of a flow as it is stored."""
+
+    data: msgspec.Raw
+    by: str = ""
+    """The queue whose encryption protects it."""
+
+
+class StepEnd(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The end of a step. A failed one may be requeued, and end again."""
+
+    state: Literal["done", "failed", "cancelled"] = "done"
+    result: msgspec.Raw = msgspec.Raw(NULL_PAYLOAD)
+    """Kept for the last steps of the members of a group."""
+
+
+class StepStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The state of a step."""
+
+    path: str
+    task: str
+    queue: str
+    state: StepState
+    error: str | None = None
+    attempts: int = 0
+    progress: float | None = None
+    note: str | None = None
+    message_id: str | None = None
+    partition_id: str | None = None
+
+
+class FlowStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The state of a flow. The end of a flow is stored as one."""
+
+    id: str
+    queue: str
+    state: FlowState
+    result: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    error: str | None = None
+    steps: list[StepStatus] = []
+
+    @property
+    def final(self) -> bool:
+        """Whether the flow has ended; a failed one can still be requeued."""
+        return self.state in ("done", "failed", "cancelled")
+
+
+class Pushed(NamedTuple):
+    """The result of the push of a flow."""
+
+    status: Literal["queued", "duplicate"]
+    id: str
+    queue: str
+
+
+class _Waiting(NamedTuple):
+    """A settlement that waits for its transaction."""
+
+    item: Settlement
+    ref: StepRef
+    queue: str
+    answer: asyncio.Future[SettleOutcome]
+
+
+_encode = msgspec.json.Encoder().encode
+_decode_sealed = msgspec.json.Decoder(Sealed).decode
+_decode_plan = msgspec.json.Decoder(Plan).decode
+_decode_step = msgspec.json.Decoder(StepEnd).decode
+_decode_end = msgspec.json.Decoder(FlowStatus).decode
+
+
+def _key(flow: FlowId, *parts: str) -> Key:
+    return (OWN, "flow", *flow, *parts)
+
+
+class _Known:
+    """What was read of a flow before a transaction."""
+
+    def __init__(self, flows: Flows, map: FlowMap) -> None:
+        self._flows = flows
+        self._flow = map.queue, map.id
+        plan = _key(self._flow, "plan")
+        self.versions = {encode_key(plan): KeyCheck(plan, map.version)}
+        """The versions that the transaction requires."""
+        self.counters: dict[str, int] = {}
+        self.ends: dict[str, StepEnd] = {}
+        self.ended = False
+        self.complete = False
+        """Whether the ends of all steps were read."""
+
+    def left(self, group: str) -> int:
+        return self.counters[group]
+
+    def result(self, path: str) -> bytes:
+        if not self.complete:
+            raise _Incomplete
+        return bytes(self.ends[path].result)
+
+    async def read(self, paths: Sequence[str], groups: Sequence[str]) -> None:
+        """Read the end of the flow, the ends of these steps, and the counters of these groups."""
+        keys = [_key(self._flow, "end"), *(_key(self._flow, "step", path) for path in paths)]
+        keys += [_key(self._flow, "left", group) for group in groups]
+        entries = await self._flows.fetch(keys)
+        self.ended = entries[0] is not None
+        for key, entry in zip(keys, entries, strict=True):
+            self.versions[encode_key(key)] = KeyCheck(key, None if entry is None else entry.version)
+        for path, entry in zip(paths, entries[1 : 1 + len(paths)], strict=True):
+            if entry is not None:
+                self.ends[path] = _decode_step(self._flows.opened(entry))
+        for group, entry in zip(groups, entries[1 + len(paths) :], strict=True):
+            if entry is not None:
+                self.counters[group] = msgspec.json.decode(self._flows.opened(entry), type=int)
+
+    def expect_nothing(self, path: str) -> None:
+        """Assume, without reading, that neither the step nor the flow has ended: the transaction checks it."""
+        for key in (_key(self._flow, "end"), _key(self._flow, "step", path)):
+            self.versions[encode_key(key)] = KeyCheck(key, None)
+
+
+class _Incomplete(Exception):
+    """The results of all steps are required."""
+
+
+class Flows:
+    """The flows of all queues."""
+
+    def __init__(self, broker: Broker, engine: Engine, keyvalue: KeyValue, sealed: SealedQueues) -> None:
+        self._broker = broker
+        self._engine = engine
+        self._keyvalue = keyvalue
+        self._sealed = sealed
+        self._maps: OrderedDict[FlowId, FlowMap] = OrderedDict()
+        self._waiting: dict[FlowId, list[_Waiting]] = {}
+        """Settlements, by their flow. The flows in it have a task that settles them."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._partitions: dict[tuple[str, str], str] = {}
+
+    # Push --------------------------------------------------------------------------------------------------
+
+    async def push(self, plan: Plan, id: str | None = None) -> Pushed:
+        """Store a flow and push its first steps. The same id is pushed once."""
+        messages = list(steps_of(plan.nodes))
+        queues = list(dict.fromkeys(message.queue for message in messages))
+        await self._sealed.learn_of(queues)
+        sealed_by = next((queue for queue in queues if queue in self._sealed.names), "")
+        map = FlowMap(queues[0], id or str(uuid.uuid4()), plan, sealed_by)
+        flow = map.queue, map.id
+        advance = Advance(map, _Known(self, map))
+        advance.begin()
+        ends = [_key(flow, "plan"), _key(flow, "end")]
+        mutations = [self._set(map, "plan", _encode(plan)), *self._counters(map, advance)]
+        keys = KeyWrite(checks=[KeyCheck(key, None) for key in ends], mutations=mutations)
+        outcome = await self._broker.transact(Transaction(advance.messages, keys=keys))
+        if outcome.code == "check_failed":
+            return Pushed("duplicate", map.id, map.queue)
+        if not outcome.success:
+            raise _refusal(outcome.code, outcome.error)
+        map.version = None if outcome.keys is None else outcome.keys.version
+        self._note(map, bytes(mutations[0].value))
+        return Pushed("queued", map.id, map.queue)
+
+    # Settlements -------------------------------------------------------------------------------------------
+
+    async def settle(self, items: Sequence[tuple[Settlement, StepRef, str]], plain: Settle) -> list[SettleOutcome]:
+        """Settle steps that are done or were cancelled, and push what comes after them.
+
+        The steps of several flows share a transaction if they end no member of a group, because this costs less. If
+        anything is refused, and for the members of groups, those of one flow share a transaction.
+        """
+        outcomes: dict[int, SettleOutcome] = {}
+        maps = [await self._map((ref.queue, ref.id)) for _, ref, _ in items]
+        simple = [
+            (index, _Waiting(*items[index], asyncio.get_running_loop().create_future()), map)
+            for index, map in enumerate(maps)
+            if map is not None
+            and (step := map.steps.get(items[index][1].path)) is not None
+            and step.message.queue == items[index][2]
+            and not map.ends_member(step.path)
+            and (map.queue, map.id) not in self._waiting
+        ]
+        # One of each flow: they would be applied in one transaction, and each one checks the state before it.
+        simple = list({(map.queue, map.id): (index, one, map) for index, one, map in simple}.values())
+        if len(simple) > 1 and await self._apply_all([(one, map) for _, one, map in simple]):
+            outcomes.update((index, one.answer.result()) for index, one, _ in simple)
+        left = [index for index in range(len(items)) if index not in outcomes]
+        settled = await asyncio.gather(*(self._settle(*items[index], plain) for index in left), return_exceptions=True)
+        for index, outcome in zip(left, settled, strict=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+            outcomes[index] = outcome
+        return [outcomes[index] for index in range(len(items))]
+
+    async def _apply_all(self, some: Sequence[tuple[_Waiting, FlowMap]]) -> bool:
+        """Settle steps of several flows in one transaction. False: something was refused, and nothing is changed."""
+        checks: list[KeyCheck] = []
+        mutations: list[KeyMutation] = []
+        messages: list[NewMessage] = []
+        for one, map in some:
+            known = _Known(self, map)
+            known.expect_nothing(one.ref.path)
+            changes, pushes = self._consequences(map, [one], known)
+            checks += known.versions.values()
+            mutations += changes
+            messages += pushes
+        operations: list[NewMessage | Settlement] = [*(one.item for one, _ in some), *messages]
+        outcome = await self._broker.transact(Transaction(operations, keys=KeyWrite(checks, mutations)))
+        if outcome.success:
+            _answer_with([one for one, _ in some], outcome.results)
+        return outcome.success
+
+    async def _settle(self, item: Settlement, ref: StepRef, queue: str, plain: Settle) -> SettleOutcome:
+        flow = ref.queue, ref.id
+        answer: asyncio.Future[SettleOutcome] = asyncio.get_running_loop().create_future()
+        waiting = self._waiting.get(flow)
+        if waiting is None:
+            waiting = self._waiting[flow] = []
+            task = asyncio.get_running_loop().create_task(self._lead(flow, plain))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        waiting.append(_Waiting(item, ref, queue, answer))
+        return await answer
+
+    async def _lead(self, flow: FlowId, plain: Settle) -> None:
+        """Settle all that wait for a flow, until none is left."""
+        while waiting := self._waiting[flow]:
+            some = waiting[:_TOGETHER]
+            del waiting[:_TOGETHER]
+            try:
+                await self._settle_together(flow, some, plain)
+            except BaseException as error:
+                for one in some:
+                    if not one.answer.done():
+                        one.answer.set_exception(error)
+                        one.answer.exception()  # A caller that has left does not read it.
+        del self._waiting[flow]
+
+    async def _settle_together(self, flow: FlowId, some: list[_Waiting], plain: Settle) -> None:
+        optimistic = len(some) == 1
+        for _ in range(_ATTEMPTS):
+            if not some:
+                return
+            map = await self._map(flow)
+            steps: dict[str, _Waiting] = {}
+            """What is settled together: each step once."""
+            others: list[_Waiting] = []
+            for one in some:
+                is_step = map is not None and one.ref.path in map.steps and one.ref.path not in steps
+                if is_step and map is not None and map.steps[one.ref.path].message.queue == one.queue:
+                    steps[one.ref.path] = one
+                else:
+                    others.append(one)
+            if map is not None and steps:
+                known = await self._read(map, list(steps), optimistic=optimistic)
+                if known.ended:
+                    others, steps = some, {}
+                for path, end in known.ends.items():
+                    if end.state != "failed" and path in steps:
+                        others.append(steps.pop(path))
+            if others:
+                await _answer(others, plain)
+            if map is None or not steps:
+                return
+            some = await self._apply(map, list(steps.values()), known)
+            optimistic = False
+        raise Unavailable("other servers settle steps of this flow all the time; retry", code="flow_busy")
+
+    async def _read(self, map: FlowMap, paths: Sequence[str], *, optimistic: bool) -> _Known:
+        known = _Known(self, map)
+        if optimistic and not map.ends_member(paths[0]):
+            known.expect_nothing(paths[0])
+        else:
+            groups = dict.fromkeys(group for path in paths for group in map.counters(path))
+            await known.read(paths, list(groups))
+        return known
+
+    async def _apply(self, map: FlowMap, some: list[_Waiting], known: _Known) -> list[_Waiting]:
+        """Settle steps in one transaction. Returns those that must be tried again."""
+        try:
+            mutations, messages = self._consequences(map, some, known)
+        except _Incomplete:
+            known.ends |= await self._ends(map)
+            known.complete = True
+            mutations, messages = self._consequences(map, some, known)
+        keys = KeyWrite(checks=list(known.versions.values()), mutations=mutations)
+        operations: list[NewMessage | Settlement] = [*(one.item for one in some), *messages]
+        outcome = await self._broker.transact(Transaction(operations, keys=keys))
+        if outcome.success:
+            _answer_with(some, outcome.results)
+            return []
+        if outcome.code == "check_failed":
+            self._maps.pop((map.queue, map.id), None)  # The plan may be gone.
+            return some
+        failed = outcome.failed_index
+        if failed is None or failed >= len(some):
+            raise _refusal(outcome.code, outcome.error)
+        refused = some[failed]
+        if not refused.answer.done():
+            last = outcome.results[-1] if outcome.results else None
+            if not isinstance(last, SettleOutcome) or last.success:
+                last = SettleOutcome(refused.item.transaction_id, False, outcome.code, outcome.error)
+            refused.answer.set_result(last)
+        return some[:failed] + some[failed + 1 :]
+
+    def _consequences(
+        self, map: FlowMap, some: Sequence[_Waiting], known: _Known
+    ) -> tuple[list[KeyMutation], list[NewMessage]]:
+        """The changes of keys and the messages that follow from the ends of steps."""
+        flow = map.queue, map.id
+        advance = Advance(map, known)
+        mutations: list[KeyMutation] = []
+        cancelled = False
+        for one in some:
+            end, path = one.item.task, one.ref.path
+            assert end is not None
+            if end.state == "cancelled":
+                cancelled = True
+                mutations.append(self._set(map, ("step", path), _encode(StepEnd("cancelled"))))
+                continue
+            advance.finish(path, end.result)
+            is_needed = map.after[path] is None and path in map.group_of
+            kept = StepEnd(result=msgspec.Raw(end.result)) if is_needed else StepEnd()
+            mutations.append(self._set(map, ("step", path), _encode(kept)))
+        mutations += self._counters(map, advance)
+        if advance.ended is not None or advance.failure is not None:
+            result = msgspec.UNSET if advance.ended is None else msgspec.Raw(advance.ended)
+            state: FlowState = "failed" if advance.failure else "done"
+            done: list[StepStatus] = [_shown(step, "done") for step in map.steps.values()]
+            status = FlowStatus(
+                id=map.id, queue=map.queue, state=state, result=result, error=advance.failure, steps=done
+            )
+            if advance.ended is not None:  # Nothing else is needed any more.
+                mutations = [KeyMutation(kind="delete_tree", key=_key(flow))]
+            return [*mutations, self._set(map, "end", _encode(status), map.plan.ttl_ms)], []
+        if cancelled:  # A step was discarded, so no other one follows.
+            status = FlowStatus(id=map.id, queue=map.queue, state="cancelled")
+            return [*mutations, self._set(map, "end", _encode(status), map.plan.ttl_ms)], []
+        return mutations, advance.messages
+
+    async def note_failure(self, ref: StepRef) -> None:
+        """Note that a step has become a dead letter, and notify those who wait for its flow."""
+        map = await self._map((ref.queue, ref.id))
+        if map is not None and ref.path in map.steps:
+            flow = map.queue, map.id
+            alive = [KeyCheck(_key(flow, "plan"), map.version), KeyCheck(_key(flow, "end"), None)]
+            first = KeyCheck(_key(flow, "step", ref.path), None)
+            end = self._set(map, ("step", ref.path), _encode(StepEnd("failed")))
+            await self._keyvalue.write_keys(KeyWrite([*alive, first], [end]))
+            await self._keyvalue.write_keys(KeyWrite(alive, [self._set(map, "failed", _encode(ref.path))]))
+
+    # State -------------------------------------------------------------------------------------------------
+
+    async def status(self, queue: str, id: str, wait_seconds: float = 0) -> FlowStatus:
+        """The state of a flow; with `wait_seconds`, when it has ended or after that time. Raises `NotFound`."""
+        flow = queue, id
+        keys = [_key(flow, "end"), _key(flow, "failed")]
+        timers = self._keyvalue.watchers.timers
+        deadline = timers.now() + round(wait_seconds * SECOND)
+        while True:
+            [plan, *entries] = await self.fetch([_key(flow, "plan"), *keys])
+            if plan is None:  # It has ended, or its queue was deleted.
+                self._maps.pop(flow, None)
+            status = await self._status(flow, entries[0])
+            left = deadline - timers.now()
+            if status.final or left <= 0:
+                return status
+            shown = {
+                encode_key(key): Shown(key, entry.version)
+                for key, entry in zip(keys, entries, strict=True)
+                if entry is not None
+            }
+            watcher = await self._keyvalue.watchers.watch_keys(keys, shown)
+            await self._keyvalue.watchers.first_changes(watcher, min(left, _LOOK_AGAIN) / SECOND)
+
+    async def _status(self, flow: FlowId, entry: KeyEntry | None) -> FlowStatus:
+        end = None if entry is None else _decode_end(self.opened(entry))
+        if end is not None and end.steps:
+            return end
+        map = await self._map(flow)
+        if map is None:
+            if entry is None:  # It may have ended since then.
+                [entry] = await self.fetch([_key(flow, "end")])
+                if entry is not None:
+                    return await self._status(flow, entry)
+            raise NotFound("Flow not found; its result has expired, or its queue was deleted", code="flow_not_found")
+        steps = await self._steps(map, stopped=end is not None)
+        if end is not None:
+            return msgspec.structs.replace(end, steps=steps)
+        [entry] = await self.fetch([_key(flow, "end")])
+        if entry is not None:  # It has ended meanwhile.
+            return await self._status(flow, entry)
+        failed = next((step for step in steps if step.state == "failed"), None)
+        error = (
+            None if failed is None else f"step {failed.path} ({failed.task}) failed: {failed.error or 'no error text'}"
+        )
+        states = {step.state for step in steps}
+        state: FlowState = "pending"
+        if failed is not None:
+            state = "failed"
+        elif "cancelled" in states:
+            state = "cancelled"
+        elif states & {"done", "running"}:
+            state = "running"
+        return FlowStatus(id=map.id, queue=map.queue, state=state, error=error, steps=steps)
+
+    async def _steps(self, map: FlowMap, *, stopped: bool) -> list[StepStatus]:
+        """The states of all steps. When the flow has `stopped`, those that are not done are cancelled."""
+        ends = await self._ends(map)
+        done = {path: end.state == "done" for path, end in ends.items()}
+        turns = asyncio.Semaphore(_AT_ONCE)
+
+        async def state_of(step: Step, pushed: bool) -> StepStatus:
+            end = ends.get(step.path)
+            if end is not None and end.state != "failed":
+                return _shown(step, end.state)
+            if not pushed or stopped:
+                return _shown(step, "cancelled" if stopped else "waiting")
+            async with turns:
+                return await self._live(map, step, end)
+
+        return list(await asyncio.gather(*(state_of(step, pushed) for step, pushed in reached(map, done))))
+
+    async def _live(self, map: FlowMap, step: Step, end: StepEnd | None) -> StepStatus:
+        """The state of a step that was pushed and is not done, from its message."""
+        partition_id = await self._partition(step.message)
+        name = transaction_id(map.id, step.path)
+        task = run = None
+        if partition_id is not None:
+            with suppress(NotFound):  # It was removed; or settled, with an option that removes it then.
+                task, run = await self._broker.tasks.run(partition_id, name)
+        if task is None or task.state in ("done", "cancelled"):
+            [entry] = await self.fetch([_key((map.queue, map.id), "step", step.path)])
+            now = None if entry is None else _decode_step(self.opened(entry))
+            if now is not None and now.state != "failed":
+                return _shown(step, now.state)
+            # It was settled without its flow, which has no result then and does not go on; or it was removed.
+            return _shown(step, "cancelled")
+        if task.state == "failed" and end is None:
+            await self.note_failure(map.ref(step.path))
+        return _shown(step, task.state, task, run, partition_id)
+
+    async def _partition(self, message: NewMessage) -> str | None:
+        """The id of the partition of a message."""
+        names = message.queue, message.partition
+        known = self._partitions.get(names)
+        if known is None or (await self._broker.queue_lookup.queues_of([known]))[0] != message.queue:
+            found = await self._engine.partition_stats(message.queue, message.partition)
+            known = next((one.id for one in found if one.name == message.partition), None)
+            if known is None:
+                return None
+            if len(self._partitions) > _PAGE:
+                self._partitions.clear()
+            self._partitions[names] = known
+        return known
+
+    async def _ends(self, map: FlowMap) -> dict[str, StepEnd]:
+        prefix = _key((map.queue, map.id), "step")
+        ends: dict[str, StepEnd] = {}
+        page: list[KeyEntry] | None = None
+        while page is None or len(page) == _PAGE:
+            after = page[-1].key if page else None
+            page = await self._keyvalue.fetch_range(KeyRange(prefix=prefix, after=after, limit=_PAGE))
+            ends |= {str(entry.key[-1]): _decode_step(self.opened(entry)) for entry in page}
+        return ends
+
+    # Cancellation ------------------------------------------------------------------------------------------
+
+    async def cancel(self, queue: str, id: str) -> bool:
+        """Stop a flow: no step is pushed any more, and pending and running steps are cancelled. False if it ended."""
+        flow = queue, id
+        self._maps.pop(flow, None)
+        map = await self._map(flow)
+        [entry] = await self.fetch([_key(flow, "end")])
+        if entry is not None:
+            return False
+        if map is None:
+            raise NotFound("Flow not found; its result has expired, or its queue was deleted", code="flow_not_found")
+        end = FlowStatus(id=map.id, queue=map.queue, state="cancelled")
+        write = KeyWrite([KeyCheck(_key(flow, "end"), None)], [self._set(map, "end", _encode(end), _CANCELLED_MS)])
+        if not (await self._keyvalue.write_keys(write)).success:
+            return False
+        # No step is pushed from here on.
+        live = [step for step in await self._steps(map, stopped=False) if step.message_id is not None]
+        turns = asyncio.Semaphore(_AT_ONCE)
+
+        async def cancel_one(message_id: str) -> None:
+            async with turns:
+                await self._broker.tasks.cancel(message_id)
+
+        await asyncio.gather(*(cancel_one(step.message_id) for step in live if step.message_id is not None))
+        return True
+
+    # Records -----------------------------------------------------------------------------------------------
+
+    async def fetch(self, keys: Sequence[Key]) -> list[KeyEntry | None]:
+        """Records as they are stored."""
+        return await self._keyvalue.fetch(keys)
+
+    def opened(self, entry: KeyEntry) -> msgspec.Raw:
+        """The data of a record."""
+        sealed = _decode_sealed(entry.value)
+        return self._sealed.read(sealed.by, sealed.data, sealed=True) if sealed.by else sealed.data
+
+    def _set(self, map: FlowMap, name: str | tuple[str, ...], data: bytes, ttl_ms: int = _KEPT_MS) -> KeyMutation:
+        names = (name,) if isinstance(name, str) else name
+        by = map.sealed_by if map.sealed_by in self._sealed.names else ""
+        value = _encode(Sealed(msgspec.Raw(self._sealed.seal_bytes(by or None, data)), by))
+        return KeyMutation(kind="set", key=_key((map.queue, map.id), *names), value=value, ttl_ms=ttl_ms)
+
+    def _counters(self, map: FlowMap, advance: Advance) -> list[KeyMutation]:
+        return [self._set(map, ("left", group), _encode(left)) for group, left in advance.counters.items()]
+
+    async def _map(self, flow: FlowId) -> FlowMap | None:
+        """The plan of a flow; None if it is not stored any more."""
+        if (known := self._maps.get(flow)) is not None:
+            self._maps.move_to_end(flow)
+            return known
+        [entry] = await self.fetch([_key(flow, "plan")])
+        if entry is None:
+            return None
+        by = _decode_sealed(entry.value).by
+        map = FlowMap(*flow, _decode_plan(self.opened(entry)), by)
+        map.version = entry.version
+        self._note(map, bytes(entry.value))
+        return map
+
+    def _note(self, map: FlowMap, stored: bytes) -> None:
+        if len(stored) <= _PLAN_BYTES:
+            self._maps[map.queue, map.id] = map
+            if len(self._maps) > _PLANS:
+                self._maps.popitem(last=False)
+
+
+async def _answer(some: Sequence[_Waiting], plain: Settle) -> None:
+    """Settle messages whose flow goes on without them."""
+    outcomes = await plain([one.item for one in some])
+    for one, outcome in zip(some, outcomes, strict=True):
+        if not one.answer.done():
+            one.answer.set_result(outcome)
+
+
+def _answer_with(some: Sequence[_Waiting], results: Sequence[PushOutcome | SettleOutcome]) -> None:
+    for one, settled in zip(some, results, strict=False):  # The messages follow.
+        if isinstance(settled, SettleOutcome) and not one.answer.done():
+            one.answer.set_result(settled)
+
+
+def _refusal(code: str | None, text: str | None) -> HarkError:
+    """The error of a transaction whose pushes were refused. The consumer settles again later."""
+    text = text or "the next step cannot be pushed; retry later"
+    if code == "queue_full":
+        return Overloaded(text, code=code)
+    return Conflict(text, code=code or "flow_refused")
+
+
+def _shown(
+    step: Step,
+    state: StepState,
+    task: TaskStatus | None = None,
+    message_id: str | None = None,
+    partition_id: str | None = None,
+) -> StepStatus:
+    return StepStatus(
+        path=step.path,
+        task=step.task,
+        queue=step.message.queue,
+        state=state,
+        error=None if task is None else task.error,
+        attempts=0 if task is None else task.attempts,
+        progress=None if task is None else task.progress,
+        note=None if task is None else task.note,
+        message_id=message_id,
+        partition_id=partition_id,
+    )
+
+
+def tree_of(queue: str) -> Key:
+    """The key of all flows of a queue."""
+    part: KeyPart = queue
+    return (OWN, "flow", part)
