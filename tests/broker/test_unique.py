@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import NamedTuple
 
 import msgspec
 import pytest
 
-from hark.broker import Broker
-from hark.broker.upkeep import FREE_AT_ONCE, keep_freeing
+from hark.broker import Broker, unique
 from hark.clock import FakeClock, SystemClock
 from hark.engine.sqlite import SqliteEngine
-from hark.errors import EngineFailure
 from hark.model import (
     OWN,
     DeadLetterFilter,
@@ -240,7 +238,7 @@ async def test_the_cleanup_removes_records_of_messages_that_are_over_and_no_othe
         await settle_all(broker, popped)
     await broker.push([order("waits"), order("also waits")])
     assert await records(broker) == 152
-    removed = await broker.unique.clean() + await broker.unique.clean()
+    removed = await broker.unique.clean()
     assert (removed, await records(broker)) == (150, 2)
     assert await broker.unique.clean() == 0
     assert (await push_one(broker, order("waits"))).status == "duplicate"
@@ -356,33 +354,13 @@ async def test_keys_are_held_as_a_simple_model_says(servers: Servers, seed: int)
                 await broker.unique.clean()
 
 
-async def test_the_cleanup_goes_on_behind_records_that_stay(broker: Broker) -> None:
+async def test_the_cleanup_goes_on_behind_records_that_stay(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unique, "STEPS", 1)
     await broker.push([order(f"k{number}") for number in range(110)])
     await broker.push([NewMessage("zoo", unique_key="k")])
     await settle_all(broker, await broker.pop(PopRequest(queue="zoo")))
     assert [await broker.unique.clean() for _ in range(3)] == [0, 1, 0]
     assert await records(broker) == 110
-
-
-async def test_the_cleanup_goes_on_while_it_finds_many_and_after_a_failure() -> None:
-    found: Iterator[int | EngineFailure] = iter([FREE_AT_ONCE, 3, EngineFailure("away"), FREE_AT_ONCE, FREE_AT_ONCE, 0])
-    calls = 0
-    done = asyncio.Event()
-
-    async def clean() -> int:
-        nonlocal calls
-        calls += 1
-        answer = next(found, None)
-        if isinstance(answer, EngineFailure):
-            raise answer
-        if answer is None:
-            done.set()
-        return answer or 0
-
-    cleaning = asyncio.create_task(keep_freeing(clean, 0))
-    await done.wait()
-    cleaning.cancel()
-    assert calls >= 7
 
 
 async def test_a_running_server_removes_records_of_free_keys() -> None:

@@ -34,7 +34,8 @@ SLEEPERS = 6
 MINUTES = 10
 FEW_MINUTES = 3
 """Enough for several long polls, and for a request more for each of them to be found."""
-MOST_GETS_A_MINUTE = 12.5
+MOST_GETS_A_MINUTE = 12.8
+"""Twelve polls, and what retention reads every five minutes."""
 LONG_POLL_SECONDS = 30.0
 
 

@@ -6,7 +6,7 @@ sets it and appends the message in one write, so that exactly one of several pro
 
 from __future__ import annotations
 
-import logging
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -37,10 +37,10 @@ from hark.model.messages import RESERVED, UniqueUntil
 if TYPE_CHECKING:
     from hark.broker.broker import Broker
 
-log = logging.getLogger(__name__)
-
 STEP = 100
 """Maximum number of records that one step of the cleanup examines."""
+STEPS = 100
+"""Maximum number of steps of one cleanup. The next cleanup begins where this one ended."""
 _OF_ONE_ITEM = frozenset({"queue_full", RESERVED})
 """Codes of rejections that concern one message and not the whole request."""
 _MOST_IDS = 10_000
@@ -231,16 +231,26 @@ class UniquePushes:
     # Cleanup -----------------------------------------------------------------------------------------------
 
     async def clean(self) -> int:
-        """Remove records of messages that hold their keys no longer, among the next few. Returns their number."""
-        page = KeyRange(prefix=(OWN, "unique"), after=self._cleaned, limit=STEP)
-        [entries] = await self._engine.list_keys([page])
-        self._cleaned = entries[-1].key if len(entries) == STEP else None
-        holders = await self._holders(entries)
+        """Remove records of messages that hold their keys no longer, among the next ones. Returns their number."""
         removed = 0
-        for entry in entries:
-            if entry.key not in holders:  # A record that was replaced since then stays.
-                check, mutation = KeyCheck(entry.key, entry.version), KeyMutation(kind="delete", key=entry.key)
-                removed += (await self._keyvalue.write_keys(KeyWrite([check], [mutation]))).success
+        for _ in range(STEPS):
+            page = KeyRange(prefix=(OWN, "unique"), after=self._cleaned, limit=STEP)
+            [entries] = await self._engine.list_keys([page])
+            self._cleaned = entries[-1].key if len(entries) == STEP else None
+            holders = await self._holders(entries)
+            writes = await asyncio.gather(
+                *(
+                    # A record that was replaced since then stays.
+                    self._keyvalue.write_keys(
+                        KeyWrite([KeyCheck(entry.key, entry.version)], [KeyMutation(kind="delete", key=entry.key)])
+                    )
+                    for entry in entries
+                    if entry.key not in holders
+                )
+            )
+            removed += sum(write.success for write in writes)
+            if self._cleaned is None:
+                break
         return removed
 
     async def forget(self, queues: Sequence[str]) -> None:

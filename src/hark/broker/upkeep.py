@@ -24,9 +24,6 @@ _LATENESS_INTERVAL = 0.5
 DEAD_LETTERS_AT_ONCE = 500
 """Maximum number of dead letters that one step of retention deletes, because pushes wait for it."""
 
-FREE_AT_ONCE = 20
-"""A step that removed this many records of unique keys is followed by another one at once."""
-
 
 async def keep_cleaning(engine: Engine, interval: float, operations: Operations) -> None:
     """Remove expired locks and keys every interval, in small steps. They have no effect after their expiry."""
@@ -86,8 +83,13 @@ async def remove_dead_letters(engine: Engine, now: int) -> int:
     return removed
 
 
-async def keep_collecting(engine: Engine, interval: float, clock: Clock) -> None:
-    """Run retention every interval, in small steps, so that requests can run between them."""
+async def keep_collecting(
+    engine: Engine, interval: float, clock: Clock, clean_unique: Callable[[], Awaitable[object]]
+) -> None:
+    """Run retention every interval, in small steps, so that requests can run between them.
+
+    `clean_unique` removes the records of unique keys that are free.
+    """
     while True:
         await asyncio.sleep(interval)
         removed = dead = 0
@@ -98,23 +100,13 @@ async def keep_collecting(engine: Engine, interval: float, clock: Clock) -> None
                 step = await engine.collect()
                 removed += step.removed
                 more = step.more
+            await clean_unique()
         except HarkError as error:
             log.error("retention failed; retrying in %s s: %s", interval, error)
         if dead:
             log.info("retention removed %d dead letters", dead, extra={"fields": {"removed": dead}})
         if removed:
             log.info("retention removed %d messages", removed, extra={"fields": {"removed": removed}})
-
-
-async def keep_freeing(clean: Callable[[], Awaitable[int]], interval: float) -> None:
-    """Remove records of unique keys that are free, every interval, in steps that go on while they find many."""
-    while True:
-        await asyncio.sleep(interval)
-        try:
-            while await clean() >= FREE_AT_ONCE:
-                pass
-        except HarkError as error:
-            log.error("cannot remove records of unique keys; retrying in %s s: %s", interval, error)
 
 
 LATELY_SECONDS = 5.0
@@ -174,13 +166,12 @@ class Duties:
         clock: Clock,
         operations: Operations,
         refresh_flags: Callable[[], Awaitable[None]],
-        clean_unique: Callable[[], Awaitable[int]],
+        clean_unique: Callable[[], Awaitable[object]],
     ) -> None:
         """Start the tasks that the settings and the store need."""
         duties = {
             "expiry": keep_expiring(engine, clock),
-            "retention": keep_collecting(engine, settings.retention.interval_ms / 1000, clock),
-            "unique": keep_freeing(clean_unique, settings.retention.interval_ms / 1000),
+            "retention": keep_collecting(engine, settings.retention.interval_ms / 1000, clock, clean_unique),
             "lateness": keep_measuring(self.lateness, clock),
         }
         if settings.queue.cleanup_interval:
