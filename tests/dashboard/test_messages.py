@@ -213,6 +213,7 @@ async def test_deleting_a_message_asks_first(screen: Screen, api: Api, queue: st
     assert stored(api, queue) == ["t"]
     await screen.button("Delete").click()
     await expect(screen.button("Cancel", screen.dialog)).to_be_focused()
+    screen.expect_status(404)  # The page may look again before it is left.
     await screen.button("Delete", screen.dialog).click()
     await screen.expect_note("Deleted the message.")
     await expect(screen.heading).to_have_text("Messages")

@@ -40,11 +40,10 @@ async def test_a_declared_task_runs_at_its_due_times_with_its_arguments() -> Non
             ]
             await worker.declare_schedules()
             assert await client.schedules.list() == first
-            server.clock.advance(3600)
+            # At some times of the day the daily run is due before the hourly one.
+            for due in sorted(one.next_run_at for one in first if one.next_run_at is not None):
+                server.clock.advance_to(due + timedelta(seconds=1))
             server.assert_pushed("mails", task="report", arguments={})
-            due = first[0].next_run_at
-            assert due is not None
-            server.clock.advance_to(due)
             server.assert_pushed("mails", task="report", arguments={"kind": "daily", "limit": 3})
             hours = len(server.pushed("mails")) - 1
             summary = await worker.run(WorkerRunOptions(burst=True, handle_signals=False))
