@@ -231,6 +231,28 @@ async def test_rule_22_of_racing_transactions_on_one_message_all_succeed_but_onl
     assert len(await q.drain("bills")) == 1
 
 
+async def test_rule_22_a_transaction_that_is_applied_once_pushes_nothing_after_a_repeated_settlement(
+    q: Driver, either: Workers, engine: Engine
+) -> None:
+    await q.configure("bills", drop_settled=True)  # So that the store forgets transaction ids.
+    await q.push("orders", "p1", 1, 2)
+    [first, second] = await either.take(2)
+    once = Transaction([settlement(first), message("bills", "p1", "a", transaction_id="t")], once=True)
+    both = Transaction([settlement(second), settlement(first), message("bills", "p1", "b")], once=True)
+    answers = [given(one) for one in await engine.transact([once, once, both])]
+    assert [(one.success, one.code, one.failed_index) for one in answers] == [
+        (True, None, None),
+        (False, "repeated", 0),
+        (False, "repeated", 1),
+    ]
+    assert await q.drain("bills") == ["a"]
+    [again] = await engine.transact([once])
+    assert given(again).code == "repeated"
+    assert await q.drain("bills") == []
+    assert (await q.transact(settlement(second))).success, "the refused transaction has not settled it"
+    assert (await q.transact(settlement(first), message("bills", "p1", "c"))).success, "others may repeat it"
+
+
 async def test_rule_22_pushed_messages_are_visible_at_once(q: Driver) -> None:
     outcome = await q.transact()
     assert (outcome.success, list(outcome.results)) == (True, []), "an empty transaction is a success"

@@ -7,13 +7,17 @@ lists again. The path of a node says where it is: `1` is the second node, `1.0` 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Literal, Protocol
 
 import msgspec
 
 from hark.model import NewMessage, StepRef
 
+RECORDED = 10
+"""The end of every tenth step of a list is stored. That a step in between is done is known by the message after it."""
 _TOO_LARGE = 16 * 2**20
 """Maximum size of the results of a group together, in bytes."""
 
@@ -97,6 +101,11 @@ class FlowMap:
     def ends_member(self, path: str) -> bool:
         """Whether the end of this step may end a group."""
         return self.after[path] is None and path in self.group_of
+
+    def is_recorded(self, path: str) -> bool:
+        """Whether the end of this step is stored."""
+        index = int(path.rpartition(".")[2])
+        return self.ends_member(path) or self.after[path] in self.groups or index % RECORDED == RECORDED - 1
 
     def counters(self, path: str) -> Iterator[str]:
         """The groups that the end of a step may end, from the inside."""
@@ -195,19 +204,42 @@ def steps_of(nodes: Sequence[PlanNode]) -> Iterator[NewMessage]:
             yield from steps_of(member)
 
 
-def reached(map: FlowMap, ended: Mapping[str, bool]) -> Iterator[tuple[Step, bool]]:
-    """All steps in order, each with whether it was pushed. `ended` has the steps that are done."""
+Progress = Literal["done", "pushed", "waiting"]
 
-    def walk(paths: Sequence[str], pushed: bool) -> Iterator[tuple[Step, bool]]:
-        for path in paths:
+
+async def reached(
+    map: FlowMap, ended: Mapping[str, bool], is_stored: Callable[[Step], Awaitable[bool]]
+) -> list[tuple[Step, Progress]]:
+    """All steps in order, each with how far it is.
+
+    `ended` has the recorded steps: whether they are done, or have failed or were cancelled. `is_stored` looks for the
+    message of a step.
+    """
+
+    async def walk(paths: Sequence[str], pushed: bool) -> list[tuple[Step, Progress]]:
+        number = await count_done(paths) if pushed else -1
+        found: list[tuple[Step, Progress]] = []
+        for index, path in enumerate(paths):
             if path in map.steps:
-                yield map.steps[path], pushed
-            for member in map.groups.get(path, ()):
-                yield from walk(member, pushed)
-            pushed = pushed and is_done(path)
+                found.append(
+                    (map.steps[path], "done" if index < number else "pushed" if index == number else "waiting")
+                )
+            members = [walk(member, index <= number) for member in map.groups.get(path, ())]
+            found += chain.from_iterable(await asyncio.gather(*members))
+        return found
+
+    async def count_done(paths: Sequence[str]) -> int:
+        known = [index + is_done(path) for index, path in enumerate(paths) if path in ended or is_done(path)]
+        least = max(known, default=0)
+        # The last message is the one to find, and those before may be removed. In this order none is missed if the flow
+        # goes on meanwhile: a message is not removed before the next one is pushed.
+        for index in range(least + 1, min(least + RECORDED, len(paths))):
+            if paths[index] in map.steps and await is_stored(map.steps[paths[index]]):
+                least = index
+        return least
 
     def is_done(path: str) -> bool:
         members = map.groups.get(path)
         return ended.get(path, False) if members is None else all(is_done(member[-1]) for member in members)
 
-    yield from walk(map.root, True)
+    return await walk(map.root, True)

@@ -1,9 +1,11 @@
 """Flows: the next step is pushed in one transaction with the settlement of the step before it.
 
-The server keeps what it knows of a flow below one key of its own: the plan (`flow_plans.py`), the end of each step, how
-many members of a group are left, and the end of the flow. So a message carries only its ref in the flow, and a worker
-needs no right to push. A step is counted once, because its transaction requires that it has no end yet; the list of the
-results of a group is complete, because the transaction requires that its counter has not changed.
+The server keeps what it knows of a flow below one key of its own: the plan (`flow_plans.py`), the ends of some steps,
+how many members of a group are left, and the end of the flow. So a message carries only its ref in the flow, and a
+worker needs no right to push. The next step is pushed once, because the transaction is refused if its settlement
+repeats an earlier one. A flow that is stopped gets its plan written again, so that transactions that require its
+version are refused. The list of the results of a group is complete, because the transaction requires that its counter
+has not changed.
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
-from hark.broker.flow_plans import Advance, FlowMap, Plan, Step, reached, steps_of, transaction_id
+from hark.broker.flow_plans import Advance, FlowMap, Plan, Progress, Step, reached, steps_of, transaction_id
 from hark.broker.keyvalue import KeyValue, Shown
 from hark.broker.sealing import SealedQueues
 from hark.clock import MILLISECOND, SECOND
 from hark.engine.api import Engine
+from hark.engine.keyvalue import REPEATED
 from hark.errors import Conflict, HarkError, NotFound, Overloaded, Unavailable
 from hark.keys import encode_key
 from hark.model import (
@@ -184,11 +187,6 @@ class _Known:
             if entry is not None:
                 self.counters[group] = msgspec.json.decode(self._flows.opened(entry), type=int)
 
-    def expect_nothing(self, path: str) -> None:
-        """Assume, without reading, that neither the step nor the flow has ended: the transaction checks it."""
-        for key in (_key(self._flow, "end"), _key(self._flow, "step", path)):
-            self.versions[encode_key(key)] = KeyCheck(key, None)
-
 
 class _Incomplete(Exception):
     """The results of all steps are required."""
@@ -270,13 +268,12 @@ class Flows:
         messages: list[NewMessage] = []
         for one, map in some:
             known = _Known(self, map)
-            known.expect_nothing(one.ref.path)
             changes, pushes = self._consequences(map, [one], known)
             checks += known.versions.values()
             mutations += changes
             messages += pushes
         operations: list[NewMessage | Settlement] = [*(one.item for one, _ in some), *messages]
-        outcome = await self._broker.transact(Transaction(operations, keys=KeyWrite(checks, mutations)))
+        outcome = await self._broker.transact(Transaction(operations, keys=KeyWrite(checks, mutations), once=True))
         if outcome.success:
             _answer_with([one for one, _ in some], outcome.results)
         return outcome.success
@@ -316,37 +313,38 @@ class Flows:
             steps: dict[str, _Waiting] = {}
             """What is settled together: each step once."""
             others: list[_Waiting] = []
+            later: list[_Waiting] = []
             for one in some:
-                is_step = map is not None and one.ref.path in map.steps and one.ref.path not in steps
-                if is_step and map is not None and map.steps[one.ref.path].message.queue == one.queue:
-                    steps[one.ref.path] = one
-                else:
+                step = None if map is None else map.steps.get(one.ref.path)
+                if step is None or step.message.queue != one.queue:
                     others.append(one)
+                elif step.path in steps:
+                    later.append(one)
+                else:
+                    steps[step.path] = one
             if map is not None and steps:
                 known = await self._read(map, list(steps), optimistic=optimistic)
                 if known.ended:
-                    others, steps = some, {}
+                    others, later, steps = some, [], {}
                 for path, end in known.ends.items():
                     if end.state != "failed" and path in steps:
                         others.append(steps.pop(path))
             if others:
                 await _answer(others, plain)
-            if map is None or not steps:
-                return
-            some = await self._apply(map, list(steps.values()), known)
+            some = later
+            if map is not None and steps:
+                some += await self._apply(map, list(steps.values()), known, plain)
             optimistic = False
         raise Unavailable("other servers settle steps of this flow all the time; retry", code="flow_busy")
 
     async def _read(self, map: FlowMap, paths: Sequence[str], *, optimistic: bool) -> _Known:
         known = _Known(self, map)
-        if optimistic and not map.ends_member(paths[0]):
-            known.expect_nothing(paths[0])
-        else:
+        if not optimistic or map.ends_member(paths[0]):
             groups = dict.fromkeys(group for path in paths for group in map.counters(path))
             await known.read(paths, list(groups))
         return known
 
-    async def _apply(self, map: FlowMap, some: list[_Waiting], known: _Known) -> list[_Waiting]:
+    async def _apply(self, map: FlowMap, some: list[_Waiting], known: _Known, plain: Settle) -> list[_Waiting]:
         """Settle steps in one transaction. Returns those that must be tried again."""
         try:
             mutations, messages = self._consequences(map, some, known)
@@ -356,7 +354,7 @@ class Flows:
             mutations, messages = self._consequences(map, some, known)
         keys = KeyWrite(checks=list(known.versions.values()), mutations=mutations)
         operations: list[NewMessage | Settlement] = [*(one.item for one in some), *messages]
-        outcome = await self._broker.transact(Transaction(operations, keys=keys))
+        outcome = await self._broker.transact(Transaction(operations, keys=keys, once=True))
         if outcome.success:
             _answer_with(some, outcome.results)
             return []
@@ -367,7 +365,9 @@ class Flows:
         if failed is None or failed >= len(some):
             raise _refusal(outcome.code, outcome.error)
         refused = some[failed]
-        if not refused.answer.done():
+        if outcome.code == REPEATED:
+            await _answer([refused], plain)
+        elif not refused.answer.done():
             last = outcome.results[-1] if outcome.results else None
             if not isinstance(last, SettleOutcome) or last.success:
                 last = SettleOutcome(refused.item.transaction_id, False, outcome.code, outcome.error)
@@ -390,9 +390,9 @@ class Flows:
                 mutations.append(self._set(map, ("step", path), _encode(StepEnd("cancelled"))))
                 continue
             advance.finish(path, end.result)
-            is_needed = map.after[path] is None and path in map.group_of
-            kept = StepEnd(result=msgspec.Raw(end.result)) if is_needed else StepEnd()
-            mutations.append(self._set(map, ("step", path), _encode(kept)))
+            if map.is_recorded(path):
+                kept = StepEnd(result=msgspec.Raw(end.result)) if map.ends_member(path) else StepEnd()
+                mutations.append(self._set(map, ("step", path), _encode(kept)))
         mutations += self._counters(map, advance)
         if advance.ended is not None or advance.failure is not None:
             result = msgspec.UNSET if advance.ended is None else msgspec.Raw(advance.ended)
@@ -402,11 +402,12 @@ class Flows:
                 id=map.id, queue=map.queue, state=state, result=result, error=advance.failure, steps=done
             )
             if advance.ended is not None:  # Nothing else is needed any more.
-                mutations = [KeyMutation(kind="delete_tree", key=_key(flow))]
-            return [*mutations, self._set(map, "end", _encode(status), map.plan.ttl_ms)], []
+                end_of_flow = self._set(map, "end", _encode(status), map.plan.ttl_ms)
+                return [KeyMutation(kind="delete_tree", key=_key(flow)), end_of_flow], []
+            return mutations + self._stopped(map, status, map.plan.ttl_ms), []
         if cancelled:  # A step was discarded, so no other one follows.
             status = FlowStatus(id=map.id, queue=map.queue, state="cancelled")
-            return [*mutations, self._set(map, "end", _encode(status), map.plan.ttl_ms)], []
+            return mutations + self._stopped(map, status, map.plan.ttl_ms), []
         return mutations, advance.messages
 
     async def note_failure(self, ref: StepRef) -> None:
@@ -414,7 +415,7 @@ class Flows:
         map = await self._map((ref.queue, ref.id))
         if map is not None and ref.path in map.steps:
             flow = map.queue, map.id
-            alive = [KeyCheck(_key(flow, "plan"), map.version), KeyCheck(_key(flow, "end"), None)]
+            alive = [KeyCheck(_key(flow, "plan"), map.version)]
             first = KeyCheck(_key(flow, "step", ref.path), None)
             end = self._set(map, ("step", ref.path), _encode(StepEnd("failed")))
             await self._keyvalue.write_keys(KeyWrite([*alive, first], [end]))
@@ -477,34 +478,50 @@ class Flows:
 
     async def _steps(self, map: FlowMap, *, stopped: bool) -> list[StepStatus]:
         """The states of all steps. When the flow has `stopped`, those that are not done are cancelled."""
+        before: object = None
         ends = await self._ends(map)
+        while True:
+            steps = await self._steps_with(map, ends, stopped=stopped)
+            cancelled = [step.path for step in steps if step.state == "cancelled"]
+            if stopped or not cancelled:
+                return steps
+            # A step may have been done between the looks at its flow and at its message: then the flow has gone on.
+            now = await self._ends(map)
+            if before == (cancelled, ends) and now == ends:
+                return steps
+            before, ends = (cancelled, ends), now
+
+    async def _steps_with(self, map: FlowMap, ends: dict[str, StepEnd], *, stopped: bool) -> list[StepStatus]:
         done = {path: end.state == "done" for path, end in ends.items()}
         turns = asyncio.Semaphore(_AT_ONCE)
 
-        async def state_of(step: Step, pushed: bool) -> StepStatus:
+        async def is_stored(step: Step) -> bool:
+            async with turns:
+                partition_id = await self._partition(step.message)
+                name = transaction_id(map.id, step.path)
+                return partition_id is not None and await self._broker.message(partition_id, name) is not None
+
+        async def state_of(step: Step, progress: Progress) -> StepStatus:
             end = ends.get(step.path)
-            if end is not None and end.state != "failed":
-                return _shown(step, end.state)
-            if not pushed or stopped:
+            if progress == "done":
+                return _shown(step, "done")
+            if end is not None and end.state == "cancelled":
+                return _shown(step, "cancelled")
+            if progress == "waiting" or stopped:
                 return _shown(step, "cancelled" if stopped else "waiting")
             async with turns:
                 return await self._live(map, step, end)
 
-        return list(await asyncio.gather(*(state_of(step, pushed) for step, pushed in reached(map, done))))
+        return list(await asyncio.gather(*(state_of(*one) for one in await reached(map, done, is_stored))))
 
     async def _live(self, map: FlowMap, step: Step, end: StepEnd | None) -> StepStatus:
         """The state of a step that was pushed and is not done, from its message."""
         partition_id = await self._partition(step.message)
-        name = transaction_id(map.id, step.path)
         task = run = None
         if partition_id is not None:
             with suppress(NotFound):  # It was removed; or settled, with an option that removes it then.
-                task, run = await self._broker.tasks.run(partition_id, name)
+                task, run = await self._broker.tasks.run(partition_id, transaction_id(map.id, step.path))
         if task is None or task.state in ("done", "cancelled"):
-            [entry] = await self.fetch([_key((map.queue, map.id), "step", step.path)])
-            now = None if entry is None else _decode_step(self.opened(entry))
-            if now is not None and now.state != "failed":
-                return _shown(step, now.state)
             # It was settled without its flow, which has no result then and does not go on; or it was removed.
             return _shown(step, "cancelled")
         if task.state == "failed" and end is None:
@@ -548,11 +565,15 @@ class Flows:
         if map is None:
             raise NotFound("Flow not found; its result has expired, or its queue was deleted", code="flow_not_found")
         end = FlowStatus(id=map.id, queue=map.queue, state="cancelled")
-        write = KeyWrite([KeyCheck(_key(flow, "end"), None)], [self._set(map, "end", _encode(end), _CANCELLED_MS)])
+        write = KeyWrite([KeyCheck(_key(flow, "end"), None)], self._stopped(map, end, _CANCELLED_MS))
         if not (await self._keyvalue.write_keys(write)).success:
             return False
-        # No step is pushed from here on.
-        live = [step for step in await self._steps(map, stopped=False) if step.message_id is not None]
+        # No step is pushed from here on. Without the messages it is not known how far the flow was.
+        steps = await self._steps(map, stopped=False)
+        live = [step for step in steps if step.message_id is not None]
+        ended = [_shown(map.steps[step.path], "done" if step.state == "done" else "cancelled") for step in steps]
+        end = msgspec.structs.replace(end, steps=ended)
+        await self._keyvalue.write_keys(KeyWrite(mutations=[self._set(map, "end", _encode(end), _CANCELLED_MS)]))
         turns = asyncio.Semaphore(_AT_ONCE)
 
         async def cancel_one(message_id: str) -> None:
@@ -578,6 +599,10 @@ class Flows:
         by = map.sealed_by if map.sealed_by in self._sealed.names else ""
         value = _encode(Sealed(msgspec.Raw(self._sealed.seal_bytes(by or None, data)), by))
         return KeyMutation(kind="set", key=_key((map.queue, map.id), *names), value=value, ttl_ms=ttl_ms)
+
+    def _stopped(self, map: FlowMap, status: FlowStatus, ttl_ms: int) -> list[KeyMutation]:
+        """The end of a flow with steps that are not done. None of them continues it, because its plan has changed."""
+        return [self._set(map, "plan", _encode(map.plan)), self._set(map, "end", _encode(status), ttl_ms)]
 
     def _counters(self, map: FlowMap, advance: Advance) -> list[KeyMutation]:
         return [self._set(map, ("left", group), _encode(left)) for group, left in advance.counters.items()]

@@ -185,7 +185,7 @@ class SealedQueues:
         keys = transaction.keys
         if keys is not None and keys.messages:
             keys = msgspec.structs.replace(keys, messages=self.seal(keys.messages))
-        return model.Transaction(operations, transaction.required_leases, keys)
+        return msgspec.structs.replace(transaction, operations=operations, keys=keys)
 
     def seal_letters(self, letters: Sequence[model.NewDeadLetter]) -> list[model.NewDeadLetter]:
         """Dead letters with encrypted payloads and error texts."""

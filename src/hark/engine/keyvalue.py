@@ -20,6 +20,7 @@ MOST_NAMED = 1000
 """Maximum number of keys in the notification of one deletion; above it, the notification covers every key."""
 
 CHECK_FAILED = "check_failed"
+REPEATED = "repeated"
 VALUE_MISMATCH = "value_mismatch"
 NO_NUMBER, NO_STORED_NUMBER, NOT_EXACT, NO_ARRAY, NO_STORED_ARRAY, TOO_LONG, TOO_MUCH = 1, 2, 3, 4, 5, 6, 7
 LONGEST_ARRAY = 16 << 20
@@ -141,7 +142,7 @@ def joined(request: Transaction) -> Transaction:
     """A transaction whose operations end with the messages of its key-value part."""
     if request.keys is None or not request.keys.messages:
         return request
-    return Transaction([*request.operations, *request.keys.messages], request.required_leases, request.keys)
+    return msgspec.structs.replace(request, operations=[*request.operations, *request.keys.messages])
 
 
 def parted(request: Transaction, outcome: TransactionOutcome) -> TransactionOutcome:
@@ -155,6 +156,11 @@ def parted(request: Transaction, outcome: TransactionOutcome) -> TransactionOutc
 
 
 # Refusals --------------------------------------------------------------------------------------------------
+
+
+def repeated(index: int) -> TransactionOutcome:
+    """The outcome of a transaction that was not applied because a settlement repeats an earlier one."""
+    return TransactionOutcome(False, (), REPEATED, "ACK operation failed: the message is settled already", index)
 
 
 def failed_check(index: int) -> TransactionOutcome:

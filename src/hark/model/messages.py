@@ -411,6 +411,8 @@ class Transaction(msgspec.Struct):
     """Leases that must not have expired; a settlement without a lease id must belong to one of them."""
     keys: KeyWrite | None = None
     """Checks and writes of the key-value store; its messages count as operations after the others."""
+    once: bool = False
+    """Refuse everything with the code `repeated` if a settlement repeats an earlier one."""
 
 
 class TransactionOutcome(msgspec.Struct):

@@ -22,7 +22,7 @@ from hark.engine.core.push import (
 from hark.engine.core.state import Partition, Queue
 from hark.engine.core.store import scalar
 from hark.engine.core.transaction import WriteTransaction
-from hark.engine.keyvalue import joined, parted
+from hark.engine.keyvalue import joined, parted, repeated
 from hark.model import Ending, NewMessage, PushOutcome, Settlement, SettleOutcome, Transaction, TransactionOutcome
 from hark.model.messages import RESERVED, RESERVED_TEXT
 
@@ -287,6 +287,8 @@ def _transact(transaction: WriteTransaction, request: Transaction) -> Transactio
                 code, text = decision.refusal
                 refused = apply(transaction, operation, decision)
                 return TransactionOutcome(False, [refused], code, f"ACK operation failed: {text}", index)
+            if request.once and _is_repeated(decision):
+                return repeated(index)
     pushes = [operation for operation in request.operations if isinstance(operation, NewMessage)]
     refusal = _refuse_pushes(transaction, request, pushes)
     if refusal is not None:
@@ -311,6 +313,12 @@ def _transact(transaction: WriteTransaction, request: Transaction) -> Transactio
             partition = partitions[operation.queue, operation.partition]
             results += push_all(transaction, [operation], [partition], known)
     return TransactionOutcome(True, results, keys=written)
+
+
+def _is_repeated(decision: SettleDecision) -> bool:
+    """Whether a valid settlement changes nothing, also because of another one in the running transaction."""
+    draft = None if decision.position is None else decision.position.draft
+    return decision.leased is None or (draft is not None and decision.leased[3] in draft.gone)
 
 
 def _holds(lease: Lease) -> bool:

@@ -10,7 +10,7 @@ import msgspec
 
 from hark.clock import MILLISECOND
 from hark.engine.api import Answers
-from hark.engine.keyvalue import bounds, failed_check, joined, misfit, mismatch_text, parted
+from hark.engine.keyvalue import bounds, failed_check, joined, misfit, mismatch_text, parted, repeated
 from hark.engine.postgres.partitions import Store
 from hark.engine.postgres.push import OPTIONS, PARTITION_ARRAYS, Notifications, Pushes, refusal_of
 from hark.engine.postgres.settle import REFUSALS, Settlements, lease_uuid, load, note_ended
@@ -33,7 +33,7 @@ from hark.model import (
 _KINDS = {"set": 0, "delete": 1, "delete_tree": 2, "sum": 3, "min": 4, "max": 5, "append": 6, "prepend": 7}
 
 
-_SETTLEMENT_REFUSED, _MESSAGE_REFUSED, _LEASE_NOT_LIVE, _LEASE_EXPIRED, _CHECK_FAILED, _MISFIT = range(1, 7)
+_SETTLEMENT_REFUSED, _MESSAGE_REFUSED, _LEASE_NOT_LIVE, _LEASE_EXPIRED, _CHECK_FAILED, _MISFIT, _REPEATED = range(1, 8)
 """Codes of `transact_v1`."""
 _LEASE_CODES = {_LEASE_NOT_LIVE: 3, _LEASE_EXPIRED: 2}
 _OPERATIONS = ("positions", "items", "leases", "partitions", "messages", "options")
@@ -49,7 +49,7 @@ _PUSHES = (
     "bigint[] text[] text[] text[] text[] int[] int[] int[] bytea[] text[] bigint[] "
     "int[] bigint[] bigint[] bigint[] text[] smallint[] boolean[] text[] text[] text[] text[] "
 )
-_KEYS = "boolean[] int[] int[] bytea[] bigint[] smallint[] bytea[] bytea[] bigint[]"
+_KEYS = "boolean[] boolean[] int[] int[] bytea[] bigint[] smallint[] bytea[] bytea[] bigint[]"
 _ARGUMENTS = ", ".join(
     f"${number}::{kind}" for number, kind in enumerate((_BOUNDS + _SETTLEMENTS + _PUSHES + _KEYS).split(), 2)
 )
@@ -63,7 +63,8 @@ async def transact(store: Store, requests: Sequence[Transaction]) -> Answers[Tra
     while True:
         numbers = iter(await load(store, settlements))
         parts = [_Part(request, store, numbers) for request in joint]
-        arguments, ends = _arguments([part.tables() for part in parts], [part.writes is not None for part in parts])
+        flags = [one.once for one in joint], [part.writes is not None for part in parts]
+        arguments, ends = _arguments([part.tables() for part in parts], flags)
         [row] = await store.pool.call(_TRANSACT, *arguments)
         if row["o_stale"] is None and row["o_stale_groups"] is None:
             break
@@ -143,6 +144,8 @@ class _Part:
             assert isinstance(operation, NewMessage)
             name, text = refusal_of(answer.pushed[1][failed], operation.queue)
             return TransactionOutcome(False, (), name, f"PUSH operation failed: {text}", index)
+        if code == _REPEATED:
+            return repeated(self._index(Settlement, failed))
         if code == _CHECK_FAILED:
             return failed_check(failed)
         if code == _MISFIT:
@@ -164,7 +167,7 @@ class _Part:
 
 
 def _arguments(
-    parts: Sequence[dict[str, _Table]], writes: Sequence[bool]
+    parts: Sequence[dict[str, _Table]], flags: Sequence[Sequence[bool]]
 ) -> tuple[tuple[object, ...], dict[str, list[int]]]:
     """Those of `transact_v1` after the time; and where each transaction ends in its arrays."""
     ends: dict[str, list[int]] = {}
@@ -179,7 +182,7 @@ def _arguments(
     bounds = [ends[name] for name in _OPERATIONS]
     operations = chain.from_iterable(arrays[name] for name in _OPERATIONS)
     keys = (ends["checks"], ends["mutations"], *arrays["checks"], *arrays["mutations"])
-    return (*bounds, *operations, writes, *keys), ends
+    return (*bounds, *operations, *flags, *keys), ends
 
 
 def _joined(sizes: Sequence[int], columns: Sequence[Sequence[Any] | None]) -> list[Any]:

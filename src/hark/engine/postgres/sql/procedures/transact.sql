@@ -3,12 +3,13 @@
 -- The arguments are those of settle_v1 and push_v1, one transaction after the other, with numbers that count within
 -- their transaction; b_ has for each transaction the end of its part of the arrays: b_position of t_, b_item of i_,
 -- b_lease of q_lease (leases that must be live), b_partition of the partitions, b_message of m_, b_option of x_, b_check of c_,
--- b_mutation of u_ (the latter two are those of write_keys_v1); k_given: whether it has a key-value part at all.
+-- b_mutation of u_ (the latter two are those of write_keys_v1); r_once: whether it is refused if a settlement changes
+-- nothing; k_given: whether it has a key-value part at all.
 -- Rows are locked once for all of them, positions before partitions before keys and each kind in order.
 --
 -- o_codes: 0 applied, 1 a settlement was refused, 2 a message was refused, 3 a required lease is not live (4: its
--- time is up), 5 a check of a key does not hold, 6 a mutation does not fit what is stored (o_why). o_failed: the number of
--- that settlement, message, lease, check or mutation within its transaction. What is refused first counts; keys are last.
+-- time is up), 5 a check of a key does not hold, 6 a mutation does not fit what is stored (o_why), 7 a settlement changes
+-- nothing. o_failed: the number of that settlement, message, lease, check or mutation within its transaction. What is refused first counts; keys are last.
 create or replace function hark.transact_v1(
     p_now bigint,
     b_position integer[], b_item integer[], b_lease integer[], b_partition integer[], b_message integer[], b_option integer[],
@@ -21,7 +22,7 @@ create or replace function hark.transact_v1(
     x_message integer[], x_deliver_at bigint[], x_delay bigint[], x_ttl bigint[], x_backoff text[],
     x_priority smallint[], x_sealed boolean[], x_trace_id text[], x_producer text[], x_undelivered text[],
     x_trace_context text[],
-    k_given boolean[], b_check integer[], b_mutation integer[],
+    r_once boolean[], k_given boolean[], b_check integer[], b_mutation integer[],
     c_key bytea[], c_version bigint[], u_kind smallint[], u_key bytea[], u_value bytea[], u_ttl bigint[],
     out o_stale bigint[], out o_stale_groups integer[], out o_partitions bigint[], out o_codes smallint[], out o_failed integer[],
     out o_item_codes smallint[], out o_released boolean[], out o_dead boolean[], out o_holders uuid[],
@@ -129,6 +130,15 @@ begin
                     o_codes[r] := 1;
                     o_failed[r] := v_bad;
                     raise exception using errcode = 'HK001';
+                end if;
+                if r_once[r] then
+                    select min(n) into v_bad from unnest(v_settled.o_holders) with ordinality as h(holder, n)
+                    where holder is null;
+                    if v_bad is not null then
+                        o_codes[r] := 7;
+                        o_failed[r] := v_bad;
+                        raise exception using errcode = 'HK001';
+                    end if;
                 end if;
                 insert into hark.completions as c (grp, partition, "offset", lease, at)
                 select t_grp[t0 + i.position - 1], t_partition[t0 + i.position - 1], i."offset", i.holder, v_now

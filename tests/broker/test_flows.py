@@ -1,0 +1,114 @@
+"""How far a flow is, and what stops it, on every engine and through several servers of one store."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+
+import msgspec
+import pytest
+
+from hark.broker import Broker
+from hark.broker.flow_plans import FlowMap, Plan, PlanNode, Step, reached
+from hark.clock import FakeClock
+from hark.model import Delivery, NewMessage, PopRequest, QueueOptions, QueueSpec, Settlement, StepRef, TaskEnd
+from hark.settings import Settings
+from hark.testing.server import FakeTimers
+from tests.engine.engines import ENGINES, EngineKind
+
+LONG = 25
+
+
+@pytest.fixture(params=ENGINES, ids=lambda kind: kind.name)
+async def brokers(request: pytest.FixtureRequest) -> AsyncIterator[Sequence[Broker]]:
+    """Two brokers on one store; twice the same one, if the store is for one server."""
+    kind: EngineKind = request.param
+    clock = FakeClock()
+    async with AsyncExitStack() as stack:
+        open_engine = stack.enter_context(kind.store(request))
+        made = []
+        for _ in range(1 if kind.exclusive else 2):
+            broker = Broker(open_engine(clock), Settings(), clock, timers=FakeTimers(clock))
+            await broker.start()
+            stack.push_async_callback(broker.close)
+            made.append(broker)
+        yield made if len(made) == 2 else made * 2
+
+
+def step(name: str) -> PlanNode:
+    """A step of a plan."""
+    return PlanNode(NewMessage("q", payload=msgspec.json.encode({"task": name, "resultTtl": 60})))
+
+
+async def take(broker: Broker) -> tuple[Delivery, Settlement]:
+    """The next message, and its settlement with a result."""
+    popped = await broker.pop(PopRequest(queue="q", lease_ms=30_000, group_mode="shared"))
+    [message] = popped.messages
+    ref = msgspec.json.decode(message.payload)["flow"]
+    assert message.transaction_id is not None
+    end = TaskEnd(transaction_id=message.transaction_id, state="done", result=b"1", ttl_ms=60_000, flow=StepRef(**ref))
+    return message, Settlement(message.id, message.partition_id, "completed", popped.lease_id, task=end)
+
+
+async def states(broker: Broker, id: str) -> str:
+    """The first letters of the states of all steps."""
+    return "".join(one.state[0] for one in (await broker.tasks.flows.status("q", id)).steps)
+
+
+@pytest.mark.parametrize("forgets", [False, True], ids=["keeps", "drops"])
+async def test_each_server_knows_how_far_a_long_chain_is(brokers: Sequence[Broker], forgets: bool) -> None:
+    """Not the end of each step is stored; messages may be removed as soon as they are settled."""
+    one, other = brokers
+    await one.configure(QueueSpec(name="q", options=QueueOptions(drop_settled=forgets)))
+    flow = await one.tasks.flows.push(Plan([step(f"t{number}") for number in range(LONG)], 60_000))
+    for number in range(LONG):
+        for broker in brokers:
+            assert await states(broker, flow.id) == "d" * number + "p" + "w" * (LONG - number - 1)
+        _, settlement = await take(one)
+        assert await states(other, flow.id) == "d" * number + "r" + "w" * (LONG - number - 1)
+        for broker in (one, other, one):  # Its answers may be lost.
+            [outcome] = await broker.settle([settlement])
+            assert outcome.success
+    assert (await other.tasks.flows.status("q", flow.id)).state == "done"
+    assert not (await one.pop(PopRequest(queue="q", group_mode="shared"))).messages
+
+
+async def test_a_step_whose_message_was_removed_ends_nothing_before_it(brokers: Sequence[Broker]) -> None:
+    one, other = brokers
+    flow = await one.tasks.flows.push(Plan([step(f"t{number}") for number in range(5)], 60_000))
+    for _ in range(2):
+        _, settlement = await take(one)
+        await one.settle([settlement])
+    message, _ = await take(one)
+    await one.engine.delete_messages([message.id])
+    assert await states(other, flow.id) == "dcwww"  # That the second one was done is known no more.
+    assert (await other.tasks.flows.status("q", flow.id)).state == "cancelled"
+
+
+async def test_a_flow_that_another_server_cancelled_pushes_nothing(brokers: Sequence[Broker]) -> None:
+    one, other = brokers
+    flow = await one.tasks.flows.push(Plan([step(f"t{number}") for number in range(4)], 60_000))
+    _, first = await take(one)
+    await one.settle([first])
+    _, second = await take(one)
+    assert await other.tasks.flows.cancel("q", flow.id)
+    [outcome] = await one.settle([second])
+    assert outcome.success
+    assert not (await one.pop(PopRequest(queue="q", group_mode="shared"))).messages
+    assert await states(one, flow.id) == "dccc"
+    assert not await one.tasks.flows.cancel("q", flow.id)
+
+
+@pytest.mark.parametrize("speed", [0, 0.2, 0.5, 1, 1.5, 3])
+async def test_a_flow_that_goes_on_while_it_is_looked_at_is_not_seen_behind_where_it_was(speed: float) -> None:
+    map = FlowMap("q", "f", Plan([step(f"t{number}") for number in range(9)], 60_000))
+    at = begin = 2.0
+
+    async def is_stored(one: Step) -> bool:
+        nonlocal at
+        at = min(8, at + speed)
+        return int(one.path) == int(at)  # Those before are removed.
+
+    progress = [progress for _, progress in await reached(map, {}, is_stored)]
+    assert begin <= progress.index("pushed") <= at
+    assert progress.count("pushed") == 1
