@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Coroutine
+from typing import Any
 
 import hark
 from bench.client.program import Taken, main
 
 AT_ONCE = 50
+STEPS = 10
+"""Steps of a chain."""
 IDLE_SECONDS = 0.05
 """Between two pushes to an idle worker."""
 
@@ -41,6 +45,57 @@ async def work(url: str, number: int) -> Taken:
     return Taken(len(times), times[-1] - times[0])
 
 
+async def plain(url: str, number: int) -> Taken:
+    """Push tasks and run them."""
+    return await _push_and_run(url, number)
+
+
+async def stored(url: str, number: int) -> Taken:
+    """The same with results that are stored."""
+    return await _push_and_run(url, number, result=True)
+
+
+async def chains(url: str, number: int) -> Taken:
+    """The same as chains: each step pushes the next one."""
+    return await _push_and_run(url, number, steps=STEPS)
+
+
+async def _push_and_run(url: str, number: int, *, result: bool = False, steps: int = 0) -> Taken:
+    worker = hark.Worker(url, queue="bench", concurrency=AT_ONCE)
+    ran = 0
+
+    @worker.task("noop", result=result)
+    async def noop(number: int) -> int:
+        nonlocal ran
+        ran += 1
+        return number
+
+    def push(number: int) -> Coroutine[Any, Any, object]:
+        if not steps:
+            return noop.push(number)
+        chain = noop.s(number)
+        for _ in range(steps - 1):
+            chain |= noop.s()
+        return chain.push()
+
+    await push(0)  # It connects.
+    await worker.run(hark.WorkerRunOptions(burst=True))
+    ran = 0
+    began, cpu = time.perf_counter(), time.process_time()
+    left = iter(range(number // (steps or 1)))
+
+    async def push_all() -> None:
+        for n in left:
+            await push(n)
+
+    await asyncio.gather(*(push_all() for _ in range(AT_ONCE)))
+    pushed = time.process_time() - cpu
+    await worker.run(hark.WorkerRunOptions(burst=True))
+    taken = Taken(ran, time.perf_counter() - began, [pushed, time.process_time() - cpu])
+    await worker.close()
+    return taken
+
+
 async def latency(url: str, number: int) -> Taken:
     """From a push to the start of its handler, one at a time at a worker that waits."""
     worker = hark.Worker(url, queue="bench", concurrency=AT_ONCE)
@@ -67,4 +122,4 @@ async def latency(url: str, number: int) -> Taken:
 
 
 if __name__ == "__main__":
-    main({"push": push, "work": work, "latency": latency})
+    main({"push": push, "work": work, "latency": latency, "plain": plain, "stored": stored, "chains": chains})

@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import partial
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -107,16 +106,13 @@ class Signature:
         self._by_position_only = {p.name for p in parameters if p.kind is p.POSITIONAL_ONLY}
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
         self.names = tuple(p.name for p in parameters)
-        self._struct = partial(_struct_of, name, function, parameters)
-        self._decode = msgspec.json.Decoder(self._struct()).decode
+        self._decode = _decoder(name, function, parameters)
+        # Of the arguments of a step, without the result of the step before.
+        self._decode_rest = _decoder(name, function, [p for p in parameters if p.name not in self._positional[:1]])
 
     def encode(self, args: Sequence[object], kwargs: dict[str, object]) -> msgspec.Raw:
         """Check and encode the arguments of a push. Raises `WrongArguments`, which names the argument."""
-        given = self._bind(args, kwargs)
-        try:
-            encoded = _encode(given)
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise self._not_json(given, error) from error
+        encoded = self._encode(self._bind(args, kwargs))
         self._read(encoded)
         return msgspec.Raw(encoded)
 
@@ -127,22 +123,14 @@ class Signature:
                 f"task {self.task!r} has no positional parameter for the result of the step before; use "
                 f"{self.task}.si() if it does not need the result"
             )
-        first = self._positional[0]
         given = self._bind((None, *args), kwargs)
-        del given[first]
+        del given[self._positional[0]]
+        encoded = self._encode(given)
         try:
-            encoded = _encode(given)
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise self._not_json(given, error) from error
-        try:
-            msgspec.json.decode(encoded, type=self._struct(partly=True))
+            self._decode_rest(encoded)
         except msgspec.ValidationError as error:
-            raise WrongArguments(f"task {self.task!r}: {self._explain(str(error))}") from error
-        missing = [name for name in self.names if name not in given and name not in self._defaults and name != first]
-        if missing:
-            raise WrongArguments(
-                f"task {self.task!r}: argument {missing[0]!r} is missing; {first!r} is the result of the step before"
-            )
+            text = f"{self._explain(str(error))}; {self._positional[0]!r} is the result of the step before"
+            raise WrongArguments(f"task {self.task!r}: {text}") from error
         return msgspec.Raw(encoded)
 
     def with_result(self, encoded: msgspec.Raw, result: msgspec.Raw) -> bytes:
@@ -220,6 +208,12 @@ class Signature:
             return f"argument {field[1]!r}: {reason[:1].lower()}{reason[1:]}"
         return f"the arguments cannot be decoded: {text}"
 
+    def _encode(self, given: dict[str, object]) -> bytes:
+        try:
+            return _encode(given)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise self._not_json(given, error) from error
+
     def _not_json(self, given: dict[str, object], error: Exception) -> WrongArguments:
         """Name the argument that cannot be encoded."""
         for name, value in given.items():
@@ -240,10 +234,10 @@ def _check_parameter(task: str, parameter: inspect.Parameter) -> None:
         raise InvalidInput(f"task {task!r}: {text}; rename it, for example to {parameter.name}_seconds")
 
 
-def _struct_of(
-    task: str, function: Callable[..., Any], parameters: Sequence[inspect.Parameter], *, partly: bool = False
-) -> Any:
-    """A struct with a field per parameter. Omitted fields use the function's defaults; `partly`: any."""
+def _decoder(
+    task: str, function: Callable[..., Any], parameters: Sequence[inspect.Parameter]
+) -> Callable[[msgspec.Raw | bytes], msgspec.Struct]:
+    """Return the decoder of a struct with a field per parameter. Omitted fields use the function's defaults."""
     try:
         hints = get_type_hints(function, include_extras=True)
     except Exception as error:
@@ -253,16 +247,15 @@ def _struct_of(
     fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
     for parameter in parameters:
         kind = hints.get(parameter.name, Any)
-        if parameter.default is parameter.empty and not partly:
+        if parameter.default is parameter.empty:
             fields.append((parameter.name, kind))
         else:
             fields.append((parameter.name, kind | msgspec.UnsetType, msgspec.UNSET))
     try:
         struct = msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True)
-        msgspec.json.Decoder(struct)  # Checks the types now, not at the first push.
+        return msgspec.json.Decoder(struct).decode
     except TypeError as error:
         raise InvalidInput(f"task {task!r}: an annotation has a type that JSON cannot represent: {error}") from error
-    return struct
 
 
 P = ParamSpec("P")
