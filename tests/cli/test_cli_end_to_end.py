@@ -206,7 +206,7 @@ def test_limits_are_set_shown_and_kept(hark: Run, queue: str) -> None:
     """
     follow(hark, script, queue=queue)
     limits = answer(hark, "group", "limits", "__QUEUE_MODE__", queue)["limits"]
-    assert limits == {"maxInFlight": 0, "rateLimit": 0.5, "rateBurst": 0}
+    assert {name: value for name, value in limits.items() if value} == {"rateLimit": 0.5}
 
 
 def test_commands_that_only_look_understand_a_real_server(hark: Run, queue: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .model_nouns import Lease, Message, Partition
+from .model_nouns import Bucket, Lease, Message, Partition
 
 
 @dataclass(eq=False)
@@ -22,6 +22,8 @@ class Position:
     requeued: set[Message] = field(default_factory=set)
     done: dict[Message, int] = field(default_factory=dict)
     """What was completed, and under which lease; it stays so when the message is removed."""
+    bucket: Bucket | None = None
+    """What the rate of the partition allows."""
     unsure: set[Message] = field(default_factory=set)
     """What was completed, and its lease may be forgotten: not by a transaction, or before a seek."""
 

@@ -27,7 +27,7 @@ alter table messages add column later integer not null default 7;
 create table later (id integer primary key);
 create index messages_later on messages (later) where later <> 7;
 """
-TABLES = {3: "04ea"}
+TABLES = {4: "1ff2"}
 """The tables of the current version, in short: raise `VERSION` and change it when they change."""
 
 
@@ -98,6 +98,8 @@ def first_version_of_snapshot(body: bytes) -> bytes:
             there = connection.execute("select name from sqlite_schema where type = ? and sql is not null", (kind,))
             for name in {name for (name,) in there} - known:
                 connection.execute(f"drop {kind} {name}")
+        for column in ("tokens", "filled_at"):
+            connection.execute(f"alter table positions drop column {column}")
         connection.pragma("user_version", 1)
         connection.close()
         database = path.read_bytes()

@@ -373,10 +373,21 @@ class Groups:
         max_in_flight: int | None = None,
         rate_limit: float | None = None,
         rate_burst: int | None = None,
+        max_in_flight_per_partition: int | None = None,
+        rate_limit_per_partition: float | None = None,
+        rate_burst_per_partition: int | None = None,
     ) -> Limits:
-        """Replace all three limits. A limit that you do not give is removed."""
-        body = {"maxInFlight": max_in_flight, "rateLimit": rate_limit, "rateBurst": rate_burst}
-        return (await self._caller.ask(operations.LIMIT_GROUP, name, queue, body=body)).limits
+        """Replace all limits. A limit that you do not give is removed."""
+        body = {
+            "maxInFlight": max_in_flight,
+            "rateLimit": rate_limit,
+            "rateBurst": rate_burst,
+            "maxInFlightPerPartition": max_in_flight_per_partition,
+            "rateLimitPerPartition": rate_limit_per_partition,
+            "rateBurstPerPartition": rate_burst_per_partition,
+        }
+        given = {limit: value for limit, value in body.items() if value is not None}
+        return (await self._caller.ask(operations.LIMIT_GROUP, name, queue, body=given)).limits
 
 
 _AT_ONCE = 100

@@ -15,11 +15,12 @@ import msgspec
 from hark.clock import SECOND
 from hark.engine.core.groups import Contact
 from hark.engine.core.handout import Fetch, HandOut, Job, OrderedFetch, Picker, SharedFetch
+from hark.engine.core.limits import Allowance, Room
 from hark.engine.core.loader import Loader
 from hark.engine.core.ordered import OrderedPosition
 from hark.engine.core.position import Lease, Position
 from hark.engine.core.shared import Entry, SharedPosition
-from hark.engine.core.state import Allowance, Group, Queue, State
+from hark.engine.core.state import Group, Queue, State
 from hark.engine.core.store import SELECT_MESSAGES, decode_messages, scalar
 from hark.engine.core.transaction import MOST_NOTIFIED, runs
 from hark.engine.hints import CALL_BYTES, HintBook, reply_bound
@@ -168,7 +169,7 @@ class Claimer:
                 fetches = [fetch for job in active for fetch in self._plan(job)]
                 self._read(fetches)
                 for fetch in fetches:
-                    self._allowance.spend(fetch.queue, fetch.position.group, self.hand_out.accept(fetch))
+                    self._allowance.spend(fetch.position, self.hand_out.accept(fetch))
                 self._allowance.release()
                 self._reserved.clear()
                 active = [job for job in active if not job.done]
@@ -207,8 +208,11 @@ class Claimer:
         for queue, group in job.groups:
             named = None if job.request.partition is None else queue.partitions.get(job.request.partition)
             change = group.next_change(self._state.leases, None if named is None else named.id)
-            if job.request.partition is None and job.reason == "nothing_ready" and group.waking:
-                job.reason = min(group.waking.values())[1]
+            if job.request.partition is None and job.reason == "nothing_ready":
+                if group.full:
+                    job.reason = "max_in_flight"
+                elif group.waking:
+                    job.reason = min(group.waking.values())[1]
             if change is not None and (job.look_again_at is None or change < job.look_again_at):
                 job.look_again_at = change
             if named is None and change is not None:
@@ -254,7 +258,10 @@ class Claimer:
         room = self._allowance.room(queue, position.group, auto_ack=job.request.auto_ack).left
         if room < need:
             self._note_blocked(queue, position.group)
-        need = min(need, room)
+        here = self._room_in(job, position)
+        if here.left <= 0:
+            return None
+        need = min(need, room, here.left)
         fetch: Fetch | None = None
         if isinstance(position, SharedPosition):
             fetch = self._pick(job, queue, position, min(need, self._round_left))
@@ -264,9 +271,19 @@ class Claimer:
                 self._reserved.add(position)
                 fetch = OrderedFetch(job, queue, position, intervals, min(need, planned), planned)
         if fetch is not None:
-            self._allowance.reserve(queue, position.group, fetch.room, exact=isinstance(fetch, SharedFetch))
+            exact, auto_ack = isinstance(fetch, SharedFetch), job.request.auto_ack
+            self._allowance.reserve(position, fetch.room, exact=exact, auto_ack=auto_ack)
             self._round_left -= fetch.planned
         return fetch
+
+    def _room_in(self, job: Job, position: Position) -> Room:
+        """The messages that the limits of a partition allow. At its limit, it is held back until it may deliver."""
+        own = job.lease.parts[position].open if job.lease is not None and position in job.lease.parts else 0
+        room = self._allowance.room_in(position, auto_ack=job.request.auto_ack, own=own)
+        if room.left <= 0 and not own:
+            job.reason = room.reason
+            position.group.hold_back(position.partition.id, room)
+        return room
 
     def _pick(self, job: Job, queue: Queue, position: SharedPosition, need: int) -> SharedFetch | None:
         group, partition = position.group, position.partition

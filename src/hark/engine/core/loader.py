@@ -42,7 +42,8 @@ from groups where queue = ?1
 _POSITIONS = """
 select json_group_array(json_array(
     wanted.value,
-    json((select json_array(cursor, probe, settled_at) from positions where grp = ?1 and partition = wanted.value)),
+    json((select json_array(cursor, probe, settled_at, tokens, filled_at) from positions
+        where grp = ?1 and partition = wanted.value)),
     json((select json_group_array(json_array(first, last)) from
         (select first, last from ranges where grp = ?1 and partition = wanted.value order by first))),
     json((select json_group_array(json_array(offset, attempts, due, error)) from retries
@@ -94,7 +95,8 @@ left join lanes as lane on lane.grp = ?1 and lane.partition = partition.id and l
 _SHARED_POSITIONS = f"""
 select json_group_array(json_array(
     partition.id,
-    iif(position.cursor is null, null, json_array(position.cursor, position.settled_at)),
+    iif(position.cursor is null, null,
+        json_array(position.cursor, position.settled_at, position.tokens, position.filled_at)),
     json(({_LANES})),
     json((select json_group_array(json_array(
             outstanding.offset, available_at, attempts, error, requeued, ifnull(created_at, 0), ifnull(priority, 0)))
@@ -145,7 +147,7 @@ class _PartitionRow(msgspec.Struct, array_like=True):
 
 class _PositionRow(msgspec.Struct, array_like=True):
     partition: int
-    position: tuple[int, int, int | None] | None
+    position: tuple[int, int, int | None, float | None, int] | None
     ranges: list[tuple[int, int]]
     retries: list[tuple[int, int, int, str | None]]
     requeued: list[tuple[int, int]]
@@ -156,7 +158,7 @@ class _SharedRow(msgspec.Struct, array_like=True):
     """A stored position of a shared group."""
 
     partition: int
-    position: tuple[int, int | None] | None
+    position: tuple[int, int | None, float | None, int] | None
     lanes: list[tuple[int, int, int, int, int, int]]
     entries: list[tuple[int, int, int, str | None, int, int, int]]
 
@@ -326,7 +328,7 @@ class Loader:
             if row.position is None:
                 position.begin(self._start(group, partition), row.gaps)
             else:
-                position.cursor, position.probe, position.settled_at = row.position
+                position.cursor, position.probe, position.settled_at, position.tokens, position.filled_at = row.position
                 position.ranges = row.ranges
             position.rise_to(partition.floor)
             position.retries = {offset: Retry(attempts, due, error) for offset, attempts, due, error in row.retries}
@@ -427,7 +429,7 @@ def _shared_position(group: Group, partition: Partition, row: _SharedRow, base: 
     """A position from its row. A new one starts after `base`."""
     position = SharedPosition(group, partition, base if row.position is None else row.position[0])
     if row.position is not None:
-        position.settled_at = row.position[1]
+        _, position.settled_at, position.tokens, position.filled_at = row.position
     for priority, cursor, due, due_offset, more, next_due in row.lanes:
         if priority == 0 or cursor or more:
             lane = position.plain[priority] = PlainLane(priority, cursor)

@@ -235,8 +235,14 @@ _VERSION_3 = """
 create index messages_expiry on messages (extra ->> 'x') where extra ->> 'x' is not null;
 """
 
+_VERSION_4 = """
+-- Remaining tokens of the rate limit of a group in a partition, and when they were last filled; null: all.
+alter table positions add column tokens real;
+alter table positions add column filled_at integer not null default 0;
+"""
+
 # Step n migrates version n to version n + 1. Only append.
-MIGRATIONS: tuple[str, ...] = (_VERSION_1, _VERSION_2, _VERSION_3)
+MIGRATIONS: tuple[str, ...] = (_VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4)
 CURRENT_VERSION = len(MIGRATIONS)
 
 

@@ -149,10 +149,12 @@ async def _seek(store: Store, to: Seek) -> SeekOutcome | HarkError:
 
 async def limit_group(store: Store, queue: str, group: str, limits: Limits) -> bool:
     """Limit what a group may take; False: it does not exist."""
-    sql = "select hark.limit_group_v1($1, $2, $3, $4, $5)"
-    bounds = (limits.max_in_flight, limits.rate_limit, limits.rate_burst)
-    found = bool(await store.pool.fetchval(sql, queue, group, *bounds))
+    sql = "select hark.limit_group_v1($1, $2, $3, $4, $5, $6, $7, $8)"
+    found = bool(await store.pool.fetchval(sql, queue, group, *msgspec.structs.astuple(limits)))
     if found:
+        known = store.groups.get((queue, group))
+        if known is not None:
+            known.ready.forget()
         store.hint([Hint(queue, group)])
     return found
 

@@ -296,6 +296,8 @@ class Notifications(HintBook, eq=False, kw_only=True):
         counts = {}
         for one in pushed:
             ready.prioritized |= one.prioritized
+            if ready.is_bound(one.partition.id):
+                continue
             if one.number:
                 ready.arrived(one.partition.id, one.number, one.top)
                 counts[one.partition.name] = one.number
@@ -328,6 +330,11 @@ class Notifications(HintBook, eq=False, kw_only=True):
                 for _, _, partition in one.ready.heads(_FEW):
                     self._notify(one, partition)
 
+    def has_room_in(self, group: Group, partition: int) -> None:
+        """Fewer messages of a partition are in flight: if it reached its limit, the group may take more."""
+        if group.shared is not None and group.ready.make_room(partition):
+            self._notify(group, partition)
+
     def drained(self, group: Group, partition: int) -> None:
         """A lease ended and left nothing behind it."""
         if group.ready.drained(partition):
@@ -354,6 +361,7 @@ class Notifications(HintBook, eq=False, kw_only=True):
                 self.add(partition.queue, name, (partition.name,))
             for group in groups:
                 self.has_room(group)
+                self.has_room_in(group, partition.id)
                 if group.shared is None and partition.id in group.ready.waking:
                     group.ready.add(partition.id)
 

@@ -16,6 +16,7 @@ from hark.engine.hints import forget_oldest
 from hark.model import EmptyReason, Settlement
 
 _turns = count(1)
+_NEVER: tuple[int, EmptyReason] = (0, "")
 
 
 class Ready:
@@ -43,6 +44,8 @@ class Ready:
         """Partitions that got messages while they waited."""
         self._unannounced: dict[int, int] = {}
         """Partitions that pops made ready, and that no hint named yet; in shared groups with a number of messages."""
+        self._made_room: dict[int, int] = {}
+        """Turns of the last settlements in partitions of a shared group, on this server."""
         self._leased_elsewhere: set[int] = set()
         """Partitions that are leased, possibly on another server, as the database answered."""
 
@@ -96,6 +99,25 @@ class Ready:
         for partition in missed:
             self.add(partition)
         return missed
+
+    def make_room(self, partition: int) -> bool:
+        """Fewer messages of a partition are in flight; True: that kept it back, it may be taken now."""
+        self._made_room[partition] = next(_turns)
+        if self.waking.get(partition, _NEVER)[1] != "max_in_flight":
+            return False
+        self.add(partition)
+        return True
+
+    def made_room_since(self, partition: int, turn: int) -> bool:
+        """Whether fewer messages of a partition are in flight than at a turn."""
+        return self._made_room.get(partition, 0) > turn
+
+    def is_bound(self, partition: int) -> bool:
+        """Whether a limit of a partition keeps it back: new messages do not change that."""
+        if self.waking.get(partition, _NEVER)[1] not in ("max_in_flight", "rate_limited"):
+            return False
+        self._received[partition] = next(_turns)
+        return True
 
     # What pops find ----------------------------------------------------------------------------------------
 
@@ -289,7 +311,7 @@ class SharedReady(Ready):
         self.wake_at(partition, due, reason)
         self._notified.pop(partition, None)
         known = self._announced_due.get(partition)
-        if reason != "lease_held" and (known is None or known <= now or due < known):
+        if reason not in ("lease_held", "max_in_flight") and (known is None or known <= now or due < known):
             self._announced_due[partition] = due
             self._unannounced[partition] = 1
 

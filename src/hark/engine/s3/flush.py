@@ -313,13 +313,17 @@ class Flush:
     # The end -----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Save what claims changed: lanes, leases, rate limits."""
-        lanes = [position for position in self._taken if isinstance(position, SharedPosition) and position.unsaved]
-        if lanes or self._notes.waiting:
+        """Save what claims changed: lanes, tokens of partitions, leases, rate limits."""
+        taken = [
+            position
+            for position in self._taken
+            if position.each is not None or (isinstance(position, SharedPosition) and position.unsaved)
+        ]
+        if taken or self._notes.waiting:
 
             def body(transaction: WriteTransaction) -> None:
                 self._notes.save(transaction, self._state)
-                for position in lanes:
+                for position in taken:
                     if position.group.positions.get(position.partition.id) is position:
                         transaction.draft(position)
 

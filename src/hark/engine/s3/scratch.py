@@ -53,7 +53,7 @@ def _remove_orphans(parent: Path) -> None:
                 os.close(lock)
 
 
-VERSION = 3
+VERSION = 4
 """The version of the tables of the state: of those here and of those of the queue (`core/schema.py`).
 
 Raise it with each change of any of them; a test checks this. Records and snapshots of older versions are read. Newer

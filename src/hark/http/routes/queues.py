@@ -65,8 +65,9 @@ def _read(given: Mapping[str, msgspec.Raw], known: Mapping[str, Option], where: 
         for name, raw in given.items()
         if name in known and bytes(raw) != b"null"
     }
-    if values.get("rateBurst") and not values.get("rateLimit"):
-        raise InvalidInput(f"{where}rateBurst: allowed only together with rateLimit; set both")
+    for burst, rate in (("rateBurst", "rateLimit"), ("rateBurstPerPartition", "rateLimitPerPartition")):
+        if values.get(burst) and not values.get(rate):
+            raise InvalidInput(f"{where}{burst}: allowed only together with {rate}; set both")
     return values
 
 
