@@ -227,7 +227,7 @@ class OrderedPosition(Position):
         if self.readiness(now).priority is None:
             self.group.leave(self.partition.id)
             return False
-        if self.is_held_back(now):
+        if self.is_at_limit(now):
             return False
         self.group.make_ready(self.partition.id, lower=True)
         return True

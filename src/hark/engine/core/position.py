@@ -104,7 +104,7 @@ class Position(ABC):
         """The limits of the group in each partition, if there are any."""
         return narrower(self.partition.queue.bounds.each, self.group.bounds.each)
 
-    def is_held_back(self, now: int) -> bool:
+    def is_at_limit(self, now: int) -> bool:
         """Whether a limit of the partition prevents deliveries. The group then knows until when."""
         room = room_in(self, now)
         if room.left > 0:

@@ -239,7 +239,7 @@ class SharedPosition(Position):
         group, number = self.group, self.partition.id
         priority, due = self.readiness(now)
         if priority is not None:
-            if self.is_held_back(now):
+            if self.is_at_limit(now):
                 return False
             group.make_ready(number, priority, lower=True)
             if due is not None:

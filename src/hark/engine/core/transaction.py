@@ -359,7 +359,7 @@ class WriteTransaction(msgspec.Struct, eq=False):
         for ordered in self.ordered:
             ordered.publish(self.now)
             group = ordered.group
-            if ordered.refresh(self.now) or _is_news(group, ordered.partition.id, self.now):
+            if ordered.refresh(self.now) or _needs_hint(group, ordered.partition.id, self.now):
                 self.hints.add(group.queue_name, group.name, (ordered.partition.name,))
         for shared in self.shared:
             self._publish_shared(shared)
@@ -395,7 +395,7 @@ class WriteTransaction(msgspec.Struct, eq=False):
                 if was_full:
                     notified = max(notified, position.count_ready(MOST_NOTIFIED))
             elif position.each is not None:
-                notified = int(_is_news(group, partition.id, self.now))
+                notified = int(_needs_hint(group, partition.id, self.now))
             if notified:
                 self.hints.add(group.queue_name, group.name, (partition.name,), counts={partition.name: notified})
             return
@@ -434,7 +434,7 @@ class WriteTransaction(msgspec.Struct, eq=False):
         if partition.id in group.waking:
             return False
         if position is not None:
-            return position.refresh(self.now) or _is_news(group, partition.id, self.now)
+            return position.refresh(self.now) or _needs_hint(group, partition.id, self.now)
         group.make_ready(partition.id)
         return True
 
@@ -459,7 +459,7 @@ class WriteTransaction(msgspec.Struct, eq=False):
         if group.waking.get(partition.id, (0, ""))[1] == "window_buffer":
             return 0
         if not position.refresh(self.now) and position.each is not None:
-            return int(_is_news(group, partition.id, self.now))
+            return int(_needs_hint(group, partition.id, self.now))
         found = position.readiness(self.now)
         if found.priority is not None:
             young = partition.queue.info.options.delayed_processing
@@ -485,7 +485,7 @@ class WriteTransaction(msgspec.Struct, eq=False):
                 self.hints.add(queue.name, group.name, known, counts=counts)
 
 
-def _is_news(group: Group, partition: int, now: int) -> bool:
+def _needs_hint(group: Group, partition: int, now: int) -> bool:
     """Whether a partition waits for a time that no consumer knows, so that one must pop to learn it."""
     return partition in group.waking and not now < group.learned <= group.waking[partition][0]
 

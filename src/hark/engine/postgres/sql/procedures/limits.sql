@@ -197,7 +197,7 @@ $$;
 create or replace function hark.room_made_v1(p_now bigint, t_grp integer[], t_partition bigint[], t_settled integer[])
 returns table (n integer, number integer)
 language sql volatile as $$
-    select w.n::integer, least(x.most - x.held, w.settled)::integer
+    select w.n::integer, least(x.most - x.leased, w.settled)::integer
     from unnest(t_grp, t_partition, t_settled) with ordinality as w(grp, partition, settled, n)
     join hark.groups g on g.id = w.grp
     join hark.queues q on q.name = g.queue
@@ -206,11 +206,11 @@ language sql volatile as $$
     cross join lateral (
         select least(nullif(q.max_in_flight_per_partition, 0), nullif(g.max_in_flight_per_partition, 0)) as most, (
             select count(*) from hark.outstanding e
-            where e.partition = w.partition and e.until > p_now and e.lease is not null and e.grp + 0 = w.grp) as held
+            where e.partition = w.partition and e.until > p_now and e.lease is not null and e.grp + 0 = w.grp) as leased
         offset 0
     ) as x
     where w.settled > 0 and (q.max_in_flight_per_partition > 0 or g.max_in_flight_per_partition > 0)
-        and x.held < x.most and x.held + w.settled >= x.most
+        and x.leased < x.most and x.leased + w.settled >= x.most
         and (p.tail > k.plain[1] or p.lanes is not null or exists (
             select 1 from hark.outstanding e where e.grp = w.grp and e.partition = w.partition and e.lease is null))
 $$;

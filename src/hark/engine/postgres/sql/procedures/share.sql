@@ -351,7 +351,7 @@ declare
     v_tops integer[] := array_fill(0, array[cardinality(c_pool)]);
     v_turns integer[] := array_fill(0, array[cardinality(c_pool)]);
     v_takers integer[] := array_fill(0, array[cardinality(c_pool)]);
-    v_held integer[] := array_fill(0, array[cardinality(c_pool)]);
+    v_leased integer[] := array_fill(0, array[cardinality(c_pool)]);
     v_alone boolean := cardinality(c_pool) = 1;
     v_turn integer := 0;
     v_left integer;
@@ -398,12 +398,12 @@ begin
                 o_status[v_best] := case when l_rate[o_limit[v_best]] then 9 else 10 end;
                 continue;
             end if;
-            if k_free[v_best] - v_held[v_best] <= 0 or k_rate_left[v_best] - o_used[v_best] <= 0 then
-                o_status[v_best] := case when k_free[v_best] - v_held[v_best] <= 0 then 12 else 11 end;
+            if k_free[v_best] - v_leased[v_best] <= 0 or k_rate_left[v_best] - o_used[v_best] <= 0 then
+                o_status[v_best] := case when k_free[v_best] - v_leased[v_best] <= 0 then 12 else 11 end;
                 continue;
             end if;
             v_share := least(v_share, k_rate_left[v_best] - o_used[v_best],
-                case when not r_auto_ack[r] then k_free[v_best] - v_held[v_best] end);
+                case when not r_auto_ack[r] then k_free[v_best] - v_leased[v_best] end);
             if v_all >= p_max_bytes then
                 v_share := hark.fitting_v1(f_size[o_next[v_best]:o_next[v_best] + v_share - 1],
                     p_max_bytes - greatest(v_own, v_bytes));
@@ -416,7 +416,7 @@ begin
             o_next[v_best] := o_next[v_best] + v_share;
             o_used[v_best] := o_used[v_best] + v_share;
             if not r_auto_ack[r] then
-                v_held[v_best] := v_held[v_best] + v_share;
+                v_leased[v_best] := v_leased[v_best] + v_share;
             end if;
             v_turns[v_best] := v_turn;
             v_takers[v_best] := r;
@@ -435,7 +435,7 @@ begin
     end loop;
     for c in 1..cardinality(c_pool) loop
         if o_status[c] = 0 and o_next[c] <= k_last[c] then
-            o_status[c] := case when k_free[c] - v_held[c] <= 0 then 12 when k_rate_left[c] - o_used[c] <= 0 then 11
+            o_status[c] := case when k_free[c] - v_leased[c] <= 0 then 12 when k_rate_left[c] - o_used[c] <= 0 then 11
                 else 0 end;
         end if;
     end loop;
