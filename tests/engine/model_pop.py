@@ -146,7 +146,7 @@ class PopModel(StoreModel):
         for position, share in self._plan(params, answered):
             taken = position.ready(self.now)[:share]
             popped.messages += [(one, position.attempts.get(one, 0) + 1) for one in taken]
-            position.served = next(self.numbers)
+            position.served, position.beside = next(self.numbers), False
             self._spend(position, len(taken))
             if params.auto_ack:
                 for one in taken:
@@ -159,6 +159,13 @@ class PopModel(StoreModel):
             popped.reasons = self._reasons(params)
         self.drop_settled()
         return popped
+
+    def popped_beside(self, addresses: set[tuple[str, str]], group: str) -> None:
+        """Several pops of one call got these: after a restart, their answers do not tell which was served first."""
+        number = next(self.numbers)
+        for queue, partition in addresses if not self.order_is_known else ():
+            position = self.positions[queue, partition, group]
+            position.served, position.beside = number, True
 
     def meet(self, params: PopParams) -> None:
         """A pop is a contact, whatever it gets."""
@@ -214,7 +221,8 @@ class PopModel(StoreModel):
     def _turn(self, position: Position, answered: Answered) -> tuple[int, int, int, int, int]:
         # Each of several servers has its own order of service, so then nobody can say whose turn it is.
         served = position.served if self.one_server else 0
-        known = (self.order_is_known and self.one_server) or served or position.address not in answered
+        known = (self.order_is_known and self.one_server) or (served and not position.beside)
+        known = known or position.address not in answered
         rank = len(answered) if known else list(answered).index(position.address)
         shared = isinstance(position, SharedPosition)
         highest = max(one.push.priority for one in position.ready(self.now)) if shared else 0

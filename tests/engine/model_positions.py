@@ -15,6 +15,8 @@ class Position:
     partition: Partition
     todo: list[Message]
     served: int = 0
+    beside: bool = False
+    """It was served by one of several pops in one call: which of them came first, their answers do not tell."""
     holder: dict[Message, Lease] = field(default_factory=dict)
     """Under which lease a message was last delivered, while its verdict is open."""
     attempts: dict[Message, int] = field(default_factory=dict)

@@ -141,6 +141,8 @@ class Steps:
         left = list(zip(all_params, everything, strict=True))
         while left:
             self.popped(*left.pop(self.next_served(left)), alone=len(all_params) == 1)
+        if len(all_params) > 1:
+            self.model.popped_beside({one for got in everything for one in partitions_of(got)}, all_params[0].group)
         if len(self.model.groups) > known:
             self.pass_time(0.001)  # What is pushed in the moment of a first contact may get a time just after it.
         self.tidy()

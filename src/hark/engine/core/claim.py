@@ -208,11 +208,8 @@ class Claimer:
         for queue, group in job.groups:
             named = None if job.request.partition is None else queue.partitions.get(job.request.partition)
             change = group.next_change(self._state.leases, None if named is None else named.id)
-            if job.request.partition is None and job.reason == "nothing_ready":
-                if group.full:
-                    job.reason = "max_in_flight"
-                elif group.waking:
-                    job.reason = min(group.waking.values())[1]
+            if job.request.partition is None and job.reason == "nothing_ready" and group.waking:
+                job.reason = min(group.waking.values())[1]
             if change is not None and (job.look_again_at is None or change < job.look_again_at):
                 job.look_again_at = change
             if named is None and change is not None:
@@ -258,10 +255,11 @@ class Claimer:
         room = self._allowance.room(queue, position.group, auto_ack=job.request.auto_ack).left
         if room < need:
             self._note_blocked(queue, position.group)
-        here = self._room_in(job, position)
-        if here.left <= 0:
-            return None
-        need = min(need, room, here.left)
+        if position.group.each is not None:
+            room = min(room, self._room_in(job, position).left)
+            if room <= 0:
+                return None
+        need = min(need, room)
         fetch: Fetch | None = None
         if isinstance(position, SharedPosition):
             fetch = self._pick(job, queue, position, min(need, self._round_left))
@@ -422,7 +420,7 @@ def _hint_left(hints: HintBook, position: SharedPosition, now: int) -> None:
     count = 0
     if partition.id in group.ready:
         count = position.count_ready(MOST_NOTIFIED) if position.fell_due else 0
-    elif partition.id in group.waking and not now < group.learned <= group.waking[partition.id][0]:
+    elif partition.id in group.waking and group.must_learn(partition.id, now):
         count = 1
     if count:
         hints.add(group.queue_name, group.name, (partition.name,), counts={partition.name: count})

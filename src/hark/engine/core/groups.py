@@ -161,7 +161,7 @@ def limit_group(transaction: WriteTransaction, queue: str, group: str, limits: m
         return False
     sql = "update groups set limits = ?1 where id = ?2"
     run(transaction.connection, sql, _encode_limits(limits).decode(), found.id)
-    transaction.on_commit(partial(found.bounds.set, limits))
+    transaction.on_commit(partial(found.limit, transaction.state.queues[queue], limits))
     transaction.on_commit(partial(look_again, found, transaction.now))
     transaction.hints.add(queue, group, None)
     return True

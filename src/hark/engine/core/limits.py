@@ -134,7 +134,7 @@ class Allowance:
                 self._reserved[bounds] = self._reserved.get(bounds, 0) + number
                 if not exact:
                     self._unsure.add(bounds)
-        if position.each is not None:
+        if position.group.each is not None:
             reserved, leased = self._in_partitions.get(position, (0, 0))
             self._in_partitions[position] = reserved + number, leased + (0 if auto_ack else number)
 
@@ -153,10 +153,10 @@ class Allowance:
         for bounds in (position.partition.queue.bounds, position.group.bounds):
             if (rate := bounds.limits.rate_limit) > 0:
                 bounds.tokens = _refill(bounds, rate, bounds.size, self._now) - number
-        each = position.each
-        if each is not None and each.rate:
-            position.tokens = _refill(position, each.rate, each.burst, self._now) - number
-        if each is not None:
+        each = position.group.each
+        if each is not None and number:  # Without a delivery, what the claim found out about the partition stays.
+            if each.rate:
+                position.tokens = _refill(position, each.rate, each.burst, self._now) - number
             position.refresh(self._now)
 
 
@@ -165,7 +165,7 @@ def room_in(position: Position, now: int, reserved: int = 0, leased: int = 0, *,
 
     At its limit of messages in flight a partition delivers nothing, with `auto_ack` either.
     """
-    each = position.each
+    each = position.group.each
     if each is None:
         return FREE
     least = FREE
@@ -190,7 +190,7 @@ def reached_limit(position: Position, now: int) -> Limited | None:
         most = bounds.limits.max_in_flight
         if most and in_flight >= most:
             return Limited(reason="max_in_flight", scope=scope, limit=most, in_flight=in_flight)
-    each = position.each
+    each = group.each
     if each is not None and each.max_in_flight and position.noted >= each.max_in_flight:
         return Limited(reason="max_in_flight", scope="partition", limit=each.max_in_flight, in_flight=position.noted)
     for scope, bounds, _ in scopes:
@@ -211,11 +211,12 @@ def _whole_tokens(bucket: Bucket, rate: float, size: int, now: int) -> int:
 def _refill(bucket: Bucket, rate: float, size: int, now: int) -> float:
     if bucket.tokens is None:
         bucket.tokens, bucket.filled_at = size, now
-    gained = rate * (now - bucket.filled_at) / SECOND
+    gained = rate * max(0, now - bucket.filled_at) / SECOND  # The clock may have been set back before a restart.
     bucket.tokens, bucket.filled_at = min(size, bucket.tokens + gained), now
     return bucket.tokens
 
 
 def _next_token(bucket: Bucket, rate: float) -> int:
     missing = max(0.0, 1 - (bucket.tokens or 0))
-    return bucket.filled_at + round(missing / rate * SECOND)
+    # Never at once: who looks again at that time and finds a fraction missing must not do so for ever.
+    return bucket.filled_at + max(1, round(missing / rate * SECOND))

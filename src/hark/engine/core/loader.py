@@ -409,6 +409,7 @@ def adopt_group(state: State, group: Group) -> None:
     queue = state.queues.get(group.queue_name)
     if queue is not None:
         queue.groups[group.name] = group
+        group.limit(queue)
 
 
 def make_group(row: Sequence[Any]) -> Group:

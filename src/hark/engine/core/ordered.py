@@ -225,9 +225,10 @@ class OrderedPosition(Position):
         self.group.in_flight += in_flight - self.noted
         self.noted = in_flight
         if self.readiness(now).priority is None:
-            self.group.leave(self.partition.id)
+            self.group.ready.pop(self.partition.id, None)
+            self.group.waking.pop(self.partition.id, None)
             return False
-        if self.is_at_limit(now):
+        if self.group.each is not None and self.is_at_limit(now):
             return False
         self.group.make_ready(self.partition.id, lower=True)
         return True

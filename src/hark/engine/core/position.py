@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import apsw
 import msgspec
 
-from hark.engine.core.limits import Each, narrower, room_in
+from hark.engine.core.limits import room_in
 from hark.engine.core.store import scalar
 from hark.ids import IdCodec
 
@@ -98,11 +98,6 @@ class Position(ABC):
         self.tokens: float | None = None
         """Tokens of the rate of the partition that are left; None: all, because none was used."""
         self.filled_at = 0
-
-    @property
-    def each(self) -> Each | None:
-        """The limits of the group in each partition, if there are any."""
-        return narrower(self.partition.queue.bounds.each, self.group.bounds.each)
 
     def is_at_limit(self, now: int) -> bool:
         """Whether a limit of the partition prevents deliveries. The group then knows until when."""

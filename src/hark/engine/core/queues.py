@@ -132,7 +132,7 @@ def reconfigure(queue: Queue, info: QueueInfo, now: int) -> None:
 
 def look_again(group: Group, now: int) -> None:
     """Check all partitions again that a group waits for."""
-    for partition_id in [*group.waking, *group.full]:
+    for partition_id in list(group.waking):
         group.reevaluate(partition_id, now)
 
 

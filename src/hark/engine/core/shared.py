@@ -239,7 +239,7 @@ class SharedPosition(Position):
         group, number = self.group, self.partition.id
         priority, due = self.readiness(now)
         if priority is not None:
-            if self.is_at_limit(now):
+            if group.each is not None and self.is_at_limit(now):
                 return False
             group.make_ready(number, priority, lower=True)
             if due is not None:
@@ -251,7 +251,8 @@ class SharedPosition(Position):
         if due is not None:
             group.wake_at(number, due)
         else:
-            group.leave(number)
+            group.ready.pop(number, None)
+            group.waking.pop(number, None)
         return False
 
     def find_leased(self, name: str, codec: IdCodec) -> LeasedMessage | None:

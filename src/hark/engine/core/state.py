@@ -10,13 +10,13 @@ from typing import TypeVar
 import msgspec
 
 from hark.api.options import limits_of
-from hark.engine.core.limits import Bounds, Room
-from hark.engine.core.position import Lease, LeasedMessage, Position
+from hark.engine.core.limits import Bounds, Each, Room, narrower
+from hark.engine.core.position import NEVER, Lease, LeasedMessage, Position
 from hark.engine.hints import forget_oldest
 from hark.engine.retries import compile_schedule
 from hark.errors import HarkError
 from hark.ids import IdCodec
-from hark.model import EmptyReason, Ending, GroupMode, QueueInfo, Subscription
+from hark.model import EmptyReason, Ending, GroupMode, Limits, QueueInfo, Subscription
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -55,6 +55,8 @@ class Queue:
         self.plain = not (info.options.max_size or info.options.encryption_enabled)
         """The queue never rejects a message."""
         self.bounds.set(limits_of(info.options))
+        for group in self.groups.values():
+            group.limit(self)
 
     @property
     def in_flight(self) -> int:
@@ -95,6 +97,8 @@ class Group(msgspec.Struct, eq=False):
     pending: bool = False
     """The commit that creates the group is in progress: no call may use it yet."""
     bounds: Bounds = msgspec.field(default_factory=Bounds)
+    each: Each | None = None
+    """The limits in each partition, of the queue and of the group together."""
     in_flight: int = 0
     """Number of leased messages."""
     learned: int = 0
@@ -107,15 +111,19 @@ class Group(msgspec.Struct, eq=False):
     were last served (0: never)."""
     ready_heap: list[tuple[int, int, int]] = []
     waking: dict[int, tuple[int, EmptyReason]] = {}
-    """Partitions that become ready at a time, and why they wait."""
+    """Partitions that become ready at a time, and why they wait; `NEVER`: after a settlement."""
     waking_heap: list[tuple[int, int]] = []
-    full: dict[int, None] = {}
-    """Partitions with messages at their limit of messages in flight. They are ready after a settlement."""
     rising: dict[int, int] = {}
     """Ready partitions whose rank may rise at a time, because more messages become due."""
     rising_heap: list[tuple[int, int]] = []
     leases: list[tuple[int, int, Lease]] = []
     """Heap of leases by expiry. Entries of ended and renewed leases are dropped when they are reached."""
+
+    def limit(self, queue: Queue, limits: Limits | None = None) -> None:
+        """Apply the limits of the queue, and the group's own: these, or those that it has."""
+        if limits is not None:
+            self.bounds.set(limits)
+        self.each = narrower(queue.bounds.each, self.bounds.each)
 
     def make_ready(self, partition: int, priority: int = 0, *, lower: bool = False) -> None:
         """Mark a partition as ready for messages of this priority. `lower`: also if it is ready for a higher one."""
@@ -123,7 +131,6 @@ class Group(msgspec.Struct, eq=False):
         if known is not None and known[0] <= -priority and not lower:
             return
         self.waking.pop(partition, None)
-        self.full.pop(partition, None)
         position = self.positions.get(partition)
         rank = (-priority, position.served if position is not None else 0)
         if known == rank:
@@ -138,7 +145,6 @@ class Group(msgspec.Struct, eq=False):
     def wake_at(self, partition: int, due: int, reason: EmptyReason = "waiting") -> None:
         """Mark a partition as ready from a time on."""
         self.ready.pop(partition, None)
-        self.full.pop(partition, None)
         if self.waking.get(partition) != (due, reason):
             self.waking[partition] = due, reason
             heapq.heappush(self.waking_heap, (due, partition))
@@ -149,18 +155,12 @@ class Group(msgspec.Struct, eq=False):
 
     def hold_back(self, partition: int, room: Room) -> None:
         """Mark a partition as ready from the time at which its limit allows a message, or after a settlement."""
-        self.rising.pop(partition, None)
-        if room.look_again_at is not None:
-            self.wake_at(partition, room.look_again_at, room.reason)
-            return
-        self.leave(partition)
-        self.full[partition] = None
+        self.wake_at(partition, NEVER if room.look_again_at is None else room.look_again_at, room.reason)
 
-    def leave(self, partition: int) -> None:
-        """Mark a partition as not ready."""
-        self.ready.pop(partition, None)
-        self.waking.pop(partition, None)
-        self.full.pop(partition, None)
+    def must_learn(self, partition: int, now: int) -> bool:
+        """Whether a partition waits for a time that no consumer knows, so that one must pop to learn it."""
+        due = self.waking.get(partition, _NEVER)[0]
+        return 0 <= due < NEVER and not now < self.learned <= due
 
     def rise_at(self, partition: int, due: int) -> None:
         """Look at the rank of a ready partition again at a time."""
@@ -224,7 +224,7 @@ class Group(msgspec.Struct, eq=False):
             if live.get(lease.id) is lease and lease.expires_at == expires_at:
                 return expires_at if earliest is None else min(earliest, expires_at)
             heapq.heappop(self.leases)
-        return earliest
+        return None if earliest == NEVER else earliest
 
 
 def remember(known: dict[K, V], key: K, value: V) -> None:

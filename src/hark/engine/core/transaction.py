@@ -358,8 +358,8 @@ class WriteTransaction(msgspec.Struct, eq=False):
             self._read_ahead_again()
         for ordered in self.ordered:
             ordered.publish(self.now)
-            group = ordered.group
-            if ordered.refresh(self.now) or _needs_hint(group, ordered.partition.id, self.now):
+            group, number = ordered.group, ordered.partition.id
+            if ordered.refresh(self.now) or (group.each is not None and group.must_learn(number, self.now)):
                 self.hints.add(group.queue_name, group.name, (ordered.partition.name,))
         for shared in self.shared:
             self._publish_shared(shared)
@@ -389,13 +389,13 @@ class WriteTransaction(msgspec.Struct, eq=False):
     def _publish_shared(self, position: SharedPosition) -> None:
         group, partition = position.group, position.partition
         if position.draft is None or not position.draft.voided:
-            was_full = partition.id in group.full
+            was_full = group.each is not None and group.waking.get(partition.id, (0, ""))[1] == "max_in_flight"
             notified = position.publish(self.now)
             if position.refresh(self.now):
                 if was_full:
                     notified = max(notified, position.count_ready(MOST_NOTIFIED))
-            elif position.each is not None:
-                notified = int(_needs_hint(group, partition.id, self.now))
+            elif group.each is not None:
+                notified = int(group.must_learn(partition.id, self.now))
             if notified:
                 self.hints.add(group.queue_name, group.name, (partition.name,), counts={partition.name: notified})
             return
@@ -433,8 +433,6 @@ class WriteTransaction(msgspec.Struct, eq=False):
             return False
         if partition.id in group.waking:
             return False
-        if position is not None:
-            return position.refresh(self.now) or _needs_hint(group, partition.id, self.now)
         group.make_ready(partition.id)
         return True
 
@@ -458,8 +456,8 @@ class WriteTransaction(msgspec.Struct, eq=False):
         position.arrived(came.plain, came.due)
         if group.waking.get(partition.id, (0, ""))[1] == "window_buffer":
             return 0
-        if not position.refresh(self.now) and position.each is not None:
-            return int(_needs_hint(group, partition.id, self.now))
+        if not position.refresh(self.now) and group.each is not None:
+            return int(group.must_learn(partition.id, self.now))
         found = position.readiness(self.now)
         if found.priority is not None:
             young = partition.queue.info.options.delayed_processing
@@ -483,11 +481,6 @@ class WriteTransaction(msgspec.Struct, eq=False):
             else:
                 counts = dict.fromkeys(known, 1) if group.mode == "shared" else None
                 self.hints.add(queue.name, group.name, known, counts=counts)
-
-
-def _needs_hint(group: Group, partition: int, now: int) -> bool:
-    """Whether a partition waits for a time that no consumer knows, so that one must pop to learn it."""
-    return partition in group.waking and not now < group.learned <= group.waking[partition][0]
 
 
 def _has_room(bounds: Bounds, in_flight: int) -> bool:

@@ -19,7 +19,6 @@ from hark.engine.hints import reply_bound
 from hark.engine.postgres import discovery
 from hark.engine.postgres.discovery import (
     CLOSED,
-    FULL_HERE,
     GONE,
     LOCKED,
     MORE,
@@ -137,8 +136,7 @@ def _learn(
     """Note what is left of a candidate, for its jobs and for later pops."""
     group, partition, ready = candidate.group, candidate.partition, candidate.group.ready
     hungry = [job for job in jobs if not job.messages]
-    outdated = candidate.is_outdated or (status == FULL_HERE and ready.made_room_since(partition, candidate.turn))
-    if status in NOT_NOW and outdated:
+    if status in NOT_NOW and candidate.is_outdated:
         ready.found(partition)
         for job in hungry:
             job.tried_partition = False

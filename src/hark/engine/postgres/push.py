@@ -296,7 +296,7 @@ class Notifications(HintBook, eq=False, kw_only=True):
         counts = {}
         for one in pushed:
             ready.prioritized |= one.prioritized
-            if ready.is_bound(one.partition.id):
+            if ready.waking and ready.is_bound(one.partition.id):
                 continue
             if one.number:
                 ready.arrived(one.partition.id, one.number, one.top)
@@ -330,11 +330,6 @@ class Notifications(HintBook, eq=False, kw_only=True):
                 for _, _, partition in one.ready.heads(_FEW):
                     self._notify(one, partition)
 
-    def has_room_in(self, group: Group, partition: int) -> None:
-        """Fewer messages of a partition are in flight: if it reached its limit, the group may take more."""
-        if group.shared is not None and group.ready.make_room(partition):
-            self._notify(group, partition)
-
     def drained(self, group: Group, partition: int) -> None:
         """A lease ended and left nothing behind it."""
         if group.ready.drained(partition):
@@ -361,8 +356,10 @@ class Notifications(HintBook, eq=False, kw_only=True):
                 self.add(partition.queue, name, (partition.name,))
             for group in groups:
                 self.has_room(group)
-                self.has_room_in(group, partition.id)
-                if group.shared is None and partition.id in group.ready.waking:
+                if group.shared is not None:
+                    if group.ready.make_room(partition.id):
+                        self._notify(group, partition.id)
+                elif partition.id in group.ready.waking:
                     group.ready.add(partition.id)
 
     def _notify(self, group: Group, partition: int, number: int = 1) -> None:

@@ -44,8 +44,6 @@ class Ready:
         """Partitions that got messages while they waited."""
         self._unannounced: dict[int, int] = {}
         """Partitions that pops made ready, and that no hint named yet; in shared groups with a number of messages."""
-        self._made_room: dict[int, int] = {}
-        """Turns of the last settlements in partitions of a shared group, on this server."""
         self._leased_elsewhere: set[int] = set()
         """Partitions that are leased, possibly on another server, as the database answered."""
 
@@ -102,15 +100,11 @@ class Ready:
 
     def make_room(self, partition: int) -> bool:
         """Fewer messages of a partition are in flight; True: that kept it back, it may be taken now."""
-        self._made_room[partition] = next(_turns)
+        self._received[partition] = next(_turns)
         if self.waking.get(partition, _NEVER)[1] != "max_in_flight":
             return False
         self.add(partition)
         return True
-
-    def made_room_since(self, partition: int, turn: int) -> bool:
-        """Whether fewer messages of a partition are in flight than at a turn."""
-        return self._made_room.get(partition, 0) > turn
 
     def is_bound(self, partition: int) -> bool:
         """Whether a limit of a partition keeps it back: new messages do not change that."""

@@ -205,7 +205,6 @@ class Settlements(msgspec.Struct, eq=False):
                 notifications.drained(group, partition)
             if number in self._settled:
                 notifications.has_room(group)
-                notifications.has_room_in(group, partition)
 
 
 async def settle(store: Store, requests: Sequence[Sequence[Settlement]]) -> Answers[list[SettleOutcome]]:

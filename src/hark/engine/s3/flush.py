@@ -317,7 +317,7 @@ class Flush:
         taken = [
             position
             for position in self._taken
-            if position.each is not None or (isinstance(position, SharedPosition) and position.unsaved)
+            if position.group.each is not None or (isinstance(position, SharedPosition) and position.unsaved)
         ]
         if taken or self._notes.waiting:
 

@@ -181,7 +181,7 @@ class Memory:
                 group.in_flight -= position.noted
                 if position.served:
                     state.turns[number, partition] = position.served
-            for known in (group.ready, group.waking, group.full, group.rising):
+            for known in (group.ready, group.waking, group.rising):
                 known.pop(partition, None)
             if group.discovered or position is not None:
                 wanted.setdefault(group, set()).add(partition)

@@ -193,24 +193,31 @@ language sql immutable as $$
 $$;
 
 -- Of positions of shared groups where messages were settled: those that were at their limit of messages in flight, with
--- the number of messages that can be taken now, as far as it is known.
-create or replace function hark.room_made_v1(p_now bigint, t_grp integer[], t_partition bigint[], t_settled integer[])
-returns table (n integer, number integer)
+-- about the number of messages that can be taken now. One that was beyond its limit is named at each settlement, because
+-- those of other sessions at the same time cannot be seen.
+create or replace function hark.room_made_v1(p_now bigint, t_grp integer[], t_partition bigint[], t_settled boolean[],
+    i_position integer[], i_holder uuid[]
+) returns table (n integer, number integer)
 language sql volatile as $$
-    select w.n::integer, least(x.most - x.leased, w.settled)::integer
+    select w.n::integer, greatest(1, least(b.most - x.leased, x.settled))::integer
     from unnest(t_grp, t_partition, t_settled) with ordinality as w(grp, partition, settled, n)
-    join hark.groups g on g.id = w.grp
-    join hark.queues q on q.name = g.queue
-    join hark.positions k on k.grp = w.grp and k.partition = w.partition
-    join hark.partitions p on p.id = w.partition
     cross join lateral (
-        select least(nullif(q.max_in_flight_per_partition, 0), nullif(g.max_in_flight_per_partition, 0)) as most, (
+        select least(nullif(q.max_in_flight_per_partition, 0), nullif(g.max_in_flight_per_partition, 0)) as most
+        from hark.groups g join hark.queues q on q.name = g.queue
+        where g.id = w.grp and (q.max_in_flight_per_partition > 0 or g.max_in_flight_per_partition > 0) offset 0
+    ) as b
+    cross join lateral (
+        select (
             select count(*) from hark.outstanding e
-            where e.partition = w.partition and e.until > p_now and e.lease is not null and e.grp + 0 = w.grp) as leased
+            where e.partition = w.partition and e.until > p_now and e.lease is not null and e.grp + 0 = w.grp
+        ) as leased, (
+            select count(*) from unnest(i_position, i_holder) as i(position, holder)
+            where i.position = w.n and i.holder is not null
+        ) as settled
         offset 0
     ) as x
-    where w.settled > 0 and (q.max_in_flight_per_partition > 0 or g.max_in_flight_per_partition > 0)
-        and x.leased < x.most and x.leased + w.settled >= x.most
-        and (p.tail > k.plain[1] or p.lanes is not null or exists (
-            select 1 from hark.outstanding e where e.grp = w.grp and e.partition = w.partition and e.lease is null))
+    where w.settled and x.leased + x.settled >= b.most and exists (
+        select 1 from hark.positions k join hark.partitions p on p.id = k.partition
+        where k.grp = w.grp and k.partition = w.partition and (p.tail > k.plain[1] or p.lanes is not null or exists (
+            select 1 from hark.outstanding e where e.grp = w.grp and e.partition = w.partition and e.lease is null)))
 $$;

@@ -116,12 +116,7 @@ begin
         end loop;
     end if;
     if true = any (v_settled) then
-        for e in
-            select * from hark.room_made_v1(p_now, t_grp, t_partition, (
-                select array_agg((select count(*)::integer from unnest(i_position, o_holders) as i(position, holder)
-                    where w.settled and i.position = w.n and i.holder is not null) order by w.n)
-                from unnest(v_settled) with ordinality as w(settled, n)))
-        loop
+        for e in select * from hark.room_made_v1(p_now, t_grp, t_partition, v_settled, i_position, o_holders) loop
             o_counts[e.n] := greatest(o_counts[e.n], e.number);
         end loop;
     end if;
