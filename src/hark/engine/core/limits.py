@@ -97,20 +97,17 @@ class Bounds(msgspec.Struct, eq=False):
         return _size(self.limits.rate_limit, self.limits.rate_burst)
 
 
-class Allowance:
-    """The messages that all requests of one call may receive together."""
+class Allowance(msgspec.Struct, eq=False):
+    """The messages that all requests of one round may receive together, in groups that have limits."""
 
-    def __init__(self, now: int) -> None:
-        self._now = now
-        self._reserved: dict[Bounds, int] = {}
-        self._in_partitions: dict[Position, tuple[int, int]] = {}
-        """Reserved messages of partitions with limits, and how many of these will be in flight."""
-        self._unsure: set[Bounds] = set()
+    now: int
+    _reserved: dict[Bounds, int] = {}
+    _in_partitions: dict[Position, tuple[int, int]] = {}
+    """Reserved messages of partitions with limits, and how many of these will be in flight."""
+    _unsure: set[Bounds] = set()
 
     def room(self, queue: Queue, group: Group, *, auto_ack: bool) -> Room:
         """The number left for a request. With `auto_ack`, messages are never in flight."""
-        if not (queue.bounds.limited or group.bounds.limited):
-            return FREE
         least = FREE
         for bounds, in_flight in ((queue.bounds, queue.in_flight), (group.bounds, group.in_flight)):
             reserved = self._reserved.get(bounds, 0)
@@ -118,14 +115,14 @@ class Allowance:
                 left = bounds.limits.max_in_flight - in_flight - reserved
                 least = min(least, Room(max(0, left), "max_in_flight"))
             if (rate := bounds.limits.rate_limit) > 0:
-                left = _whole_tokens(bounds, rate, bounds.size, self._now) - reserved
+                left = _whole_tokens(bounds, rate, bounds.size, self.now) - reserved
                 least = min(least, Room(max(0, left), "rate_limited", _next_token(bounds, rate)))
         return least
 
     def room_in(self, position: Position, *, auto_ack: bool, own: int = 0) -> Room:
         """The same for one partition. `own`: messages in flight there that the request itself received."""
         reserved, leased = self._in_partitions.get(position, (0, 0))
-        return room_in(position, self._now, reserved, leased - (own if auto_ack else 0), auto_ack=auto_ack)
+        return room_in(position, self.now, reserved, leased - (own if auto_ack else 0), auto_ack=auto_ack)
 
     def reserve(self, position: Position, number: int, *, exact: bool, auto_ack: bool) -> None:
         """Reserve messages for a request, which receives all of them if `exact`, else at most that number."""
@@ -142,22 +139,16 @@ class Allowance:
         """Whether reserved messages must be delivered before the remaining number is known."""
         return queue.bounds in self._unsure or group.bounds in self._unsure
 
-    def release(self) -> None:
-        """Clear the reservations after the delivery."""
-        self._reserved.clear()
-        self._in_partitions.clear()
-        self._unsure.clear()
-
     def spend(self, position: Position, number: int) -> None:
         """Spend tokens for delivered messages."""
         for bounds in (position.partition.queue.bounds, position.group.bounds):
             if (rate := bounds.limits.rate_limit) > 0:
-                bounds.tokens = _refill(bounds, rate, bounds.size, self._now) - number
+                bounds.tokens = _refill(bounds, rate, bounds.size, self.now) - number
         each = position.group.each
         if each is not None and number:  # Without a delivery, what the claim found out about the partition stays.
             if each.rate:
-                position.tokens = _refill(position, each.rate, each.burst, self._now) - number
-            position.refresh(self._now)
+                position.tokens = _refill(position, each.rate, each.burst, self.now) - number
+            position.refresh(self.now)
 
 
 def room_in(position: Position, now: int, reserved: int = 0, leased: int = 0, *, auto_ack: bool = False) -> Room:

@@ -97,6 +97,8 @@ class Group(msgspec.Struct, eq=False):
     pending: bool = False
     """The commit that creates the group is in progress: no call may use it yet."""
     bounds: Bounds = msgspec.field(default_factory=Bounds)
+    limited: bool = False
+    """Whether there is any limit, of the queue or of the group."""
     each: Each | None = None
     """The limits in each partition, of the queue and of the group together."""
     in_flight: int = 0
@@ -124,6 +126,7 @@ class Group(msgspec.Struct, eq=False):
         if limits is not None:
             self.bounds.set(limits)
         self.each = narrower(queue.bounds.each, self.bounds.each)
+        self.limited = queue.bounds.limited or self.bounds.limited or self.each is not None
 
     def make_ready(self, partition: int, priority: int = 0, *, lower: bool = False) -> None:
         """Mark a partition as ready for messages of this priority. `lower`: also if it is ready for a higher one."""
