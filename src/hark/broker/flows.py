@@ -25,7 +25,7 @@ from hark.broker.keyvalue import KeyValue, Shown
 from hark.broker.sealing import SealedQueues
 from hark.clock import MILLISECOND, SECOND
 from hark.engine.api import Engine
-from hark.engine.keyvalue import REPEATED
+from hark.engine.keyvalue import CHECK_FAILED, REPEATED
 from hark.errors import Conflict, HarkError, NotFound, Overloaded, Unavailable
 from hark.keys import encode_key
 from hark.model import (
@@ -223,8 +223,9 @@ class Flows:
         ends = [_key(flow, "plan"), _key(flow, "end")]
         mutations = [self._set(map, "plan", _encode(plan)), *self._counters(map, advance)]
         keys = KeyWrite(checks=[KeyCheck(key, None) for key in ends], mutations=mutations)
-        outcome = await self._broker.transact(Transaction(advance.messages, keys=keys))
-        if outcome.code == "check_failed":
+        outcome = await self._broker.transact(Transaction(advance.messages, keys=keys, once=True))
+        # Messages with its id can be retained for longer than its end.
+        if outcome.code in (CHECK_FAILED, REPEATED):
             return Pushed("duplicate", map.id, map.queue)
         if not outcome.success:
             raise _refusal(outcome.code, outcome.error)
@@ -360,10 +361,18 @@ class Flows:
         if outcome.success:
             _answer_with(some, outcome.results)
             return []
-        if outcome.code == "check_failed":
+        if outcome.code == CHECK_FAILED:
             self._maps.pop((map.queue, map.id), None)  # The plan may be gone.
             return some
         failed = outcome.failed_index
+        if outcome.code == REPEATED and failed is not None and failed >= len(some):
+            # What follows one of them was pushed when another consumer group settled it.
+            if len(some) == 1:
+                await _answer(some, plain)
+                return []
+            for one in some:
+                await self._settle_together((map.queue, map.id), [one], plain)
+            return []
         if failed is None or failed >= len(some):
             raise _refusal(outcome.code, outcome.error)
         refused = some[failed]

@@ -288,7 +288,7 @@ def _transact(transaction: WriteTransaction, request: Transaction) -> Transactio
                 refused = apply(transaction, operation, decision)
                 return TransactionOutcome(False, [refused], code, f"ACK operation failed: {text}", index)
             if request.once and _is_repeated(decision):
-                return repeated(index)
+                return repeated(index, operation)
     pushes = [operation for operation in request.operations if isinstance(operation, NewMessage)]
     refusal = _refuse_pushes(transaction, request, pushes)
     if refusal is not None:
@@ -350,16 +350,15 @@ def _refuse_pushes(
                 else known.get((partition.id, operation.transaction_id)) == NOT_YET
             ):
                 return TransactionOutcome(False, (), RESERVED, f"PUSH operation failed: {RESERVED_TEXT}", index)
-            repeated = key in seen or (
-                partition is not None
-                and (
-                    (partition.id, operation.transaction_id) in known
-                    or (partition.id, operation.transaction_id) in transaction.new_transaction_ids
-                )
+            is_stored = partition is not None and (
+                (partition.id, operation.transaction_id) in known
+                or (partition.id, operation.transaction_id) in transaction.new_transaction_ids
             )
-            seen.add(key)
-            if repeated:
+            if is_stored and request.once:
+                return repeated(index, operation)
+            if is_stored or key in seen:
                 continue
+            seen.add(key)
         queue = transaction.state.queues.get(operation.queue)
         if operation.sealed is not (queue is not None and queue.info.options.encryption_enabled):
             text = f"the encryption of queue {operation.queue!r} was changed during the push; retry"

@@ -12,7 +12,7 @@ from hark.clock import MILLISECOND
 from hark.engine.api import Answers
 from hark.engine.keyvalue import bounds, failed_check, joined, misfit, mismatch_text, parted, repeated
 from hark.engine.postgres.partitions import Store
-from hark.engine.postgres.push import OPTIONS, PARTITION_ARRAYS, Notifications, Pushes, refusal_of
+from hark.engine.postgres.push import DUPLICATE, OPTIONS, PARTITION_ARRAYS, Notifications, Pushes, refusal_of
 from hark.engine.postgres.settle import REFUSALS, Settlements, lease_uuid, load, note_ended
 from hark.keys import decode_key, encode_key, prefix_bounds
 from hark.model import (
@@ -142,10 +142,13 @@ class _Part:
             index = self._index(NewMessage, self.pushes.items.index(failed))
             operation = self._operations[index]
             assert isinstance(operation, NewMessage)
+            if answer.pushed[1][failed] == DUPLICATE:
+                return repeated(index, operation)
             name, text = refusal_of(answer.pushed[1][failed], operation.queue)
             return TransactionOutcome(False, (), name, f"PUSH operation failed: {text}", index)
         if code == _REPEATED:
-            return repeated(self._index(Settlement, failed))
+            index = self._index(Settlement, failed)
+            return repeated(index, self._operations[index])
         if code == _CHECK_FAILED:
             return failed_check(failed)
         if code == _MISFIT:

@@ -4,7 +4,7 @@
 -- their transaction; b_ has for each transaction the end of its part of the arrays: b_position of t_, b_item of i_,
 -- b_lease of q_lease (leases that must be live), b_partition of the partitions, b_message of m_, b_option of x_, b_check of c_,
 -- b_mutation of u_ (the latter two are those of write_keys_v1); r_once: whether it is refused if a settlement changes
--- nothing; k_given: whether it has a key-value part at all.
+-- nothing or a message is a duplicate; k_given: whether it has a key-value part at all.
 -- Rows are locked once for all of them, positions before partitions before keys and each kind in order.
 --
 -- o_codes: 0 applied, 1 a settlement was refused, 2 a message was refused, 3 a required lease is not live (4: its
@@ -162,7 +162,7 @@ begin
                     o_offsets[m0:m1] := v_pushed.o_offsets;
                     o_outcomes[m0:m1] := v_pushed.o_outcomes;
                     select min(n) into v_bad from unnest(v_pushed.o_outcomes) with ordinality as c(code, n)
-                    where code > 1;
+                    where code > 1 or (code = 1 and r_once[r]);
                     if v_bad is not null then
                         o_codes[r] := 2;
                         o_failed[r] := v_bad;
