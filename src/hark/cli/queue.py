@@ -135,8 +135,8 @@ def create(
 ) -> None:
     """Create a queue, or replace the options of an existing one.
 
-    Options that you do not set get their defaults, in an existing queue, too. If you set no delays between retries,
-    they are 1, 2, 4 seconds and so on (retryDelay=1000, retryMultiplier=2). With `hark pop`, consumers can receive from
+    Options that you do not set get their defaults, in an existing queue, too. If you do not set retryDelay, retries
+    wait 1, 2, 4 seconds and so on (retryDelay=1000, retryMultiplier=2). With `hark pop`, consumers can receive from
     all queues of a namespace or task.
     """
     body: dict[str, Any] = {"queue": queue, "options": with_backoff(dict(_option(text) for text in options or ()))}

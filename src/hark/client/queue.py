@@ -223,8 +223,8 @@ class QueueAdmin:
     ) -> ConfiguredQueue:
         """Create the queue, or replace its labels and all of its options.
 
-        Options that you do not give get their default. If you give no delays between retries (`retry_delay`,
-        `retry_multiplier`, `retry_max_delay`), they are 1, 2, 4 seconds and so on.
+        Options that you do not give get their default. Without `retry_delay`, retries wait 1, 2, 4 seconds
+        and so on, with `retry_multiplier` 2.
         """
         return await self._configure(namespace, task, with_backoff(wire_options(options)))
 

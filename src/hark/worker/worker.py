@@ -24,7 +24,7 @@ from hark.model import QUEUE_MODE
 from hark.model.messages import UniqueUntil
 from hark.polling import PollingStrategy, PollMetrics, strategy_from
 from hark.settings import load
-from hark.worker.middleware import AnyMiddleware, current_task
+from hark.worker.middleware import Address, AnyMiddleware, current_task, unreachable
 from hark.worker.periodic import Declaration, Periodic, declare
 from hark.worker.queues import weights_of
 from hark.worker.retrying import RetryPolicy
@@ -209,6 +209,7 @@ class Worker:
         self._token = token
         self._ca_file = ca_file
         self._given_client = client
+        self._unreachable = False
         self._concurrency = concurrency
         self._lease = lease
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, Client] = WeakKeyDictionary()
@@ -360,6 +361,8 @@ class Worker:
     @property
     def client(self) -> Client:
         """The client of the running event loop, created on first use. For use within a coroutine."""
+        if self._unreachable:
+            raise unreachable()
         if self._given_client is not None:
             return self._given_client
         loop = asyncio.get_running_loop()
@@ -369,6 +372,21 @@ class Worker:
 
             client = self._clients[loop] = connect(self._target, token=self._token, ca_file=self._ca_file)
         return client
+
+    @property
+    def address(self) -> Address | None:
+        """How another process connects to the server; None if it cannot, because the server is in this process."""
+        target = self._target
+        if self._given_client is not None or not (target is None or isinstance(target, str | Sequence)):
+            return None
+        target = target if target is None or isinstance(target, str) else tuple(target)
+        return Address(target, self._token, self._ca_file)
+
+    def move_to(self, address: Address | None) -> None:
+        """Use this server from now on, in a process of a task. None: it cannot be reached, and calls fail."""
+        self._unreachable = address is None
+        if address is not None:
+            self._target, self._token, self._ca_file = address.target, address.token, address.ca_file
 
     async def send(self, message: NewMessage) -> Pushed:
         """Push the message of a task. A running worker that polls then knows when the message is due."""
