@@ -11,8 +11,7 @@ import pytest
 
 from hark.broker import Broker
 from hark.broker.broker import PUSH_MAINTENANCE
-from hark.broker.due_times import Timing
-from hark.broker.schedule_state import DUE, SCHEDULES, CatchUp, Overlap, Schedule, Spec, jitter_of, key_of
+from hark.broker.schedule_state import DUE, SCHEDULES, CatchUp, Overlap, Schedule, Spec, Timing, jitter_of, key_of
 from hark.clock import SECOND
 from hark.engine.api import Answers
 from hark.engine.sqlite import SqliteEngine

@@ -10,8 +10,7 @@ import msgspec
 import pytest
 
 from hark.broker import Broker, schedules
-from hark.broker.due_times import Timing
-from hark.broker.schedule_state import DUE, Spec
+from hark.broker.schedule_state import DUE, Spec, Timing
 from hark.broker.schedules import Schedules
 from hark.clock import SECOND, FakeClock
 from hark.model import KeyRange, MessageFilter, NewMessage

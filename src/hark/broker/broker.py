@@ -17,7 +17,6 @@ from hark.batching import Answer, Batcher, BatchSizes
 from hark.broker.delivery.delivery import Delivery, Gone
 from hark.broker.explain import Circumstances, explain, explain_without_groups
 from hark.broker.export import export_queue
-from hark.broker.inbox import keep_moving
 from hark.broker.keyvalue import KeyValue, read_together
 from hark.broker.observer import Observer
 from hark.broker.peers import Peers
@@ -27,7 +26,7 @@ from hark.broker.tallies import EngineCalls, LastPolls, Operations, Tallies, ins
 from hark.broker.tasks import Tasks
 from hark.broker.timers import LoopTimers, Timers
 from hark.broker.unique import UniquePushes
-from hark.broker.upkeep import Duties, Readiness
+from hark.broker.upkeep import Duties, Readiness, keep_moving
 from hark.broker.work_queues import QueueLookup, WorkQueues
 from hark.clock import Clock, ShiftedClock
 from hark.engine.api import Engine

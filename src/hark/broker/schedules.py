@@ -37,6 +37,7 @@ from hark.broker.schedule_state import (
 )
 from hark.broker.sealing import SealedQueues
 from hark.broker.timers import Timers, Wakeup
+from hark.broker.upkeep import level_of
 from hark.clock import SECOND
 from hark.engine.api import Engine
 from hark.errors import Conflict, EngineFailure, HarkError, NotFound
@@ -335,11 +336,7 @@ class Schedules:
             try:
                 rest = not await self._turn()
             except HarkError as error:
-                log.log(
-                    logging.DEBUG if error.code == "store_unavailable" else logging.ERROR,
-                    "cannot run schedules; retrying every second: %s",
-                    error.text,
-                )
+                log.log(level_of(error), "cannot run schedules; retrying every second: %s", error.text)
                 self._wakeup.set(self._timers.now() + _STORE_PAUSE)
             except Exception:
                 log.exception("cannot run schedules; retrying every second")
