@@ -7,7 +7,7 @@ are inserted 64 at a time, and read as one JSON text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import apsw
@@ -53,6 +53,13 @@ delete from {table} where (grp, partition, {key}) in
 def rows_of(connection: apsw.Connection, sql: str, *parameters: Value, **named: Value) -> list[Any]:
     """All rows of a small result."""
     return list(connection.execute(sql, named or parameters))
+
+
+def records_of(connection: apsw.Connection, sql: str, *parameters: Value, **named: Value) -> Iterator[dict[str, Any]]:
+    """Rows by the names of their columns, each read when it is needed."""
+    cursor = connection.execute(sql, named or parameters)
+    for row in cursor:
+        yield dict(zip((name for name, _ in cursor.get_description()), row, strict=True))
 
 
 class Elsewhere(NamedTuple):

@@ -22,7 +22,6 @@ from hark.batching import Answer
 from hark.clock import Clock
 from hark.engine.api import Answers, KeyListener, Listener
 from hark.engine.core import browse, explain, groups, keyvalue, push, queues, settle, views
-from hark.engine.core.browse import Browser
 from hark.engine.core.claim import Claimer
 from hark.engine.core.collect import Collector
 from hark.engine.core.explain import Explainer, LeaseView
@@ -221,15 +220,6 @@ def _reads(
     return verb
 
 
-def _browses(body: Callable[Concatenate[Browser, P], T]) -> Callable[Concatenate[TableVerbs, P], Async[T]]:
-    """Bind a verb that lists stored messages."""
-
-    async def verb(self: TableVerbs, /, *args: P.args, **named: P.kwargs) -> T:
-        return await self._read(lambda connection, leases: body(Browser(connection, leases), *args, **named))
-
-    return verb
-
-
 def _looks(body: Callable[Concatenate[State, int, P], T]) -> Callable[Concatenate[TableVerbs, P], Async[T]]:
     """Bind a verb that needs only memory."""
 
@@ -399,12 +389,12 @@ class TableVerbs(ABC):
     requeue = _writes(groups.requeue)
     import_dead_letters = _writes(groups.import_letters)
     delete_dead_letters = _writes(groups.delete_dead_letters)
-    dead_letters = _browses(Browser.dead_letters)
-    messages = _browses(Browser.messages)
-    message = _browses(Browser.message)
+    dead_letters = _reads(browse.dead_letters)
+    messages = _reads(browse.messages)
+    message = _reads(browse.message)
     trace = _writes(queues.trace)
-    traces = _browses(Browser.traces)
-    trace_names = _browses(Browser.trace_names)
+    traces = _reads(browse.traces)
+    trace_names = _reads(browse.trace_names)
 
     async def explain(self, requests: Sequence[model.Explain]) -> Answers[model.Facts]:
         return await self._examine(lambda connection, state, now: Explainer(connection, state, now).explain(requests))

@@ -13,6 +13,7 @@ import asyncpg
 import msgspec
 
 from hark.engine.api import Answers
+from hark.engine.hints import struct_of
 from hark.engine.postgres import browse
 from hark.engine.postgres.partitions import Store
 from hark.engine.postgres.pool import Pool
@@ -92,7 +93,7 @@ async def queue_infos(store: Store, names: Sequence[str] | None = None) -> list[
 
 def info_of(row: asyncpg.Record) -> QueueInfo:
     """A queue, of a row that has all columns of `hark.queues`."""
-    return browse.struct_of(QueueInfo, row, id=str(row["uid"]), options=browse.struct_of(QueueOptions, row))
+    return struct_of(QueueInfo, row, id=str(row["uid"]), options=struct_of(QueueOptions, row))
 
 
 async def delete_queues(store: Store, names: Sequence[str]) -> list[bool]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from typing import TypeVar
 
 import asyncpg
 import msgspec
 
-from hark.engine.hints import read_bound, set_state
+from hark.engine.hints import ids_of, read_bound, set_state, struct_of
 from hark.engine.postgres.partitions import Store
 from hark.engine.postgres.pop import NO_OPTIONS, decode_options
 from hark.engine.postgres.ready import BUCKET
@@ -67,22 +66,6 @@ class Where:
 def can_be_stored(*values: object) -> bool:
     """Whether PostgreSQL can store these values; if not, no row has them."""
     return not any(isinstance(value, str) and "\0" in value for value in values)
-
-
-S = TypeVar("S", bound=msgspec.Struct)
-
-
-def struct_of(kind: type[S], row: asyncpg.Record, **more: object) -> S:
-    """A struct of the columns and values that it has fields for."""
-    values = {**row, **more}
-    return kind(**{name: values[name] for name in kind.__struct_fields__ if name in values})
-
-
-def _ids(row: asyncpg.Record, codec: IdCodec) -> dict[str, str]:
-    """The ids of a message, of its number of partition, offset and transaction id."""
-    message_id = codec.encode(row["number"], row["offset"])
-    partition_id = codec.encode(row["number"], 0)
-    return {"id": message_id, "transaction_id": row["transaction_id"] or message_id, "partition_id": partition_id}
 
 
 READ = "select * from hark.read_v1($1::text[], $2::text[], $3::bigint[], $4::int[], $5)"
@@ -215,7 +198,7 @@ async def dead_letters(store: Store, where: DeadLetterFilter) -> DeadLetters:
 
 
 def _dead_letter(row: asyncpg.Record, codec: IdCodec) -> DeadLetter:
-    ids = _ids(row, codec)
+    ids = ids_of(row, codec)
     return struct_of(
         DeadLetter,
         row,
@@ -280,7 +263,7 @@ async def traces(
 
 
 def _trace(row: asyncpg.Record, codec: IdCodec) -> Trace:
-    ids = _ids(row, codec) | {"id": str(row["uid"])}
+    ids = ids_of(row, codec) | {"id": str(row["uid"])}
     return struct_of(Trace, row, **ids, data=msgspec.Raw(row["data"]), payload=msgspec.Raw(row["payload"]))
 
 
@@ -409,6 +392,6 @@ async def message(store: Store, partition_id: str, transaction_id: str) -> Messa
 
 def _view(row: asyncpg.Record, codec: IdCodec) -> MessageView:
     groups = [] if row["groups"] is None else _decode_groups(row["groups"])
-    view = struct_of(MessageView, row, **_ids(row, codec), state="pending", groups=groups)
+    view = struct_of(MessageView, row, **ids_of(row, codec), state="pending", groups=groups)
     set_state(view, groups, row["now"])
     return view

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import asyncpg
-
 from hark.clock import SECOND
+from hark.engine.hints import counts_of, struct_of
 from hark.engine.postgres.admin import info_of
-from hark.engine.postgres.browse import NOW, Where, can_be_stored, struct_of
+from hark.engine.postgres.browse import NOW, Where, can_be_stored
 from hark.engine.postgres.partitions import Store
 from hark.model import (
-    Counts,
     Depth,
     GroupStats,
     Limits,
@@ -251,20 +249,6 @@ def _edge(order: str) -> str:
         where message.partition = page.id and message."offset" > page.floor
         order by message."offset" {order} limit 1
     )"""
-
-
-def counts_of(row: asyncpg.Record) -> Counts:
-    """Messages by state, of a row that has what is stored, open, scheduled, held, failed and dead."""
-    total, open_, processing, dead = row["total"], row["open"], row["processing"], row["dead_letter"]
-    return Counts(
-        total=total,
-        pending=max(0, open_ - processing - row["scheduled"]),
-        scheduled=row["scheduled"],
-        processing=processing,
-        completed=max(0, total - open_ - dead),
-        failed=row["failed"],
-        dead_letter=dead,
-    )
 
 
 async def position_stats(
