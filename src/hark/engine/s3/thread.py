@@ -20,12 +20,14 @@ from queue import Empty, SimpleQueue
 import apsw
 
 from hark.engine.core.verbs import Call, Claim, Look, Outbox, Stop, Write, translate
+from hark.engine.hints import HintBook
 from hark.engine.s3 import objects as records
 from hark.engine.s3 import scratch
+from hark.engine.s3.bucket import Stored
 from hark.engine.s3.flush import CallFailed, Chore, Confirm, Flush, Found, Renew, Wake, WritePacing
-from hark.engine.s3.following import Follower, LogClient, OnHead, Overslept
+from hark.engine.s3.log import MOST_AT_ONCE, LogClient, Overslept
 from hark.engine.s3.objects import Record
-from hark.engine.s3.state import Head, LocalState
+from hark.engine.s3.state import Change, Head, LocalState
 from hark.errors import EngineFailure, HarkError, StoreUnusable
 from hark.model import Hint
 
@@ -38,6 +40,90 @@ _ALWAYS = (Stop, Found, Wake)
 _AWAY, _BACK = {"store": "away"}, {"store": "back"}
 _INVITED_SECONDS = 0.004
 """How long a record waits for pops of notified consumers, before it is stored."""
+
+
+_FEW = 2
+"""Number of records to request at once if there is probably a new one."""
+_MUCH_BYTES = 16 << 20
+"""After this number of bytes, the number of records per request is not raised."""
+
+OnHead = Callable[[Head, int, bool], None]
+"""Called for each applied record, with the new head, the size, and whether this process wrote it."""
+
+
+class Follower:
+    """Brings the state to the end of the log. Only the state thread uses it."""
+
+    def __init__(
+        self, log_client: LogClient, local: LocalState, outbox: Outbox, pacing: WritePacing, on_head: OnHead
+    ) -> None:
+        self._log_client = log_client
+        self._local = local
+        self._outbox = outbox
+        self._pacing = pacing
+        self._on_head = on_head
+        self.in_doubt = False
+        """It is unknown whether the last record is in the log, so the log must be read before the next one."""
+
+    def make_sure(self) -> None:
+        """Ensure before an append that the head is known and that its number was not removed."""
+        freshness = self._log_client.freshness
+        if freshness.is_stale:
+            self.check_pointer()
+        if self.in_doubt or self._pacing.is_likely_behind(time.monotonic(), freshness.seconds_since(freshness.at)):
+            self.read_on(_FEW)
+            self.in_doubt = False
+
+    def check_pointer(self) -> None:
+        """Restart from the newest snapshot if records that this process needs may be removed."""
+        if not self._log_client.covers(self._local.head.seq):
+            self.restart()
+
+    def restart(self) -> None:
+        """Discard the state and start from the newest snapshot, or empty."""
+        again = self._local.head.seq > 0
+        self._log_client.begin_with_newest(self._local.open)
+        if again:
+            log.info(
+                "%s: reloaded the state from the snapshot of record %d", self._log_client.name, self._local.head.seq
+            )
+        self.notify_all()
+        self._on_head(self._local.head, 0, False)
+
+    def notify_all(self) -> None:
+        """Notify all waiting consumers, because anything can have changed."""
+        hints = HintBook()
+        for queue in self._local.state.queues:
+            hints.add(queue, None, None)
+        self._outbox.post([], hints.hints())
+
+    def read_on(self, number: int = 1) -> bool:
+        """Apply all new records, `number` per request; return whether there was one."""
+        any_new, next_number = False, 1
+        while True:
+            found = self._log_client.read(self._local.head.seq + 1, number)
+            if found is None:
+                self.check_pointer()
+                continue
+            self.apply(found)
+            any_new = any_new or bool(found)
+            if len(found) < number:
+                return any_new
+            if sum(len(stored.body) for stored in found) > _MUCH_BYTES:
+                next_number = 1  # They must fit into memory together.
+            number, next_number = next_number, min(2 * next_number, MOST_AT_ONCE)
+
+    def apply(self, found: Sequence[Stored]) -> None:
+        """Apply the next records."""
+        for stored in found:
+            head = self._local.head
+            record = records.decode(stored.body, head.seq + 1, self._log_client.name)
+            self._log_client.check(record, head.nonce)
+            change: Change = self._local.apply(record)
+            self._log_client.keep_payloads(record)
+            self._outbox.post([], change.hints, change.keys)
+            self._pacing.saw_other(time.monotonic())
+            self._on_head(self._local.head, len(stored.body), False)
 
 
 class ReplicaThread:
