@@ -36,7 +36,8 @@ class Server:
         assert killed._task is not None
         killed._task.cancel()
         killed._wakeup.cancel()
-        broker.schedules = Schedules(broker.keyvalue, broker.engine, broker._sealed, self.timers, random.random)
+        parts = (broker.keyvalue, broker.engine, broker.sealed, broker.queue_lookup)
+        broker.schedules = Schedules(*parts, self.timers, random.random)
         broker.schedules.start()
 
     async def look(self) -> None:

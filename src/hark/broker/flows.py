@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 
 from hark.broker.flow_plans import Advance, FlowMap, Plan, Progress, Step, reached, steps_of, transaction_id
-from hark.broker.keyvalue import KeyValue, Shown
+from hark.broker.keyvalue import KeyValue
 from hark.broker.sealing import SealedQueues
 from hark.clock import MILLISECOND, SECOND
 from hark.engine.api import Engine
@@ -204,7 +204,6 @@ class Flows:
         self._waiting: dict[FlowId, list[_Waiting]] = {}
         """Settlements, by their flow. The flows in it have a task that settles them."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._partitions: dict[tuple[str, str], str] = {}
 
     # Push --------------------------------------------------------------------------------------------------
 
@@ -437,13 +436,7 @@ class Flows:
             left = deadline - timers.now()
             if status.final or left <= 0:
                 return status
-            shown = {
-                encode_key(key): Shown(key, entry.version)
-                for key, entry in zip(keys, entries, strict=True)
-                if entry is not None
-            }
-            watcher = await self._keyvalue.watchers.watch_keys(keys, shown)
-            await self._keyvalue.watchers.first_changes(watcher, min(left, _LOOK_AGAIN) / SECOND)
+            await self._keyvalue.watchers.wait_for_change(keys, entries, min(left, _LOOK_AGAIN) / SECOND)
 
     async def _status(self, flow: FlowId, entry: KeyEntry | None) -> FlowStatus:
         end = None if entry is None else _decode_end(self.opened(entry))
@@ -497,7 +490,7 @@ class Flows:
 
         async def is_stored(step: Step) -> bool:
             async with turns:
-                partition_id = await self._partition(step.message)
+                partition_id = await self._broker.queue_lookup.partition_id(step.message.queue, step.message.partition)
                 name = transaction_id(map.id, step.path)
                 return partition_id is not None and await self._broker.message(partition_id, name) is not None
 
@@ -516,7 +509,7 @@ class Flows:
 
     async def _live(self, map: FlowMap, step: Step, end: StepEnd | None) -> StepStatus:
         """The state of a step that was pushed and is not done, from its message."""
-        partition_id = await self._partition(step.message)
+        partition_id = await self._broker.queue_lookup.partition_id(step.message.queue, step.message.partition)
         task = run = None
         if partition_id is not None:
             with suppress(NotFound):  # It was removed; or settled, with an option that removes it then.
@@ -527,20 +520,6 @@ class Flows:
         if task.state == "failed" and end is None:
             await self.note_failure(map.ref(step.path))
         return _shown(step, task.state, task, run, partition_id)
-
-    async def _partition(self, message: NewMessage) -> str | None:
-        """The id of the partition of a message."""
-        names = message.queue, message.partition
-        known = self._partitions.get(names)
-        if known is None or (await self._broker.queue_lookup.queues_of([known]))[0] != message.queue:
-            found = await self._engine.partition_stats(message.queue, message.partition)
-            known = next((one.id for one in found if one.name == message.partition), None)
-            if known is None:
-                return None
-            if len(self._partitions) > _PAGE:
-                self._partitions.clear()
-            self._partitions[names] = known
-        return known
 
     async def _ends(self, map: FlowMap) -> dict[str, StepEnd]:
         prefix = _key((map.queue, map.id), "step")

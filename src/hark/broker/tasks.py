@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from hark.broker.flows import Flows, tree_of
-from hark.broker.keyvalue import KeyValue, Shown
+from hark.broker.keyvalue import KeyValue
 from hark.broker.sealing import SealedQueues
 from hark.clock import MILLISECOND, SECOND
 from hark.engine.api import Engine
 from hark.errors import HarkError, LeaseLost, NotFound
 from hark.ids import has_location, partition_id_of
-from hark.keys import encode_key
 from hark.model import (
     OWN,
     DeadLetterFilter,
@@ -241,9 +240,7 @@ class Tasks:
             left = deadline - timers.now()
             if status.final or left <= 0:
                 return status
-            shown = {} if entry is None else {encode_key(key): Shown(key, entry.version)}
-            watcher = await self._keyvalue.watchers.watch_keys([key], shown)
-            await self._keyvalue.watchers.first_changes(watcher, min(left, _LOOK_AGAIN) / SECOND)
+            await self._keyvalue.watchers.wait_for_change([key], [entry], min(left, _LOOK_AGAIN) / SECOND)
 
     async def run(self, partition_id: str, transaction_id: str) -> tuple[TaskStatus, str | None]:
         """The state of a task, and the id of the message that it is now. Raises `NotFound`."""

@@ -27,7 +27,6 @@ from hark.model import (
     KeyMutation,
     KeyRange,
     KeyWrite,
-    MessageFacts,
     MessageFilter,
     NewMessage,
     PushOutcome,
@@ -145,7 +144,7 @@ class UniquePushes:
                     return
                 [index] = attempt.pushed
                 item = items[index]
-                outcomes[index] = _rejected(item, error)
+                outcomes[index] = PushOutcome("failed", item.transaction_id, None, None, error.code, error.text)
                 if error.code == "queue_full":
                     full[item.queue] = outcomes[index]
                 indices = [index for index in waiting if index not in attempt.pushed]
@@ -271,7 +270,7 @@ def is_free(facts: Facts, until: UniqueUntil) -> bool:
         return True
     if message.owner is not None and not groups:  # Its only group was deleted.
         return True
-    if _has_expired(message, facts.at):
+    if message.expires_at is not None and message.expires_at <= facts.at:
         return all(group.settled or group.lease is None for group in groups)
     return bool(groups) and all(_is_over(group) for group in groups)
 
@@ -283,11 +282,3 @@ def _is_over(group: GroupFacts) -> bool:
 def _has_begun(group: GroupFacts) -> bool:
     """Whether a consumer of the group has received the message."""
     return _is_over(group) or group.lease is not None or (group.retry is not None and group.retry.attempts > 0)
-
-
-def _has_expired(message: MessageFacts, now: int) -> bool:
-    return message.expires_at is not None and message.expires_at <= now
-
-
-def _rejected(item: NewMessage, error: HarkError) -> PushOutcome:
-    return PushOutcome("failed", item.transaction_id, None, None, error.code, error.text)

@@ -13,7 +13,6 @@ import msgspec
 
 from hark.batching import Answer
 from hark.broker.delivery.browsers import Browsers
-from hark.broker.delivery.stream import Stream
 from hark.broker.delivery.streams import Streams
 from hark.broker.delivery.subscription import DeliveryMetrics, Key, Source, Subscription
 from hark.broker.tallies import Tallies
@@ -315,10 +314,6 @@ class Delivery:
         """
         subscription, mode = intention.subscription, intention.request.group_mode
         return mode not in (None, subscription.mode) or not subscription.waits_before(intention)
-
-    def open_stream(self, credit: int, *, mute: bool = False) -> Stream:
-        """Open a stream of messages to a client. `mute`: the client cannot send on its connection."""
-        return self.streams.open(credit, mute=mute)
 
     def subscription(self, request: PopRequest) -> Subscription:
         """The subscription of a request. Creates it if there is none."""
