@@ -483,9 +483,7 @@ class Broker:
         """Reject pushes during push maintenance."""
         if self._flags.get(PUSH_MAINTENANCE):
             raise Unavailable(
-                "pushes are stopped for maintenance; nothing was stored; retry later",
-                code="maintenance",
-                retry_after=5,
+                "pushes are stopped for maintenance; nothing was stored; retry later", code="maintenance", retry_after=5
             )
 
     def maintenance(self, flag: str) -> bool:

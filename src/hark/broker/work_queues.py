@@ -212,12 +212,7 @@ class WorkQueues:
         return model.PopRequest(queue=queue, group_mode="shared", lease_ms=lasts, consumer=consumer)
 
     async def poll(
-        self,
-        queue: str,
-        wait_seconds: float = 0,
-        gone: Gone | None = None,
-        consumer: str = "",
-        labels: Labels = None,
+        self, queue: str, wait_seconds: float = 0, gone: Gone | None = None, consumer: str = "", labels: Labels = None
     ) -> model.PopResult:
         """Pop the next message, or wait for it."""
         await self.prepare({queue: labels})

@@ -46,14 +46,6 @@ class Intention(msgspec.Struct, eq=False):
     timer: Timer | None = None
     """The timer of the deadline; None during the first look."""
 
-    @property
-    def partition(self) -> str | None:
-        return self.request.partition
-
-    @property
-    def batch(self) -> int:
-        return self.request.batch
-
     def next_pull(self) -> PopRequest | None:
         return None if self.answer.done() else self.request
 
@@ -70,9 +62,6 @@ class Intention(msgspec.Struct, eq=False):
             self.end(self.reason)
 
     def failed(self, failure: HarkError) -> None:
-        if self.request.auto_ack and failure.code == "outcome_unknown":
-            self.refuse(failure)  # Messages with auto-ack are not redelivered, so the client must get the error.
-            return
         self.failure = failure  # The store may respond again before the deadline.
         if self.reason is not None:
             self.end(self.reason)
@@ -285,7 +274,7 @@ class Delivery:
                 answer.set_exception(failure)
                 return
             intention.failure = failure
-            subscription.note_failure(intention.partition)
+            subscription.note_failure(intention.request.partition)
         except Exception as error:
             answer.set_exception(error)
             return
@@ -294,7 +283,7 @@ class Delivery:
             if result.messages:
                 answer.set_result(result)
                 return
-            subscription.note_empty(intention.partition, result.look_again_at)
+            subscription.note_empty(intention.request.partition, result.look_again_at)
         self._park(intention)
 
     def _park(self, intention: Intention) -> None:

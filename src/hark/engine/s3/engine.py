@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import apsw
 
+from hark import model
 from hark.batching import Answer
 from hark.clock import SECOND, Clock
 from hark.engine.api import Answers, KeyListener, Listener, ignore_keys
@@ -33,23 +34,6 @@ from hark.engine.s3.state import Head, LocalState
 from hark.engine.s3.thread import ReplicaThread
 from hark.errors import StoreUnusable
 from hark.ids import IdSource
-from hark.model import (
-    DeadLetterFilter,
-    DeadLetters,
-    Hint,
-    Key,
-    KeyEntry,
-    KeyRange,
-    MessageView,
-    PopRequest,
-    PopResult,
-    QueueInfo,
-    Read,
-    ReadResult,
-    Renewal,
-    RenewOutcome,
-    Trace,
-)
 from hark.polling import Poller, PollingStrategy, PollMetrics
 from hark.settings.sections import S3
 
@@ -192,7 +176,7 @@ class S3Engine(TableVerbs):
 
     # Verbs that differ -------------------------------------------------------------------------------------
 
-    async def renew(self, requests: Sequence[Renewal]) -> Answers[RenewOutcome]:
+    async def renew(self, requests: Sequence[model.Renewal]) -> Answers[model.RenewOutcome]:
         names = [request.lease_id for request in requests]
         return await self._wait_for(
             lambda future: Renew(future, names, lambda state, now: explain.renew(state, now, requests))
@@ -212,14 +196,14 @@ class S3Engine(TableVerbs):
         await self._confirm()  # It may be a lease that another process has given.
         return await super().lease_ends(lease_ids)
 
-    async def queue_infos(self, names: Sequence[str] | None = None) -> list[QueueInfo]:
+    async def queue_infos(self, names: Sequence[str] | None = None) -> list[model.QueueInfo]:
         await self._confirm()
         return await super().queue_infos(names)
 
-    async def pop(self, requests: Sequence[PopRequest]) -> Answers[PopResult]:
+    async def pop(self, requests: Sequence[model.PopRequest]) -> Answers[model.PopResult]:
         self._wait_here()
         answers = await super().pop(requests)
-        results = [answer for answer in answers if isinstance(answer, PopResult) and answer.messages]
+        results = [answer for answer in answers if isinstance(answer, model.PopResult) and answer.messages]
         failures = await self._filler.fill_each([result.messages for result in results])
         if not any(failures):
             return answers
@@ -228,46 +212,46 @@ class S3Engine(TableVerbs):
         await self.release([result.lease_id for result in results if id(result) in failed and result.lease_id])
         return [failed.get(id(answer), answer) for answer in answers]
 
-    async def read(self, requests: Sequence[Read]) -> Answers[ReadResult]:
+    async def read(self, requests: Sequence[model.Read]) -> Answers[model.ReadResult]:
         self._wait_here()
         answers = await super().read(requests)
         await self._filler.fill_found(
-            [one for answer in answers if isinstance(answer, ReadResult) for one in answer.messages]
+            [one for answer in answers if isinstance(answer, model.ReadResult) for one in answer.messages]
         )
         return answers
 
-    async def message(self, partition_id: str, transaction_id: str) -> MessageView | None:
+    async def message(self, partition_id: str, transaction_id: str) -> model.MessageView | None:
         view = await super().message(partition_id, transaction_id)
         await self._filler.fill_found([] if view is None else [view])
         return view
 
-    async def dead_letters(self, where: DeadLetterFilter) -> DeadLetters:
+    async def dead_letters(self, where: model.DeadLetterFilter) -> model.DeadLetters:
         found = await super().dead_letters(where)
         await self._filler.fill_found(found.items)
         return found
 
-    async def traces(self, *which: Any, **named: Any) -> tuple[list[Trace], int]:
+    async def traces(self, *which: Any, **named: Any) -> tuple[list[model.Trace], int]:
         found = await super().traces(*which, **named)
         await self._filler.fill_found(found[0])
         return found
 
-    async def read_keys(self, keys: Sequence[Key]) -> list[KeyEntry | None]:
+    async def read_keys(self, keys: Sequence[model.Key]) -> list[model.KeyEntry | None]:
         self._wait_here()
         await self._confirm()
         return await super().read_keys(keys)
 
-    async def list_keys(self, ranges: Sequence[KeyRange]) -> list[list[KeyEntry]]:
+    async def list_keys(self, ranges: Sequence[model.KeyRange]) -> list[list[model.KeyEntry]]:
         self._wait_here()
         await self._confirm()
         return await super().list_keys(ranges)
 
-    async def count_keys(self, prefix: Key) -> int:
+    async def count_keys(self, prefix: model.Key) -> int:
         await self._confirm()
         return await super().count_keys(prefix)
 
     # Other servers -----------------------------------------------------------------------------------------
 
-    def on_hints(self, hints: Sequence[Hint]) -> list[Hint]:
+    def on_hints(self, hints: Sequence[model.Hint]) -> list[model.Hint]:
         """See `Engine.on_hints`: what others did is in the log, so look there."""
         if hints and self._replica is not None:
             self._replica.poke()
@@ -346,13 +330,7 @@ class Replica:
         )
         self.submit = self._thread.submit
         self._keeper = Housekeeper(
-            self._bucket,
-            self._io,
-            self.local.scratch,
-            self._settings,
-            meta=meta,
-            now=time.now,
-            submit=self.submit,
+            self._bucket, self._io, self.local.scratch, self._settings, meta=meta, now=time.now, submit=self.submit
         )
         poller = Poller(self._polling, metrics=self._poll_metrics, random=self._chance)
         self.tail = Tail(self._bucket, poller, freshness, meta.grace_seconds, self.submit)
