@@ -68,6 +68,8 @@ _AT_ONCE = 20
 _PAGE = 1000
 _LOOK_AGAIN = 5 * SECOND
 """How often a wait looks for failed steps. A message whose leases expire becomes a dead letter without a note."""
+_LOOK_SHARE = 10
+"""The least ratio of a pause to the look before it."""
 
 FlowId = tuple[str, str]
 """Queue and id."""
@@ -429,14 +431,17 @@ class Flows:
         timers = self._keyvalue.watchers.timers
         deadline = timers.now() + round(wait_seconds * SECOND)
         while True:
+            began = timers.now()
             [plan, *entries] = await self.fetch([_key(flow, "plan"), *keys])
             if plan is None:  # It has ended, or its queue was deleted.
                 self._maps.pop(flow, None)
             status = await self._status(flow, entries[0])
-            left = deadline - timers.now()
+            took = timers.now() - began  # Long if there are many steps.
+            left = deadline - timers.now() - took
             if status.final or left <= 0:
                 return status
-            await self._keyvalue.watchers.wait_for_change(keys, entries, min(left, _LOOK_AGAIN) / SECOND)
+            pause = min(left, max(_LOOK_AGAIN, _LOOK_SHARE * took))
+            await self._keyvalue.watchers.wait_for_change(keys, entries, pause / SECOND)
 
     async def _status(self, flow: FlowId, entry: KeyEntry | None) -> FlowStatus:
         end = None if entry is None else _decode_end(self.opened(entry))
