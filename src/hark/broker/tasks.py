@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from hark.broker.flows import Flows, tree_of
+from hark.api.types.messages import TaskStatus
+from hark.broker.flows import ENDED, Flows, tree_of
 from hark.broker.keyvalue import KeyValue
 from hark.broker.sealing import SealedQueues
 from hark.clock import MILLISECOND, SECOND
@@ -82,24 +83,6 @@ class _Envelope(msgspec.Struct, rename="camel"):
     transaction_id: str | None = None
     """That of the first run: a requeued dead letter has another one."""
     result_ttl: int | None = None
-
-
-class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a task, from its record and its message."""
-
-    state: TaskState
-    result: msgspec.Raw | None = None
-    """The result of a task that is done; None: none is stored, or not any more."""
-    error: str | None = None
-    """The error text of a failed task, with its traceback; of another one, that of its last attempt."""
-    attempts: int = 0
-    progress: float | None = None
-    note: str | None = None
-
-    @property
-    def final(self) -> bool:
-        """Whether the task has ended; a failed one can still be requeued."""
-        return self.state in ("done", "failed", "cancelled")
 
 
 _decode = msgspec.json.Decoder(TaskRecord).decode
@@ -238,7 +221,7 @@ class Tasks:
             [entry] = await self._keyvalue.fetch([key])
             status, entry = await self._status(queue, key, entry, group, message_id)
             left = deadline - timers.now()
-            if status.final or left <= 0:
+            if status.state in ENDED or left <= 0:
                 return status
             await self._keyvalue.watchers.wait_for_change([key], [entry], min(left, _LOOK_AGAIN) / SECOND)
 
@@ -266,13 +249,13 @@ class Tasks:
             if record is not None and record.message and record.message < message_id:
                 record = None  # The ids of a partition sort in the order of the pushes.
             if record is not None and record.state in ("done", "cancelled"):
-                result = record.result if record.state == "done" else None
+                result = record.result if record.state == "done" else msgspec.UNSET
                 status = TaskStatus(state=record.state, result=result, progress=record.progress, note=record.note)
                 return status, entry
             name = transaction_id if record is None or not record.message else record.message
             view = await self._broker.message(partition_id, name)
             found = None if view is None else _status_of(view, record, group)
-            if found is not None and not found.final:
+            if found is not None and found.state not in ENDED:
                 return found, entry
             # It may have ended, or was requeued, after the record was read.
             [again] = await self._keyvalue.fetch([key])
