@@ -21,6 +21,7 @@ from hark.engine.core import explain
 from hark.engine.core.collect import Collector
 from hark.engine.core.explain import LeaseView
 from hark.engine.core.state import State
+from hark.engine.core.store import PayloadLocation
 from hark.engine.core.transaction import WriteTransaction
 from hark.engine.core.verbs import Call, Outbox, Readers, Stop, TableVerbs, refuse, stopping
 from hark.engine.s3.bucket import Address, Bucket, BucketError, Refused, Unclear
@@ -29,7 +30,7 @@ from hark.engine.s3.flush import Chore, Confirm, Renew, WritePacing
 from hark.engine.s3.housekeeping import Housekeeper
 from hark.engine.s3.log import LogClient, LogFreshness, Tail
 from hark.engine.s3.objects import BucketRetries, Meta, Pause, Tries, read_or_create, read_pointer
-from hark.engine.s3.payloads import Filler, PayloadCache, PayloadLocation, Payloads
+from hark.engine.s3.payloads import Filler, PayloadCache, Payloads
 from hark.engine.s3.state import Head, LocalState
 from hark.engine.s3.thread import ReplicaThread
 from hark.errors import StoreUnusable
