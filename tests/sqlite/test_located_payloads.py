@@ -51,7 +51,7 @@ class Record:
     def payload(self, location: object) -> bytes:
         """What is at a place, which some verb answered instead of a payload."""
         assert isinstance(location, PayloadLocation)
-        assert location.record == RECORD
+        assert location.seq == RECORD
         return self.body[location.offset : location.offset + location.length]
 
 
@@ -218,7 +218,7 @@ def only(flat: Sequence[Value]) -> tuple[Extra, Value]:
 @pytest.mark.parametrize("extra", [None, Extra(t="trace", s=True, b=(1, 2), x=9)], ids=["plain", "with extra"])
 def test_a_row_that_is_moved_says_where_to_and_keeps_the_rest(extra: Extra | None) -> None:
     flat = row(b'"here"', extra)
-    set_locations(flat, lambda payload: (3, 40, len(payload)))
+    set_locations(flat, lambda payload: PayloadLocation(3, 40, len(payload)))
     assert flat[:6] == row(b"")[:6]
     expected = msgspec.structs.replace(extra or Extra(), r=PayloadLocation(3, 40, 6))
     assert only(flat) == (expected, b"null")
