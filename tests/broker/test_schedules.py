@@ -11,8 +11,7 @@ import pytest
 
 from hark.broker import Broker
 from hark.broker.broker import PUSH_MAINTENANCE
-from hark.broker.due_times import Timing
-from hark.broker.schedule_state import DUE, SCHEDULES, CatchUp, Overlap, Schedule, Spec, jitter_of, key_of
+from hark.broker.schedule_state import DUE, SCHEDULES, CatchUp, Overlap, Schedule, Spec, Timing, jitter_of, key_of
 from hark.clock import SECOND
 from hark.engine.api import Answers
 from hark.engine.sqlite import SqliteEngine
@@ -232,7 +231,7 @@ async def test_an_overlap_is_found_after_a_restart_and_after_the_queue_was_delet
         await one.broker.push([NewMessage("q", f"0Default{partition}")])
     await one.put(overlap="skip")
     await one.advance(60)
-    one.broker.schedules._partitions.clear()
+    one.broker.queue_lookup._ids.clear()
     await one.advance(60)
     assert (await one.get()).skipped == 1
     await one.broker.delete_queues(["q"])
@@ -401,14 +400,14 @@ async def test_without_the_key_a_schedule_waits_and_says_so() -> None:
     await one.broker.configure(QueueSpec(name="q", options=QueueOptions(encryption_enabled=True)))
     await one.put(payload=b'"secret"')
     await one.put("other", queue="plain")
-    one.broker._sealed._sealer = type(one.broker._sealed._sealer)([KEY])
+    one.broker.sealed._sealer = type(one.broker.sealed._sealer)([KEY])
     await one.advance(60)
     schedule = await one.get()
     assert schedule.last_error is not None
     assert schedule.last_error.code == "encryption_key_missing"
     assert (schedule.spec.message.payload, "encryption_key_missing" in (schedule.unreadable or "")) == (b"null", True)
     assert await one.runs("plain") == [60]
-    one.broker._sealed._sealer = type(one.broker._sealed._sealer)([KEY, OTHER_KEY])
+    one.broker.sealed._sealer = type(one.broker.sealed._sealer)([KEY, OTHER_KEY])
     await one.advance(2)
     assert await one.runs() == [60]
     await one.broker.close()

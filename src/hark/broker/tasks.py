@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from hark.broker.flows import Flows, tree_of
-from hark.broker.keyvalue import KeyValue, Shown
+from hark.api.types.messages import TaskStatus
+from hark.broker.flows import ENDED, Flows, tree_of
+from hark.broker.keyvalue import KeyValue
 from hark.broker.sealing import SealedQueues
 from hark.clock import MILLISECOND, SECOND
 from hark.engine.api import Engine
 from hark.errors import HarkError, LeaseLost, NotFound
 from hark.ids import has_location, partition_id_of
-from hark.keys import encode_key
 from hark.model import (
     OWN,
     DeadLetterFilter,
@@ -83,24 +83,6 @@ class _Envelope(msgspec.Struct, rename="camel"):
     transaction_id: str | None = None
     """That of the first run: a requeued dead letter has another one."""
     result_ttl: int | None = None
-
-
-class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a task, from its record and its message."""
-
-    state: TaskState
-    result: msgspec.Raw | None = None
-    """The result of a task that is done; None: none is stored, or not any more."""
-    error: str | None = None
-    """The error text of a failed task, with its traceback; of another one, that of its last attempt."""
-    attempts: int = 0
-    progress: float | None = None
-    note: str | None = None
-
-    @property
-    def final(self) -> bool:
-        """Whether the task has ended; a failed one can still be requeued."""
-        return self.state in ("done", "failed", "cancelled")
 
 
 _decode = msgspec.json.Decoder(TaskRecord).decode
@@ -239,11 +221,9 @@ class Tasks:
             [entry] = await self._keyvalue.fetch([key])
             status, entry = await self._status(queue, key, entry, group, message_id)
             left = deadline - timers.now()
-            if status.final or left <= 0:
+            if status.state in ENDED or left <= 0:
                 return status
-            shown = {} if entry is None else {encode_key(key): Shown(key, entry.version)}
-            watcher = await self._keyvalue.watchers.watch_keys([key], shown)
-            await self._keyvalue.watchers.first_changes(watcher, min(left, _LOOK_AGAIN) / SECOND)
+            await self._keyvalue.watchers.wait_for_change([key], [entry], min(left, _LOOK_AGAIN) / SECOND)
 
     async def run(self, partition_id: str, transaction_id: str) -> tuple[TaskStatus, str | None]:
         """The state of a task, and the id of the message that it is now. Raises `NotFound`."""
@@ -269,13 +249,13 @@ class Tasks:
             if record is not None and record.message and record.message < message_id:
                 record = None  # The ids of a partition sort in the order of the pushes.
             if record is not None and record.state in ("done", "cancelled"):
-                result = record.result if record.state == "done" else None
+                result = record.result if record.state == "done" else msgspec.UNSET
                 status = TaskStatus(state=record.state, result=result, progress=record.progress, note=record.note)
                 return status, entry
             name = transaction_id if record is None or not record.message else record.message
             view = await self._broker.message(partition_id, name)
             found = None if view is None else _status_of(view, record, group)
-            if found is not None and not found.final:
+            if found is not None and found.state not in ENDED:
                 return found, entry
             # It may have ended, or was requeued, after the record was read.
             [again] = await self._keyvalue.fetch([key])

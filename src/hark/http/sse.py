@@ -341,7 +341,7 @@ class EventStreams:
             return await delivery.browsers.open(params.queue, params.partition, params.start)
         check_role(identity, Role.READ_WRITE)
         check_pop(identity, params.request)
-        stream = delivery.open_stream(prefetch, mute=True)
+        stream = delivery.streams.open(prefetch, mute=True)
         stream.subscribe("", named(params.request, exchange_of(scope)), params.priority)
         return stream
 

@@ -285,7 +285,7 @@ class WebSockets:
         """
         try:
             credit = self._credit.of(query_params(scope["query_string"]))
-            stream = self._broker.delivery.open_stream(credit)
+            stream = self._broker.delivery.streams.open(credit)
         except Exception as error:
             await refuse_websocket(receive, send, error_response(error))
             return

@@ -173,7 +173,7 @@ class KeyvalStreams:
         prefetch = self._prefetch.of(query)
         work = self.broker.work_queues
         await work.prepare({queue: permitted_labels(identity_of(scope), queue)})
-        stream = self.broker.delivery.open_stream(prefetch, mute=True)
+        stream = self.broker.delivery.streams.open(prefetch, mute=True)
         # One message at a time, so that several listeners share the messages evenly.
         stream.subscribe("", named(work.pop_request(queue, CONSUMER.of(query) or ""), exchange_of(scope)))
         return stream

@@ -10,9 +10,9 @@ import msgspec
 from hark.access.identity import Identity
 from hark.api import operations, types
 from hark.api.types.delivery import PushItem
+from hark.api.types.flows import FlowStatus, FlowStep
 from hark.broker import Broker
 from hark.broker.flow_plans import Plan, PlanNode, steps_of
-from hark.broker.flows import FlowStatus
 from hark.errors import InvalidInput
 from hark.http.admission import stamp
 from hark.http.checks import check_int, check_name, check_text, decode_json, query_params
@@ -25,7 +25,6 @@ from hark.http.responses import (
     Receive,
     Scope,
     Send,
-    answer_of,
     encode,
     send_failure,
     send_response,
@@ -111,7 +110,7 @@ async def push_flow(call: Call) -> types.flows.PushedFlow:
     stamp(call.identity, messages)
     pushed = await call.broker.tasks.flows.push(plan, id)
     call.status = 201
-    return types.flows.PushedFlow(*pushed)
+    return pushed
 
 
 async def cancel_flow(call: Call) -> types.Success:
@@ -159,13 +158,13 @@ def _node(given: types.flows.FlowNode, index: int, where: str) -> PlanNode:
     return PlanNode(message, given.takes_result)
 
 
-def _shown(status: FlowStatus, identity: Identity) -> types.flows.FlowStatus:
+def _shown(status: FlowStatus, identity: Identity) -> FlowStatus:
     steps = tuple(
-        answer_of(types.flows.FlowStep, step)
+        step
         if identity.may_use(step.queue)
-        else types.flows.FlowStep(path=step.path, task=step.task, queue=step.queue, state=step.state)
+        else FlowStep(path=step.path, task=step.task, queue=step.queue, state=step.state)
         for step in status.steps
     )
     # It has the error text of a step.
     error = status.error if all(identity.may_use(step.queue) for step in status.steps) else None
-    return answer_of(types.flows.FlowStatus, status, steps=steps, error=error)
+    return msgspec.structs.replace(status, steps=steps, error=error)

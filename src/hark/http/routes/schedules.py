@@ -11,8 +11,17 @@ import msgspec
 from hark.api import operations, types
 from hark.api.types.delivery import PushItem
 from hark.api.types.schedules import ScheduleBody
-from hark.broker.due_times import Timing, check_cron, check_zone
-from hark.broker.schedule_state import MAX_NAME_BYTES, CatchUp, Overlap, Run, Schedule, Spec
+from hark.broker.schedule_state import (
+    MAX_NAME_BYTES,
+    CatchUp,
+    Overlap,
+    Run,
+    Schedule,
+    Spec,
+    Timing,
+    check_cron,
+    check_zone,
+)
 from hark.broker.schedules import MayUse, not_found
 from hark.clock import SECOND
 from hark.errors import Forbidden, InvalidInput

@@ -55,7 +55,7 @@ async def health(call: Call) -> types.server.Health:
 
 
 def _warnings(call: Call) -> Iterator[str]:
-    if keys := call.broker.missing_keys():
+    if keys := call.broker.sealed.missing_keys():
         problem = f"messages are withheld, because encryption keys are missing: {', '.join(keys)}"
         yield f"key_missing: {_public(call, problem)}"
     if (seconds := call.engine.ahead // SECOND) > 0:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-import msgspec
-
 from hark.api import operations, types
 from hark.broker import Broker
-from hark.broker.tasks import TaskStatus
 from hark.errors import InvalidInput
 from hark.http.admission import reached
 from hark.http.checks import check_text, query_params
@@ -20,7 +17,6 @@ from hark.http.responses import (
     Receive,
     Scope,
     Send,
-    answer_of,
     encode,
     send_failure,
     send_response,
@@ -85,7 +81,7 @@ class TaskRoutes:
                 left.cancel()
                 if not waiting.done():  # The client has disconnected.
                     waiting.cancel()
-            answer = encode(_shown(await waiting))
+            answer = encode(await waiting)
         except Exception as error:
             await send_failure(send, error)
         else:
@@ -107,8 +103,3 @@ async def report_progress(call: Call) -> types.Success:
     transaction_id = call.id("transaction_id")
     await call.broker.tasks.progress(partition_id, transaction_id, body.lease_id, body.progress, note)
     return types.Success(True)
-
-
-def _shown(status: TaskStatus) -> types.messages.TaskStatus:
-    result = msgspec.UNSET if status.result is None else status.result
-    return answer_of(types.messages.TaskStatus, status, result=result)
