@@ -10,8 +10,20 @@ import pytest
 
 from hark.broker import Broker
 from hark.broker.flow_plans import FlowMap, Plan, PlanNode, Step, reached
+from hark.broker.keyvalue import Change
 from hark.clock import FakeClock
-from hark.model import Delivery, NewMessage, PopRequest, QueueOptions, QueueSpec, Settlement, StepRef, TaskEnd
+from hark.engine.sqlite import SqliteEngine
+from hark.model import (
+    Delivery,
+    MessageView,
+    NewMessage,
+    PopRequest,
+    QueueOptions,
+    QueueSpec,
+    Settlement,
+    StepRef,
+    TaskEnd,
+)
 from hark.settings import Settings
 from hark.testing.server import FakeTimers
 from tests.engine.engines import ENGINES, EngineKind
@@ -114,3 +126,33 @@ async def test_a_flow_that_goes_on_while_it_is_looked_at_is_not_seen_behind_wher
     progress = [progress for _, progress in await reached(map, {}, is_stored)]
     assert begin <= progress.index("pushed") <= at
     assert progress.count("pushed") == 1
+
+
+async def test_the_slower_a_look_at_a_flow_is_the_longer_are_the_pauses_of_a_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = FakeClock()
+    broker = Broker(SqliteEngine(":memory:", clock=clock), Settings(), clock, timers=FakeTimers(clock))
+    pauses: list[float] = []
+    seconds_of_a_look = 1
+
+    async def slow(partition_id: str, transaction_id: str) -> MessageView | None:
+        clock.advance(seconds_of_a_look)
+        return await message(partition_id, transaction_id)
+
+    async def pause(_: object, seconds: float) -> Sequence[Change]:
+        pauses.append(seconds)
+        clock.advance(seconds)
+        return ()
+
+    message = broker.message
+    await broker.start()
+    try:
+        flow = await broker.tasks.flows.push(Plan([step("a")], 60_000))
+        monkeypatch.setattr(broker, "message", slow)
+        monkeypatch.setattr(broker.keyvalue.watchers, "first_changes", pause)
+        await broker.tasks.flows.status("q", flow.id, 30)
+    finally:
+        await broker.close()
+    assert pauses
+    assert pauses[0] >= 9 * seconds_of_a_look

@@ -68,6 +68,8 @@ _AT_ONCE = 20
 _PAGE = 1000
 _LOOK_AGAIN = 5 * SECOND
 """How often a wait looks for failed steps. A message whose leases expire becomes a dead letter without a note."""
+_LOOK_REST = 10
+"""A look reads the message of each open step. Pauses are at least so many times longer than the look before."""
 
 FlowId = tuple[str, str]
 """Queue and id."""
@@ -433,7 +435,9 @@ class Flows:
             [plan, *entries] = await self.fetch([_key(flow, "plan"), *keys])
             if plan is None:  # It has ended, or its queue was deleted.
                 self._maps.pop(flow, None)
+            began = timers.now()
             status = await self._status(flow, entries[0])
+            rest = max(_LOOK_AGAIN, _LOOK_REST * (timers.now() - began))
             left = deadline - timers.now()
             if status.final or left <= 0:
                 return status
@@ -443,7 +447,7 @@ class Flows:
                 if entry is not None
             }
             watcher = await self._keyvalue.watchers.watch_keys(keys, shown)
-            await self._keyvalue.watchers.first_changes(watcher, min(left, _LOOK_AGAIN) / SECOND)
+            await self._keyvalue.watchers.first_changes(watcher, min(left, rest) / SECOND)
 
     async def _status(self, flow: FlowId, entry: KeyEntry | None) -> FlowStatus:
         end = None if entry is None else _decode_end(self.opened(entry))
@@ -517,16 +521,16 @@ class Flows:
     async def _live(self, map: FlowMap, step: Step, end: StepEnd | None) -> StepStatus:
         """The state of a step that was pushed and is not done, from its message."""
         partition_id = await self._partition(step.message)
-        task = run = None
+        task = None
         if partition_id is not None:
             with suppress(NotFound):  # It was removed; or settled, with an option that removes it then.
-                task, run = await self._broker.tasks.run(partition_id, transaction_id(map.id, step.path))
+                task = await self._broker.tasks.run(partition_id, transaction_id(map.id, step.path))
         if task is None or task.state in ("done", "cancelled"):
             # It was settled without its flow, which has no result then and does not go on; or it was removed.
             return _shown(step, "cancelled")
         if task.state == "failed" and end is None:
             await self.note_failure(map.ref(step.path))
-        return _shown(step, task.state, task, run, partition_id)
+        return _shown(step, task.state, task, task.message_id, partition_id)
 
     async def _partition(self, message: NewMessage) -> str | None:
         """The id of the partition of a message."""

@@ -96,6 +96,8 @@ class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int = 0
     progress: float | None = None
     note: str | None = None
+    message_id: str = ""
+    """The id of the message that it is now, if it was looked at. A requeued dead letter has a new one."""
 
     @property
     def final(self) -> bool:
@@ -245,19 +247,15 @@ class Tasks:
             watcher = await self._keyvalue.watchers.watch_keys([key], shown)
             await self._keyvalue.watchers.first_changes(watcher, min(left, _LOOK_AGAIN) / SECOND)
 
-    async def run(self, partition_id: str, transaction_id: str) -> tuple[TaskStatus, str | None]:
-        """The state of a task, and the id of the message that it is now. Raises `NotFound`."""
+    async def run(self, partition_id: str, transaction_id: str) -> TaskStatus:
+        """The state of a task, by the transaction id of its first run. Raises `NotFound`."""
         [queue] = await self._broker.queue_lookup.queues_of([partition_id])
         if queue is None:
             raise _unknown()
         key = _key(queue, partition_id, transaction_id)
         [entry] = await self._keyvalue.fetch([key])
-        status, entry = await self._status(queue, key, entry, None, "")
-        record = self._record(queue, entry)
-        if record is not None and record.message:
-            return status, record.message
-        view = await self._broker.message(partition_id, transaction_id)
-        return status, None if view is None else view.id
+        status, _ = await self._status(queue, key, entry, None, "")
+        return status
 
     async def _status(
         self, queue: str, key: Key, entry: KeyEntry | None, group: str | None, message_id: str
@@ -462,4 +460,5 @@ def _status_of(view: MessageView, record: TaskRecord | None, group: str | None) 
         attempts=max((one.attempts for one in groups), default=0),
         progress=None if record is None else record.progress,
         note=None if record is None else record.note,
+        message_id=view.id,
     )
