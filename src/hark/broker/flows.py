@@ -69,7 +69,7 @@ _PAGE = 1000
 _LOOK_AGAIN = 5 * SECOND
 """How often a wait looks for failed steps. A message whose leases expire becomes a dead letter without a note."""
 _LOOK_REST = 10
-"""A look reads the message of each open step. Pauses are at least so many times longer than the look before."""
+"""A look reads the message of each open step. Each pause is at least ten times as long as the look before."""
 
 FlowId = tuple[str, str]
 """Queue and id."""
