@@ -68,8 +68,8 @@ _AT_ONCE = 20
 _PAGE = 1000
 _LOOK_AGAIN = 5 * SECOND
 """How often a wait looks for failed steps. A message whose leases expire becomes a dead letter without a note."""
-_LOOK_REST = 10
-"""A look reads the message of each open step. Each pause is at least ten times as long as the look before."""
+_LOOK_SHARE = 10
+"""The least ratio of a pause to the look before it."""
 
 FlowId = tuple[str, str]
 """Queue and id."""
@@ -432,13 +432,13 @@ class Flows:
         timers = self._keyvalue.watchers.timers
         deadline = timers.now() + round(wait_seconds * SECOND)
         while True:
+            began = timers.now()
             [plan, *entries] = await self.fetch([_key(flow, "plan"), *keys])
             if plan is None:  # It has ended, or its queue was deleted.
                 self._maps.pop(flow, None)
-            began = timers.now()
             status = await self._status(flow, entries[0])
-            rest = max(_LOOK_AGAIN, _LOOK_REST * (timers.now() - began))
-            left = deadline - timers.now()
+            took = timers.now() - began  # Long if there are many steps.
+            left = deadline - timers.now() - took
             if status.final or left <= 0:
                 return status
             shown = {
@@ -447,7 +447,8 @@ class Flows:
                 if entry is not None
             }
             watcher = await self._keyvalue.watchers.watch_keys(keys, shown)
-            await self._keyvalue.watchers.first_changes(watcher, min(left, rest) / SECOND)
+            pause = min(left, max(_LOOK_AGAIN, _LOOK_SHARE * took))
+            await self._keyvalue.watchers.first_changes(watcher, pause / SECOND)
 
     async def _status(self, flow: FlowId, entry: KeyEntry | None) -> FlowStatus:
         end = None if entry is None else _decode_end(self.opened(entry))
