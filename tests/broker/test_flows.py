@@ -10,11 +10,14 @@ import pytest
 
 from hark.broker import Broker
 from hark.broker.flow_plans import FlowMap, Plan, PlanNode, Step, reached
+from hark.broker.keyvalue import Change
 from hark.clock import FakeClock
+from hark.engine.sqlite import SqliteEngine
 from hark.errors import NotFound
 from hark.model import (
     QUEUE_MODE,
     Delivery,
+    MessageView,
     NewMessage,
     PopRequest,
     QueueOptions,
@@ -165,3 +168,33 @@ async def test_a_step_that_two_consumer_groups_settle_is_handed_over_once(broker
         assert all(outcome.success for outcome in await broker.settle([settlement for _, settlement in last]))
     status = await second.tasks.flows.status("q", "f")
     assert status.state == "done" and status.result == msgspec.Raw(b"[1,1]")
+
+
+async def test_the_slower_a_look_at_a_flow_is_the_longer_are_the_pauses_of_a_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = FakeClock()
+    broker = Broker(SqliteEngine(":memory:", clock=clock), Settings(), clock, timers=FakeTimers(clock))
+    pauses: list[float] = []
+    seconds_of_a_look = 1
+
+    async def slow(partition_id: str, transaction_id: str) -> MessageView | None:
+        clock.advance(seconds_of_a_look)
+        return await message(partition_id, transaction_id)
+
+    async def pause(_: object, seconds: float) -> Sequence[Change]:
+        pauses.append(seconds)
+        clock.advance(seconds)
+        return ()
+
+    message = broker.message
+    await broker.start()
+    try:
+        flow = await broker.tasks.flows.push(Plan([step("a")], 60_000))
+        monkeypatch.setattr(broker, "message", slow)
+        monkeypatch.setattr(broker.keyvalue.watchers, "first_changes", pause)
+        await broker.tasks.flows.status("q", flow.id, 30)
+    finally:
+        await broker.close()
+    assert pauses
+    assert pauses[0] >= 9 * seconds_of_a_look

@@ -219,30 +219,26 @@ class Tasks:
         deadline = timers.now() + round(wait_seconds * SECOND)
         while True:
             [entry] = await self._keyvalue.fetch([key])
-            status, entry = await self._status(queue, key, entry, group, message_id)
+            status, entry, _ = await self._status(queue, key, entry, group, message_id)
             left = deadline - timers.now()
             if status.state in ENDED or left <= 0:
                 return status
             await self._keyvalue.watchers.wait_for_change([key], [entry], min(left, _LOOK_AGAIN) / SECOND)
 
-    async def run(self, partition_id: str, transaction_id: str) -> tuple[TaskStatus, str | None]:
+    async def run(self, partition_id: str, transaction_id: str) -> tuple[TaskStatus, str]:
         """The state of a task, and the id of the message that it is now. Raises `NotFound`."""
         [queue] = await self._broker.queue_lookup.queues_of([partition_id])
         if queue is None:
             raise _unknown()
         key = _key(queue, partition_id, transaction_id)
         [entry] = await self._keyvalue.fetch([key])
-        status, entry = await self._status(queue, key, entry, None, "")
-        record = self._record(queue, entry)
-        if record is not None and record.message:
-            return status, record.message
-        view = await self._broker.message(partition_id, transaction_id)
-        return status, None if view is None else view.id
+        status, _, message_id = await self._status(queue, key, entry, None, "")
+        return status, message_id
 
     async def _status(
         self, queue: str, key: Key, entry: KeyEntry | None, group: str | None, message_id: str
-    ) -> tuple[TaskStatus, KeyEntry | None]:
-        """The state, and the record that it comes from."""
+    ) -> tuple[TaskStatus, KeyEntry | None, str]:
+        """The state, the record that it comes from, and the id of the message that was looked at."""
         partition_id, transaction_id = str(key[-2]), str(key[-1])
         while True:
             record = self._record(queue, entry)
@@ -251,18 +247,18 @@ class Tasks:
             if record is not None and record.state in ("done", "cancelled"):
                 result = record.result if record.state == "done" else msgspec.UNSET
                 status = TaskStatus(state=record.state, result=result, progress=record.progress, note=record.note)
-                return status, entry
+                return status, entry, record.message
             name = transaction_id if record is None or not record.message else record.message
             view = await self._broker.message(partition_id, name)
-            found = None if view is None else _status_of(view, record, group)
-            if found is not None and found.state not in ENDED:
-                return found, entry
+            found = None if view is None else (_status_of(view, record, group), entry, view.id)
+            if found is not None and found[0].state not in ENDED:
+                return found
             # It may have ended, or was requeued, after the record was read.
             [again] = await self._keyvalue.fetch([key])
             if (again and again.version) == (entry and entry.version):
                 if found is None:
                     raise _unknown()
-                return found, entry
+                return found
             entry = again
 
     async def _first_id(self, partition_id: str, transaction_id: str) -> str:

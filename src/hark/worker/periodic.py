@@ -64,9 +64,8 @@ class Declaration(msgspec.Struct, frozen=True, kw_only=True):
 class Periodic:
     """Declares schedules with these times. `worker.periodic` creates it: use it above `@worker.task`, or call it."""
 
-    def __init__(self, declared: dict[str, Declaration], queue: str, name: str | None, **settings: Any) -> None:
+    def __init__(self, declared: dict[str, Declaration], name: str | None, **settings: Any) -> None:
         self._declared = declared
-        self._queue = queue
         self._name = name
         self._settings = settings
 
@@ -77,12 +76,12 @@ class Periodic:
         """
         if not isinstance(task, Task):
             raise InvalidInput("periodic: expected a task; write @worker.periodic(...) above @worker.task")
-        name = a_name(f"{self._queue}.{task.name}" if self._name is None else self._name, "name")
+        name = a_name(f"{task.queue}.{task.name}" if self._name is None else self._name, "name")
         if name in self._declared:
             raise InvalidInput(f"the worker already has a schedule {name!r}; give this one another name: name='...'")
         envelope = Envelope(task=task.name, arguments=task.signature.encode(args, kwargs))
         self._declared[name] = Declaration(
-            queue=self._queue,
+            queue=task.queue,
             payload=msgspec.Raw(msgspec.json.encode(envelope)),
             priority=task.priority,
             retry_delays=task.retry.delays,

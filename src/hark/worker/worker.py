@@ -340,7 +340,6 @@ class Worker:
             raise InvalidInput("periodic: expected exactly one of cron and every, such as every='5m'")
         return Periodic(
             self.schedules,
-            self.queue,
             None if name is None else a_name(name, "name"),
             cron=cron,
             every=every,

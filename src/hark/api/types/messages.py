@@ -144,7 +144,7 @@ class TaskStatus(Answer, omit_defaults=True):
     note: str | None = None
 
 
-class ProgressBody(Body):
+class ProgressBody(Body, forbid_unknown_fields=True):
     """The progress of a running task."""
 
     lease_id: str

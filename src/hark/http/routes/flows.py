@@ -134,8 +134,8 @@ def _node(given: types.flows.FlowNode, index: int, where: str) -> PlanNode:
     if given.group is not None:
         if not given.group:
             raise InvalidInput(f"{own}.group: expected at least one member")
-        if given.queue or given.payload is not msgspec.UNSET:
-            raise InvalidInput(f"{own}: expected either a group or a step with a queue and a payload, got both")
+        if given != types.flows.FlowNode(group=given.group):
+            raise InvalidInput(f"{own}: expected either a group or the fields of a step, got both")
         return PlanNode(group=[_nodes(one, f"{own}.group[{number}]") for number, one in enumerate(given.group)])
     payload = b"null" if given.payload is msgspec.UNSET else bytes(given.payload)
     fields = decode_json(payload, dict[str, msgspec.Raw], f"{own}.payload")
