@@ -109,7 +109,7 @@ def test_every_option_of_a_push_and_of_a_connection_is_in_the_guide() -> None:
 def test_every_option_of_a_worker_is_in_its_guide() -> None:
     options = [*WorkerRunOptions.__struct_fields__, *TaskPushOptions.__annotations__]
     made_with = [name for name in inspect.signature(Worker).parameters if name != "target"]
-    task_options = [name for name in inspect.signature(Worker.task).parameters if name != "self"]
+    task_options = [name for name in inspect.signature(Task).parameters if name not in ("worker", "function")]
     assert _missing("worker.md", [*options, *made_with, *task_options]) == []
 
 
