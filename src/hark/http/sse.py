@@ -164,7 +164,7 @@ async def send_events(
     except Exception as error:
         await send_failure(send, error)
         return
-    watch = asyncio.create_task(_close_when_left(receive, source))
+    watch = asyncio.create_task(close_when_left(receive, source))
     headers = [
         (b"content-type", b"text/event-stream"),
         (b"cache-control", sse_options.cache_control),
@@ -221,7 +221,8 @@ async def take(stream: Stream, writer: ClientWriter, render: Callable[[Arrival],
         stream.written()
 
 
-async def _close_when_left(receive: Receive, source: Source) -> None:
+async def close_when_left(receive: Receive, source: Source) -> None:
+    """Close a source when the client has disconnected."""
     await responses.wait_until_left(receive)
     source.close()
 

@@ -25,7 +25,7 @@ from hark.http.exchange import exchange_of
 from hark.http.items import MAX_ERROR_CHARACTERS
 from hark.http.keyval.paths import LIMIT, OFFSET, QUEUE, answered, queue_param
 from hark.http.params import NameParam
-from hark.http.pops import CONSUMER, WAIT, caller, timeout_param
+from hark.http.pops import CONSUMER, WAIT, caller, timeout_param, wait_seconds
 from hark.http.responses import Receive, Scope, Send, encode
 from hark.http.routing import (
     ANOTHER_MODE,
@@ -172,8 +172,7 @@ class QueueRoutes:
         try:
             query = query_params(scope["query_string"])
             queue = queue_param(query)
-            timeout = self._timeout.of(query)
-            seconds = timeout / 1000 if WAIT.of(query) else 0
+            seconds = wait_seconds(query, WAIT, self._timeout)
             await receive()  # The (empty) body. From now on `receive` reports only that the client disconnected.
             consumer = CONSUMER.of(query) or caller(exchange_of(scope))
             labels = permitted_labels(identity_of(scope), queue)
