@@ -116,7 +116,7 @@ def list_schedules(
     """List schedules with their next and last runs."""
     query = {"queue": queue, "search": search, "limit": limit, "offset": offset}
     table(
-        server.ask(operations.LIST_SCHEDULES, query=query).schedules,
+        server.ask(operations.LIST_SCHEDULES, query=query).items,
         {
             "Name": lambda s: s.name,
             "Queue": lambda s: s.queue,

@@ -71,7 +71,7 @@ class Traces:
             event_type=event,
             trace_names=[names] if isinstance(names, str) else list(names),
         )
-        return (await self._caller.ask(operations.RECORD, body=body)).trace_id
+        return (await self._caller.ask(operations.RECORD, body=body)).value
 
     async def of(
         self,
@@ -359,7 +359,7 @@ class Groups:
 
     async def purge(self, name: str, queue: str) -> int:
         """Settle all open messages of the group in this queue. Returns their number. Other groups keep the messages."""
-        return (await self._caller.ask(operations.PURGE_GROUP, queue, name, safe=True)).purged
+        return (await self._caller.ask(operations.PURGE_GROUP, queue, name, safe=True)).value
 
     async def limits(self, name: str, queue: str) -> Limits:
         """The limits of the group in this queue. 0 means no limit."""

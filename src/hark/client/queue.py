@@ -296,7 +296,7 @@ class QueueAdmin:
 
         If the request is repeated after a lost reply, the number is that of the second request.
         """
-        return (await self._caller.ask(operations.PURGE_QUEUE, self.name, safe=True)).purged
+        return (await self._caller.ask(operations.PURGE_QUEUE, self.name, safe=True)).value
 
     async def work_stats(self) -> WorkStats:
         """Message counts of the default group, by state."""

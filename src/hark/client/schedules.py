@@ -90,7 +90,7 @@ class Schedules:
     ) -> tuple[ListedSchedule, ...]:
         """List schedules by name. `search` matches a part of the name."""
         query = {"queue": queue, "search": search, "limit": limit, "offset": offset}
-        return (await self._caller.ask(operations.LIST_SCHEDULES, query=query)).schedules
+        return (await self._caller.ask(operations.LIST_SCHEDULES, query=query)).items
 
     async def get(self, name: str) -> ShownSchedule:
         """A schedule with its next and last runs. Raises `NotFound` if it does not exist."""

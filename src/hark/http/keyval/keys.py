@@ -179,7 +179,7 @@ async def get_key(call: Call) -> types.keys.WireEntry:
     raise NotFound("Key not found", code="key_not_found")
 
 
-async def put_key(call: Call) -> types.keys.Written:
+async def put_key(call: Call) -> types.SuccessWith[str]:
     """Set the value of a key. The value is the JSON body, which is stored byte for byte."""
     key = _keys_in_path(call)[0]
     ttl_ms = _EXPIRES_IN.of(call.query) or None
@@ -192,7 +192,7 @@ async def put_key(call: Call) -> types.keys.Written:
     decode_json(value, msgspec.Raw, "value")
     mutation = KeyMutation(kind="set", key=key, value=value, ttl_ms=ttl_ms)
     written = await call.broker.keyvalue.write_keys(KeyWrite(mutations=[mutation]))
-    return types.keys.Written(ok=True, versionstamp=versionstamp(written.version or 0))
+    return types.keys.Written(True, versionstamp(written.version or 0))
 
 
 async def delete_key(call: Call) -> types.Single[int]:

@@ -117,14 +117,14 @@ class QueueRoutes:
         )
 
     @answered("queue_enqueue")
-    async def enqueue(self, scope: Scope, receive: Receive) -> types.keys.Enqueued:
+    async def enqueue(self, scope: Scope, receive: Receive) -> types.SuccessWith[str]:
         """Enqueue a message. Stores a message in a work queue, which is created if it does not exist."""
         queue = _queue(scope)
         body = await responses.decode_in_turns(await self._body(scope, receive), EnqueueBody, "body", payloads=_PAYLOAD)
         message = new_message(queue, body.value, body.options)
         stamp(identity_of(scope), [message])
         responses.carry(exchange_of(scope), [message])
-        return types.keys.Enqueued(ok=True, id=await self.broker.work_queues.enqueue(message))
+        return types.keys.Enqueued(True, await self.broker.work_queues.enqueue(message))
 
     @answered("queue_ack")
     async def ack(self, scope: Scope, receive: Receive) -> types.keys.Settled:

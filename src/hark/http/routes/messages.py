@@ -265,7 +265,7 @@ _BY_NAME = paging(100)
 _NAMES = paging(50)
 
 
-async def record(call: Call) -> types.messages.RecordedTrace:
+async def record(call: Call) -> types.SuccessWith[str]:
     """Record a trace event. Stores an event about a message, with optional names to find it by."""
     body = await call.json(types.messages.TraceBody, "trace", payloads=raw_parts("data", what="trace"))
     if not body.transaction_id or not body.partition_id:
@@ -283,7 +283,7 @@ async def record(call: Call) -> types.messages.RecordedTrace:
         names=_names(body.trace_names),
     )
     call.status = 201
-    return types.messages.RecordedTrace(success=True, trace_id=await call.broker.trace(trace))
+    return types.messages.RecordedTrace(True, await call.broker.trace(trace))
 
 
 async def list_of_message(call: Call) -> types.Single[tuple[types.messages.TraceEvent, ...]]:
