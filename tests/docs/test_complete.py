@@ -9,13 +9,12 @@ from collections.abc import Iterable
 import pytest
 
 import hark
-from hark.client.admin import Admin, DeadLetters, Groups, Traces
+from hark.client.admin import Admin, Groups, Schedules, Traces
 from hark.client.arguments import PushOptions
 from hark.client.client import Client
 from hark.client.delivery.message import Message
 from hark.client.keys import Atomic, KeyValue
-from hark.client.queue import Queue, QueueAdmin
-from hark.client.schedules import Schedules
+from hark.client.queue import DeadLetters, Queue, QueueAdmin
 from hark.client.transaction import Transaction
 from hark.polling import Poller, PollingStrategy
 from hark.settings import SETTINGS

@@ -22,8 +22,7 @@ from hark.cli.output import FAILED
 from hark.cli.working import LiveDisplay, LogDisplay, ProcessLine, QueueLine, Report, TaskLine, View, display_for, log
 from hark.errors import HarkError
 from hark.prometheus import counter, gauge, one, text
-from hark.serving.merging import Merger, packed, unpacked
-from hark.serving.supervising import reason, supervise
+from hark.serving.supervising import Merger, packed, reason, supervise, unpacked
 from hark.worker.stats import OUTCOMES, Health, HealthEndpoint
 from hark.worker.worker import WorkerRunOptions, plan_for
 

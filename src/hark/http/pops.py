@@ -17,8 +17,7 @@ from hark.errors import InvalidInput, Refused
 from hark.http.checks import MAX_NAME_BYTES, check_name, parse_time
 from hark.http.exchange import Exchange
 from hark.http.items import MAX_SECONDS
-from hark.http.params import BoolParam, ChoiceParam, IntParam, NameParam, Param, Query
-from hark.http.routing import PathParams
+from hark.http.routing import BoolParam, ChoiceParam, IntParam, NameParam, Param, PathParams, Query
 from hark.model import QUEUE_MODE, GroupMode, PopRequest, PopResult, StoredMessage, Subscription
 from hark.model.messages import parted
 from hark.settings import Settings

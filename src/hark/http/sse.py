@@ -19,10 +19,9 @@ from hark.http import pops, responses
 from hark.http.admission import check_pop, check_role, identity_of
 from hark.http.checks import parse_time, query_params, short
 from hark.http.exchange import exchange_of
-from hark.http.params import BoolParam, Param
 from hark.http.pops import PARTITION, PRIORITY, QueuePath, named, pop_request, queue_in_path, queue_of, taking_params
 from hark.http.responses import Receive, Scope, Send, encode, send_failure
-from hark.http.routing import ANOTHER_MODE, EVENTS, NOT_SUPPORTED, Bound, Table, bind, table
+from hark.http.routing import ANOTHER_MODE, EVENTS, NOT_SUPPORTED, BoolParam, Bound, Param, Table, bind, table
 from hark.http.wire.asgi import TRANSPORT
 from hark.model import BrowseFrom, PopRequest
 from hark.settings import Settings

@@ -3,7 +3,7 @@
 Each worker is a complete server with its own connection pool, and runs this module as its program. One socket connects
 it to the parent. The parent sends the settings over this socket, so that passwords and keys do not appear in the list
 of processes. The worker answers once: it is ready, or it reports an error. Afterwards both sides request metrics over
-the socket (`merging.py`), and each side notices when the other one exits.
+the socket (`supervising.py`), and each side notices when the other one exits.
 
 Each worker is a peer of the others and has its own UDP port: of several sockets on one port only one would receive a
 datagram. The parent keeps these ports open, so that a replacement has the same address as the worker before it.
@@ -24,8 +24,8 @@ import msgspec
 from hark.errors import HarkError, InvalidSetting, StoreUnusable
 from hark.serving import listening, supervising
 from hark.serving.listening import Endpoint, endpoints, remembering
-from hark.serving.merging import LONGEST, Answer, Family, Merger, ProcessLink
 from hark.serving.server import log_to_stderr, run, serve_on
+from hark.serving.supervising import LONGEST, Answer, Family, Merger, ProcessLink
 from hark.settings import Address, Settings
 
 _ANSWER_SECONDS = 3.0

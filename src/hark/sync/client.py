@@ -27,8 +27,20 @@ from hark.connecting import connect as connect_async
 from hark.errors import InvalidInput
 from hark.polling import PollingStrategy
 from hark.settings import Settings
-from hark.sync.parts import Admin, DeadLetters, Groups, KeyValue, Message, QueueAdmin, Schedules, Traces, Transaction
-from hark.sync.portal import BorrowedLoop, Portal, blocking
+from hark.sync.parts import (
+    Admin,
+    BorrowedLoop,
+    DeadLetters,
+    Groups,
+    KeyValue,
+    Message,
+    Portal,
+    QueueAdmin,
+    Schedules,
+    Traces,
+    Transaction,
+    blocking,
+)
 
 if TYPE_CHECKING:
     from hark.engine.api import Engine

@@ -12,7 +12,7 @@ from hark.errors import HarkError, InvalidInput
 from hark.worker.task import Envelope, Task
 
 if TYPE_CHECKING:
-    from hark.client.schedules import Schedules
+    from hark.client.admin import Schedules
 
 P = ParamSpec("P")
 R = TypeVar("R")

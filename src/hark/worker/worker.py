@@ -14,11 +14,11 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from hark.api.types.schedules import CatchUp, Overlap
+from hark.client.admin import Interval
 from hark.client.arguments import a_name, an_integer
 from hark.client.calling import Transport
 from hark.client.inprocess import PollAs
 from hark.client.pushing import NewMessage, Pushed
-from hark.client.schedules import Interval
 from hark.errors import HarkError, InvalidInput
 from hark.model import QUEUE_MODE
 from hark.model.messages import UniqueUntil

@@ -20,7 +20,6 @@ from hark.http.items import MAX_TTL_MS, check_not_unique, too_many
 from hark.http.keyval import paths
 from hark.http.keyval.paths import LIMIT, PREFIX, QUEUE, STRINGS, KeyParam, key_of, timed, versionstamp, wire_entry
 from hark.http.keyval.queue import new_message
-from hark.http.params import BoolParam, IntParam, Param, Query
 from hark.http.responses import carry
 from hark.http.routing import (
     LARGE_BODY,
@@ -28,8 +27,12 @@ from hark.http.routing import (
     NOT_SUPPORTED,
     QUEUE_FULL,
     TOO_MANY,
+    BoolParam,
     Call,
     Failure,
+    IntParam,
+    Param,
+    Query,
     bind,
     check_page,
     table,

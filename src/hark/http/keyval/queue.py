@@ -24,7 +24,6 @@ from hark.http.checks import check_int, decode_json, query_params, short
 from hark.http.exchange import exchange_of
 from hark.http.items import MAX_ERROR_CHARACTERS
 from hark.http.keyval.paths import LIMIT, OFFSET, QUEUE, answered, queue_param
-from hark.http.params import NameParam
 from hark.http.pops import CONSUMER, WAIT, caller, timeout_param, wait_seconds
 from hark.http.responses import Receive, Scope, Send, encode
 from hark.http.routing import (
@@ -34,6 +33,7 @@ from hark.http.routing import (
     QUEUE_FULL,
     Call,
     Failure,
+    NameParam,
     Table,
     bind,
     check_page,

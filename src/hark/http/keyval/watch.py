@@ -26,10 +26,9 @@ from hark.http.keyval.paths import (
     wire_changes,
 )
 from hark.http.keyval.queue import wire_messages
-from hark.http.params import BoolParam, Param, Query
 from hark.http.pops import CONSUMER, named, prefetch_param, timeout_param, wait_seconds
 from hark.http.responses import UNCACHED_JSON, Receive, Scope, Send, encode
-from hark.http.routing import ANOTHER_MODE, EVENTS, Table, bind, table
+from hark.http.routing import ANOTHER_MODE, EVENTS, BoolParam, Param, Query, Table, bind, table
 from hark.http.sse import ClientWriter, SseOptions, close_when_left, event, send_events, take
 from hark.keys import encode_key
 from hark.model import Key

@@ -16,9 +16,24 @@ from hark.errors import Conflict, HarkError, InvalidInput, NotFound
 from hark.http.admission import check_filter, reached_letter, stamp
 from hark.http.checks import check_int, check_name, check_text, parse_time, raw_parts, short
 from hark.http.items import MAX_ERROR_CHARACTERS, to_new_message, too_many
-from hark.http.params import MAX_PAGE, BoolParam, NameParam, Query, TimeParam, paging
 from hark.http.responses import answer_of
-from hark.http.routing import LARGE_BODY, MAINTENANCE, NO_QUEUE, TOO_MANY, Call, Failure, bind, check_page, table
+from hark.http.routing import (
+    LARGE_BODY,
+    MAINTENANCE,
+    MAX_PAGE,
+    NO_QUEUE,
+    TOO_MANY,
+    BoolParam,
+    Call,
+    Failure,
+    NameParam,
+    Query,
+    TimeParam,
+    bind,
+    check_page,
+    paging,
+    table,
+)
 from hark.ids import has_location
 from hark.model import DeadLetter, DeadLetterFilter, NewDeadLetter
 

@@ -11,10 +11,21 @@ from hark.clock import SECOND
 from hark.errors import InvalidInput, NotFound
 from hark.http.admission import shown_lease
 from hark.http.checks import MAX_NUMBER, check_int, parse_time, time_of
-from hark.http.params import MAX_LIST, BoolParam, IntParam, NameParam, paging
 from hark.http.responses import answer_of
 from hark.http.routes.queues import LimitsBody, age_seconds, groups_of, no_group, queues_of, read_limits, set_paused
-from hark.http.routing import NO_GROUP, NO_QUEUE, Call, Failure, bind, table
+from hark.http.routing import (
+    MAX_LIST,
+    NO_GROUP,
+    NO_QUEUE,
+    BoolParam,
+    Call,
+    Failure,
+    IntParam,
+    NameParam,
+    bind,
+    paging,
+    table,
+)
 from hark.model import GroupStats, PositionStats, Seek, SeekOutcome
 
 LAGGING_SECONDS = 300

@@ -14,9 +14,23 @@ from hark.errors import Conflict, InvalidInput, NotFound
 from hark.http.admission import reached, shown_lease
 from hark.http.checks import check_name, check_text, exact_time_of, raw_parts, time_of
 from hark.http.items import renew_all
-from hark.http.params import MAX_LIST, BoolParam, ChoiceParam, NameParam, TimeParam, paging
 from hark.http.responses import answer_of
-from hark.http.routing import LARGE_BODY, NO_MESSAGE, TOO_MANY, Call, Failure, bind, check_page, table
+from hark.http.routing import (
+    LARGE_BODY,
+    MAX_LIST,
+    NO_MESSAGE,
+    TOO_MANY,
+    BoolParam,
+    Call,
+    ChoiceParam,
+    Failure,
+    NameParam,
+    TimeParam,
+    bind,
+    check_page,
+    paging,
+    table,
+)
 from hark.model import GroupView, LeaseFilter, MessageFilter, MessageView, NewTrace, QueueOptions, Trace
 from hark.model.messages import NULL_PAYLOAD, QUEUE_MODE, MessageState
 

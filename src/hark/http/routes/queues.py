@@ -16,9 +16,21 @@ from hark.clock import SECOND
 from hark.errors import InvalidInput, NotFound
 from hark.http.admission import permitted_labels, shown_lease
 from hark.http.checks import MAX_NUMBER, check_int, check_name, check_text, decode_json, short, time_of
-from hark.http.params import MAX_LIST, MAX_PAGE, BoolParam, ChoiceParam, NameParam, Param, paging
 from hark.http.responses import answer_of, known_error
-from hark.http.routing import LINES, NO_QUEUE, Call, bind, table
+from hark.http.routing import (
+    LINES,
+    MAX_LIST,
+    MAX_PAGE,
+    NO_QUEUE,
+    BoolParam,
+    Call,
+    ChoiceParam,
+    NameParam,
+    Param,
+    bind,
+    paging,
+    table,
+)
 from hark.model import Counts, GroupStats, QueueFilter, QueueSpec, QueueStats
 from hark.model.export import ErrorLine
 

@@ -19,9 +19,20 @@ from hark.errors import Forbidden, InvalidInput
 from hark.http.admission import stamp
 from hark.http.checks import parse_time, raw_parts, short, time_of
 from hark.http.items import to_new_message
-from hark.http.params import MAX_LIST, NameParam, Param, paging
 from hark.http.responses import answer_of
-from hark.http.routing import LARGE_BODY, MAINTENANCE, QUEUE_FULL, Call, Failure, bind, table
+from hark.http.routing import (
+    LARGE_BODY,
+    MAINTENANCE,
+    MAX_LIST,
+    QUEUE_FULL,
+    Call,
+    Failure,
+    NameParam,
+    Param,
+    bind,
+    paging,
+    table,
+)
 
 _PAGE = paging(100, MAX_LIST)
 _QUEUE = NameParam("queue", "Return only schedules of this queue.")

@@ -18,7 +18,6 @@ from hark.http.checks import check_int, check_name, check_text, decode_json, que
 from hark.http.exchange import exchange_of
 from hark.http.items import MAX_SECONDS, to_new_message, too_many
 from hark.http.keyval.paths import answered
-from hark.http.params import BoolParam, NameParam
 from hark.http.pops import timeout_param, wait_seconds
 from hark.http.responses import UNCACHED_JSON, Receive, Scope, answer_of, unless_left
 from hark.http.routing import (
@@ -27,8 +26,10 @@ from hark.http.routing import (
     NO_MESSAGE,
     QUEUE_FULL,
     TOO_MANY,
+    BoolParam,
     Call,
     Failure,
+    NameParam,
     Table,
     bind,
     table,
