@@ -73,7 +73,7 @@ class Cursors(Protocol):
 
 
 class SendOptions(arguments.SendOptions, total=False):
-    """Options of a message. They mean the same as for `queue.push`. A `delay` counts from now, a `ttl` from the arrival."""
+    """Options of a message, as for `queue.push`. A `delay` counts from now, a `ttl` from the arrival."""
 
     partition: str | None
     """The partition of the queue. The default is `Default`."""

@@ -46,7 +46,6 @@ for group, name in (
 
 
 def _print_version(wanted: bool) -> None:
-    """Print the version and exit."""
     if wanted:
         say(f"hark {__version__}")
         raise typer.Exit

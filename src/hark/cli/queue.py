@@ -218,7 +218,6 @@ def _order(
     queue: str,
     group: str | None = None,
 ) -> None:
-    """Pause, resume or purge a queue, or one group of it."""
     outcome = server.ask(operation, queue) if group is None else server.ask(operation, queue, group)
     count = f" ({outcome.value} messages)" if done == "purged" else ""
     say(f"{done} {f'queue {queue}' if group is None else f'group {group} in queue {queue}'}{count}")

@@ -404,7 +404,6 @@ def is_from_browser(headers: Headers) -> bool:
 
 
 def _is_own(origin: bytes, headers: Headers) -> bool:
-    """Return whether an origin is this server."""
     _, separator, host = origin.partition(b"://")
     return bool(separator) and host == headers.get(b"host")
 

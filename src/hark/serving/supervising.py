@@ -42,6 +42,39 @@ class Process(Protocol):
         """Wait until the process exits. Returns its exit code."""
 
 
+class ChildProcess:
+    """A process that this one starts, with a socket between the two."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.serves = False
+        """Whether the process reported that it is ready, and has not exited since."""
+        self.lives = 0
+        """Number of processes so far."""
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    def send(self, number: signal.Signals) -> bool:
+        """Send a signal to the process, if it runs, ready or not. Returns whether it does."""
+        if self._process is None or self._process.returncode is not None:
+            return False
+        self._process.send_signal(number)
+        return True
+
+    async def ended(self) -> int:
+        """Wait until the process exits and all that it reported is read. Returns its exit code."""
+        if self._process is None or self._writer is None:
+            return 0
+        code = await self._process.wait()
+        await self._exited()
+        self._writer.close()
+        self.serves = False
+        return code
+
+    async def _exited(self) -> None:
+        """Called when the process has exited, before the socket is closed."""
+
+
 def reason(code: int) -> str:
     """How a process ended, as text."""
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

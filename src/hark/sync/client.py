@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import update_wrapper
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, cast, overload
+from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from hark.client.arguments import NewMessage, PushOptions, a_function, a_name, name_of
 from hark.client.builder import Builder, Choices
@@ -37,9 +37,6 @@ from hark.sync.parts import (
     Transaction,
     blocking,
 )
-
-if TYPE_CHECKING:
-    pass
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -66,7 +66,6 @@ async def _by_label(call: Call, label: Callable[[QueueStats], str]) -> list[tupl
 
 
 async def _queues(call: Call) -> Sequence[QueueStats]:
-    """Return the queues that the caller may use."""
     names = await queues_of(call)
     return (await call.broker.observed.counts.queue_stats(QueueFilter(names=names))).items
 
