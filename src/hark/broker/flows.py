@@ -122,8 +122,8 @@ class _Known:
         self._flows = flows
         self._flow = map.queue, map.id
         plan = _key(self._flow, "plan")
-        self.versions = {encode_key(plan): KeyCheck(plan, map.version)}
-        """The versions that the transaction requires."""
+        self.versions = {plan: KeyCheck(plan, map.version)}
+        """The versions that the transaction requires, by key. All parts of these keys are texts."""
         self.counters: dict[str, int] = {}
         self.ends: dict[str, StepEnd] = {}
         self.ended = False
@@ -145,7 +145,7 @@ class _Known:
         entries = await self._flows.fetch(keys)
         self.ended = entries[0] is not None
         for key, entry in zip(keys, entries, strict=True):
-            self.versions[encode_key(key)] = KeyCheck(key, None if entry is None else entry.version)
+            self.versions[key] = KeyCheck(key, None if entry is None else entry.version)
         for path, entry in zip(paths, entries[1 : 1 + len(paths)], strict=True):
             if entry is not None:
                 self.ends[path] = _decode_step(self._flows.opened(entry))

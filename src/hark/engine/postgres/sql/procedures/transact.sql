@@ -104,7 +104,9 @@ begin
             end loop;
             if i1 >= i0 then
                 v_known := i_known[i0:i1];
-                if true = any (v_known) then
+                if r_once[r] then
+                    v_known := null;  -- A repetition is refused below, under whichever lease.
+                elsif true = any (v_known) then
                     -- A server remembers what was completed, but not that another one moved the group since then.
                     select array_agg(i.known and not exists (
                         select 1 from hark.groups g
@@ -139,13 +141,14 @@ begin
                         o_failed[r] := v_bad;
                         raise exception using errcode = 'HK001';
                     end if;
+                else
+                    insert into hark.completions as c (grp, partition, "offset", lease, at)
+                    select t_grp[t0 + i.position - 1], t_partition[t0 + i.position - 1], i."offset", i.holder, v_now
+                    from unnest(i_position[i0:i1], v_settled.o_offsets, v_settled.o_holders, i_status[i0:i1])
+                        as i(position, "offset", holder, status)
+                    where i.holder is not null and i.status = 0
+                    on conflict (grp, partition, "offset") do update set lease = excluded.lease, at = excluded.at;
                 end if;
-                insert into hark.completions as c (grp, partition, "offset", lease, at)
-                select t_grp[t0 + i.position - 1], t_partition[t0 + i.position - 1], i."offset", i.holder, v_now
-                from unnest(i_position[i0:i1], v_settled.o_offsets, v_settled.o_holders, i_status[i0:i1])
-                    as i(position, "offset", holder, status)
-                where i.holder is not null and i.status = 0
-                on conflict (grp, partition, "offset") do update set lease = excluded.lease, at = excluded.at;
             end if;
             if m1 >= m0 then
                 select * into v_pushed from hark.push_v1(v_now, p_partitions[p0:p1], p_queues[p0:p1], p_names[p0:p1],
@@ -184,11 +187,13 @@ begin
         c0 := c1 + 1; u0 := u1 + 1;
     end loop;
     -- What no client repeats any more: two for each one that is added, so there is little more than what is young.
-    delete from hark.completions c using (
-        select x.grp, x.partition, x."offset" from hark.completions x
-        where x.at < v_now - 3600000000 order by x.at limit 2 * cardinality(i_position) for update skip locked
-    ) as o
-    where c.grp = o.grp and c.partition = o.partition and c."offset" = o."offset";
+    if false = any (r_once) then
+        delete from hark.completions c using (
+            select x.grp, x.partition, x."offset" from hark.completions x
+            where x.at < v_now - 3600000000 order by x.at limit 2 * cardinality(i_position) for update skip locked
+        ) as o
+        where c.grp = o.grp and c.partition = o.partition and c."offset" = o."offset";
+    end if;
     if true = any (k_given) then
         perform hark.unlock_keys_v1(c_key || u_key);
     end if;
