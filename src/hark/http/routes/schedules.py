@@ -25,29 +25,18 @@ from hark.broker.schedule_state import (
 from hark.broker.schedules import MayUse, not_found
 from hark.clock import SECOND
 from hark.errors import Forbidden, InvalidInput
+from hark.http import routing
 from hark.http.admission import stamp
 from hark.http.checks import parse_time, raw_parts, short, time_of
 from hark.http.items import to_new_message
 from hark.http.responses import answer_of
-from hark.http.routing import (
-    LARGE_BODY,
-    MAINTENANCE,
-    MAX_LIST,
-    QUEUE_FULL,
-    Call,
-    Failure,
-    NameParam,
-    Param,
-    bind,
-    paging,
-    table,
-)
+from hark.http.routing import Call, bind, table
 
-_PAGE = paging(100, MAX_LIST)
-_QUEUE = NameParam("queue", "Return only schedules of this queue.")
-_SEARCH = Param("search", "Return only schedules whose name contains this text.")
-_NO_SCHEDULE = Failure(404, "schedule_not_found")
-_BUSY = Failure(409, "schedule_busy")
+_PAGE = routing.paging(100, routing.MAX_LIST)
+_QUEUE = routing.NameParam("queue", "Return only schedules of this queue.")
+_SEARCH = routing.Param("search", "Return only schedules whose name contains this text.")
+_NO_SCHEDULE = routing.Failure(404, "schedule_not_found")
+_BUSY = routing.Failure(409, "schedule_busy")
 
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _PART = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)(ms|[smhdw])", re.ASCII)
@@ -267,7 +256,7 @@ TABLE = table(
         operations.PUT_SCHEDULE,
         put_schedule,
         body=ScheduleBody,
-        body_bytes=LARGE_BODY,
+        body_bytes=routing.LARGE_BODY,
         answer={200: _SHOWN, 201: _SHOWN},
         errors=(_BUSY, _NO_SCHEDULE),
     ),
@@ -278,7 +267,7 @@ TABLE = table(
         operations.RUN_SCHEDULE,
         run_schedule,
         answer={201: types.schedules.ScheduleRun},
-        errors=(_NO_SCHEDULE, _BUSY, QUEUE_FULL, MAINTENANCE),
+        errors=(_NO_SCHEDULE, _BUSY, routing.QUEUE_FULL, routing.MAINTENANCE),
     ),
     bind(operations.DELETE_SCHEDULE, delete_schedule, errors=(_NO_SCHEDULE, _BUSY)),
 )

@@ -13,6 +13,7 @@ from hark.api.types.flows import FlowStatus, FlowStep
 from hark.broker import Broker
 from hark.broker.flow_plans import Plan, PlanNode, steps_of
 from hark.errors import InvalidInput
+from hark.http import routing
 from hark.http.admission import reached, stamp
 from hark.http.checks import check_int, check_name, check_text, decode_json, query_params
 from hark.http.exchange import exchange_of
@@ -20,31 +21,20 @@ from hark.http.items import MAX_SECONDS, to_new_message, too_many
 from hark.http.keyval.paths import answered
 from hark.http.pops import timeout_param, wait_seconds
 from hark.http.responses import UNCACHED_JSON, Receive, Scope, unless_left
-from hark.http.routing import (
-    LARGE_BODY,
-    MAINTENANCE,
-    NO_MESSAGE,
-    QUEUE_FULL,
-    TOO_MANY,
-    BoolParam,
-    Call,
-    Failure,
-    NameParam,
-    Table,
-    bind,
-    table,
-)
+from hark.http.routing import Call, Table, bind, table
 from hark.model import NewMessage
 from hark.settings import Settings
 
 MAX_NOTE_CHARACTERS = 1000
 DEFAULT_SECONDS = 3600
 MAX_ID = 200
-_NO_FLOW = Failure(404, "flow_not_found")
-_WAIT = BoolParam("wait", "Wait until the task has ended, for at most `timeout` milliseconds.")
-_WAIT_FOR_FLOW = BoolParam("wait", "Wait until the flow has ended, for at most `timeout` milliseconds.")
-_GROUP = NameParam("consumerGroup", "The group of the workers. The default is all groups: the most urgent state.")
-_MESSAGE = NameParam("id", "Id of the message. Excludes an earlier task with the same transaction id.")
+_NO_FLOW = routing.Failure(404, "flow_not_found")
+_WAIT = routing.BoolParam("wait", "Wait until the task has ended, for at most `timeout` milliseconds.")
+_WAIT_FOR_FLOW = routing.BoolParam("wait", "Wait until the flow has ended, for at most `timeout` milliseconds.")
+_GROUP = routing.NameParam(
+    "consumerGroup", "The group of the workers. The default is all groups: the most urgent state."
+)
+_MESSAGE = routing.NameParam("id", "Id of the message. Excludes an earlier task with the same transaction id.")
 
 
 class TaskRoutes:
@@ -59,20 +49,20 @@ class TaskRoutes:
         show_task = (_WAIT, self._timeout, _GROUP, _MESSAGE)
         show_flow = (_WAIT_FOR_FLOW, self._timeout)
         return table(
-            bind(operations.SHOW_TASK, self.show_task, query=show_task, errors=(NO_MESSAGE,), raw=True),
+            bind(operations.SHOW_TASK, self.show_task, query=show_task, errors=(routing.NO_MESSAGE,), raw=True),
             bind(
                 operations.REPORT_PROGRESS,
                 report_progress,
                 body=types.messages.ProgressBody,
-                errors=(Failure(409, "lease_lost"),),
+                errors=(routing.Failure(409, "lease_lost"),),
             ),
             bind(
                 operations.PUSH_FLOW,
                 push_flow,
                 body=types.flows.FlowBody,
-                body_bytes=LARGE_BODY,
+                body_bytes=routing.LARGE_BODY,
                 answer={201: types.flows.PushedFlow},
-                errors=(TOO_MANY, MAINTENANCE, QUEUE_FULL),
+                errors=(routing.TOO_MANY, routing.MAINTENANCE, routing.QUEUE_FULL),
             ),
             bind(operations.SHOW_FLOW, self.show_flow, query=show_flow, errors=(_NO_FLOW,), raw=True),
             bind(operations.CANCEL_FLOW, cancel_flow, errors=(_NO_FLOW,)),
