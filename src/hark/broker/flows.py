@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
-from hark.api.types.flows import FlowStatus, FlowStep, PushedFlow
-from hark.api.types.messages import TaskStatus
+from hark.api.types.tasks import FlowStatus, FlowStep, PushedFlow, TaskStatus
 from hark.broker.flow_plans import Advance, FlowMap, Plan, Progress, Step, reached, steps_of, transaction_id
 from hark.broker.keyvalue import KeyValue
 from hark.broker.sealing import SealedQueues

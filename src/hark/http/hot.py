@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from hark.access.identity import UNRESTRICTED
+from hark.access.tokens import UNRESTRICTED
 from hark.api import operations
 from hark.api.operations import Reach
 from hark.api.types.delivery import NO_RESULT, AckAnswer, AckBatchBody, AckBody, PopReply, PushAnswer

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import msgspec
 from starlette.responses import Response
 
-from hark.access.identity import Identity
+from hark.access.tokens import Identity
 from hark.api import operations
 from hark.api.operations import Reach, Role
 from hark.api.types import Pagination

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from hark.access.identity import Identity
+from hark.access.tokens import Identity
 from hark.api import operations, types
 from hark.broker.broker import first
 from hark.clock import SECOND

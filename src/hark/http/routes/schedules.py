@@ -10,7 +10,7 @@ import msgspec
 
 from hark.api import operations, types
 from hark.api.types.delivery import PushItem
-from hark.api.types.schedules import ScheduleBody
+from hark.api.types.tasks import ScheduleBody
 from hark.broker.schedule_state import (
     MAX_NAME_BYTES,
     CatchUp,
@@ -136,7 +136,7 @@ def _may_replace(call: Call) -> MayUse:
     return check
 
 
-async def put_schedule(call: Call) -> types.schedules.ShownSchedule:
+async def put_schedule(call: Call) -> types.tasks.ShownSchedule:
     """Create or change a schedule.
 
     Replaces all its settings. If they are equal to the stored ones, nothing changes, so that a program can declare its
@@ -152,7 +152,7 @@ async def put_schedule(call: Call) -> types.schedules.ShownSchedule:
     return _shown(schedule)
 
 
-async def list_schedules(call: Call) -> types.Page[types.schedules.ListedSchedule]:
+async def list_schedules(call: Call) -> types.Page[types.tasks.ListedSchedule]:
     """List schedules. Returns schedules by name, without payloads."""
     page, queue, search = _PAGE.of(call.query), _QUEUE.of(call.query), _SEARCH.text(call.query)
 
@@ -165,26 +165,26 @@ async def list_schedules(call: Call) -> types.Page[types.schedules.ListedSchedul
         )
 
     found, total = await call.broker.schedules.list(page.limit, page.offset, wanted)
-    schedules = tuple(types.schedules.ListedSchedule(**_listed(one)) for one in found)
-    return types.schedules.SchedulePage(items=schedules, total=total, pagination=page)
+    schedules = tuple(types.tasks.ListedSchedule(**_listed(one)) for one in found)
+    return types.tasks.SchedulePage(items=schedules, total=total, pagination=page)
 
 
-async def show_schedule(call: Call) -> types.schedules.ShownSchedule:
+async def show_schedule(call: Call) -> types.tasks.ShownSchedule:
     """Get a schedule. Returns the schedule with its payload and its last runs."""
     return _shown(await call.broker.schedules.get(_name(call), _may_use(call)))
 
 
-async def pause_schedule(call: Call) -> types.schedules.ShownSchedule:
+async def pause_schedule(call: Call) -> types.tasks.ShownSchedule:
     """Pause a schedule. It pushes nothing until it is resumed; due times in between are not caught up."""
     return _shown(await call.broker.schedules.pause(_name(call), _may_use(call)))
 
 
-async def resume_schedule(call: Call) -> types.schedules.ShownSchedule:
+async def resume_schedule(call: Call) -> types.tasks.ShownSchedule:
     """Resume a schedule. Its next due time is the first one after now."""
     return _shown(await call.broker.schedules.resume(_name(call), _may_use(call)))
 
 
-async def run_schedule(call: Call) -> types.schedules.ScheduleRun:
+async def run_schedule(call: Call) -> types.tasks.ScheduleRun:
     """Run a schedule now. Pushes one message, also if the schedule is paused. Its due times do not change."""
     run = await call.broker.schedules.run_now(_name(call), _may_use(call))
     call.status = 201
@@ -195,7 +195,7 @@ async def delete_schedule(call: Call) -> types.SuccessWith[str]:
     """Delete a schedule. Messages that it pushed stay."""
     name = _name(call)
     await call.broker.schedules.delete(name, _may_use(call))
-    return types.schedules.DeletedSchedule(True, name)
+    return types.tasks.DeletedSchedule(True, name)
 
 
 def _name(call: Call) -> str:
@@ -205,8 +205,8 @@ def _name(call: Call) -> str:
     return name
 
 
-def _shown(schedule: Schedule) -> types.schedules.ShownSchedule:
-    return types.schedules.ShownSchedule(
+def _shown(schedule: Schedule) -> types.tasks.ShownSchedule:
+    return types.tasks.ShownSchedule(
         **_listed(schedule),
         payload=msgspec.Raw(schedule.spec.message.payload),
         unreadable=schedule.unreadable,
@@ -214,8 +214,8 @@ def _shown(schedule: Schedule) -> types.schedules.ShownSchedule:
     )
 
 
-def _run(run: Run) -> types.schedules.ScheduleRun:
-    return answer_of(types.schedules.ScheduleRun, run)
+def _run(run: Run) -> types.tasks.ScheduleRun:
+    return answer_of(types.tasks.ScheduleRun, run)
 
 
 def _listed(schedule: Schedule) -> dict[str, Any]:
@@ -241,14 +241,14 @@ def _listed(schedule: Schedule) -> dict[str, Any]:
         "last_run_at": time_of(schedule.recent[0].at if schedule.recent else None),
         "runs": schedule.runs,
         "skipped": schedule.skipped,
-        "last_skip": None if skip is None else answer_of(types.schedules.ScheduleSkip, skip),
-        "last_error": None if error is None else answer_of(types.schedules.ScheduleError, error),
+        "last_skip": None if skip is None else answer_of(types.tasks.ScheduleSkip, skip),
+        "last_error": None if error is None else answer_of(types.tasks.ScheduleError, error),
         "created_at": time_of(schedule.created_at),
         "updated_at": time_of(schedule.changed_at),
     }
 
 
-_SHOWN = types.schedules.ShownSchedule
+_SHOWN = types.tasks.ShownSchedule
 
 TABLE = table(
     bind(operations.LIST_SCHEDULES, list_schedules, query=(*_PAGE, _QUEUE, _SEARCH)),
@@ -266,7 +266,7 @@ TABLE = table(
     bind(
         operations.RUN_SCHEDULE,
         run_schedule,
-        answer={201: types.schedules.ScheduleRun},
+        answer={201: types.tasks.ScheduleRun},
         errors=(_NO_SCHEDULE, _BUSY, routing.QUEUE_FULL, routing.MAINTENANCE),
     ),
     bind(operations.DELETE_SCHEDULE, delete_schedule, errors=(_NO_SCHEDULE, _BUSY)),

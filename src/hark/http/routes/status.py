@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from hark.access.identity import Identity
+from hark.access.tokens import Identity
 from hark.api import operations, types
 from hark.broker import Broker
 from hark.broker.delivery.browsers import Browser

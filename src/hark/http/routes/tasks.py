@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from hark.access.identity import Identity
+from hark.access.tokens import Identity
 from hark.api import operations, types
 from hark.api.types.delivery import PushItem
-from hark.api.types.flows import FlowStatus, FlowStep
+from hark.api.types.tasks import FlowStatus, FlowStep
 from hark.broker import Broker
 from hark.broker.flow_plans import Plan, PlanNode, steps_of
 from hark.errors import InvalidInput
@@ -53,15 +53,15 @@ class TaskRoutes:
             bind(
                 operations.REPORT_PROGRESS,
                 report_progress,
-                body=types.messages.ProgressBody,
+                body=types.tasks.ProgressBody,
                 errors=(routing.Failure(409, "lease_lost"),),
             ),
             bind(
                 operations.PUSH_FLOW,
                 push_flow,
-                body=types.flows.FlowBody,
+                body=types.tasks.FlowBody,
                 body_bytes=routing.LARGE_BODY,
-                answer={201: types.flows.PushedFlow},
+                answer={201: types.tasks.PushedFlow},
                 errors=(routing.TOO_MANY, routing.MAINTENANCE, routing.QUEUE_FULL),
             ),
             bind(operations.SHOW_FLOW, self.show_flow, query=show_flow, errors=(_NO_FLOW,), raw=True),
@@ -69,7 +69,7 @@ class TaskRoutes:
         )
 
     @answered(None, UNCACHED_JSON)
-    async def show_task(self, scope: Scope, receive: Receive) -> types.messages.TaskStatus:
+    async def show_task(self, scope: Scope, receive: Receive) -> types.tasks.TaskStatus:
         """Get the state of a task.
 
         Returns the progress of a running task, the result of one that is done, and the error of a failed one. With
@@ -105,7 +105,7 @@ async def report_progress(call: Call) -> types.Success:
 
     The consumer that holds the lease of the message reports it, as a number from 0 to 1 and a note.
     """
-    body = await call.json(types.messages.ProgressBody, "progress")
+    body = await call.json(types.tasks.ProgressBody, "progress")
     if body.progress is not None and not 0 <= body.progress <= 1:
         raise InvalidInput(f"progress: expected a number from 0 to 1, got {body.progress}")
     if body.note is not None and "\0" in body.note:
@@ -117,14 +117,14 @@ async def report_progress(call: Call) -> types.Success:
     return types.Success(True)
 
 
-async def push_flow(call: Call) -> types.flows.PushedFlow:
+async def push_flow(call: Call) -> types.tasks.PushedFlow:
     """Push a flow.
 
     Stores the steps of a flow, and pushes the first one. Each further step is pushed when the one before it is
     acknowledged, in one transaction, with its result. The members of a group run side by side, and the next step gets
     the list of their results. The token must be allowed to use the queues of all steps.
     """
-    body = await call.json(types.flows.FlowBody, "flow")
+    body = await call.json(types.tasks.FlowBody, "flow")
     ttl = DEFAULT_SECONDS if body.result_ttl is None else check_int(body.result_ttl, "resultTtl", 1, MAX_SECONDS)
     id = None if body.id is None else check_name(body.id, "id")
     if id is not None and len(id) > MAX_ID:
@@ -149,19 +149,19 @@ async def cancel_flow(call: Call) -> types.Success:
     return types.Success(await call.broker.tasks.flows.cancel(call.name("queue"), call.id("flow_id")))
 
 
-def _nodes(given: Sequence[types.flows.FlowNode], where: str) -> list[PlanNode]:
+def _nodes(given: Sequence[types.tasks.FlowNode], where: str) -> list[PlanNode]:
     """Return checked nodes. Errors name a field as `where[index].field`."""
     if not given:
         raise InvalidInput(f"{where}: expected at least one step")
     return [_node(one, index, where) for index, one in enumerate(given)]
 
 
-def _node(given: types.flows.FlowNode, index: int, where: str) -> PlanNode:
+def _node(given: types.tasks.FlowNode, index: int, where: str) -> PlanNode:
     own = f"{where}[{index}]"
     if given.group is not None:
         if not given.group:
             raise InvalidInput(f"{own}.group: expected at least one member")
-        if given != types.flows.FlowNode(group=given.group):
+        if given != types.tasks.FlowNode(group=given.group):
             raise InvalidInput(f"{own}: expected either a group or the fields of a step, got both")
         return PlanNode(group=[_nodes(one, f"{own}.group[{number}]") for number, one in enumerate(given.group)])
     payload = b"null" if given.payload is msgspec.UNSET else bytes(given.payload)
