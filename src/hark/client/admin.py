@@ -64,13 +64,11 @@ class Traces:
 
     async def by_name(self, name: str, *, limit: int = 100, offset: int = 0) -> types.Page[types.messages.NamedTrace]:
         """The trace events with a name, over all messages, newest first."""
-        query = {"limit": limit, "offset": offset}
-        return await self._caller.ask(operations.LIST_BY_NAME, name, query=query)
+        return await self._caller.ask(operations.LIST_BY_NAME, name, query={"limit": limit, "offset": offset})
 
     async def names(self, *, limit: int = 50, offset: int = 0) -> types.Page[types.messages.TraceName]:
         """The names of recorded trace events."""
-        query = {"limit": limit, "offset": offset}
-        return await self._caller.ask(operations.LIST_NAMES, query=query)
+        return await self._caller.ask(operations.LIST_NAMES, query={"limit": limit, "offset": offset})
 
 
 _AS_IT_IS = frozenset({"unhealthy", "connection_failed"})
@@ -105,13 +103,11 @@ class Admin:
 
     async def namespaces(self, *, limit: int = 10_000, offset: int = 0) -> tuple[types.queues.Namespace, ...]:
         """List the namespaces of queues."""
-        query = {"limit": limit, "offset": offset}
-        return (await self._caller.ask(operations.LIST_NAMESPACES, query=query)).value
+        return (await self._caller.ask(operations.LIST_NAMESPACES, query={"limit": limit, "offset": offset})).value
 
     async def tasks(self, *, limit: int = 10_000, offset: int = 0) -> tuple[types.queues.Task, ...]:
         """List the task labels of queues."""
-        query = {"limit": limit, "offset": offset}
-        return (await self._caller.ask(operations.LIST_TASKS, query=query)).value
+        return (await self._caller.ask(operations.LIST_TASKS, query={"limit": limit, "offset": offset})).value
 
     async def overview(self) -> types.queues.Overview:
         """Totals over all queues, and the lag of the consumer groups."""
@@ -273,8 +269,7 @@ class Groups:
         self, queue: str | None = None, *, limit: int = 10_000, offset: int = 0
     ) -> list[types.groups.ListedGroup]:
         """List groups, one entry per group and queue."""
-        query = {"queue": queue, "limit": limit, "offset": offset}
-        return await self._caller.ask(operations.LIST_GROUPS, query=query)
+        return await self._caller.ask(operations.LIST_GROUPS, query={"queue": queue, "limit": limit, "offset": offset})
 
     async def get(self, name: str, *, limit: int = 1000) -> dict[str, tuple[types.groups.ShownPosition, ...]]:
         """The position of a group in each partition, by queue. Empty for an unknown group."""
