@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from hark.api.types.messages import TaskStatus
+from hark.api.types.tasks import TaskStatus
 from hark.broker import Broker
 from hark.clock import FakeClock
 from hark.engine.api import Answers, Engine

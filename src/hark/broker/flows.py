@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
-from hark.api.types.flows import FlowStatus, FlowStep, PushedFlow
-from hark.api.types.messages import TaskStatus
+from hark.api.types.tasks import FlowStatus, FlowStep, PushedFlow, TaskStatus
 from hark.broker.flow_plans import Advance, FlowMap, Plan, Progress, Step, reached, steps_of, transaction_id
 from hark.broker.keyvalue import KeyValue
 from hark.broker.sealing import SealedQueues
@@ -29,7 +28,6 @@ from hark.clock import MILLISECOND, SECOND
 from hark.engine.api import Engine
 from hark.engine.keyvalue import CHECK_FAILED, REPEATED
 from hark.errors import Conflict, HarkError, NotFound, Overloaded, Unavailable
-from hark.keys import encode_key
 from hark.model import (
     OWN,
     Key,

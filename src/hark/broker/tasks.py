@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from hark.api.types.messages import TaskStatus
+from hark.api.types.tasks import TaskStatus
 from hark.broker.flows import ENDED, Flows, tree_of
 from hark.broker.keyvalue import KeyValue
 from hark.broker.sealing import SealedQueues

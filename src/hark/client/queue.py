@@ -291,8 +291,7 @@ class QueueAdmin:
 
     async def depth(self, group: str | None = None, *, limit: int = 10_000) -> Depth:
         """The backlog of a group. Without a group: of the group that is furthest behind."""
-        query = {"group": group, "limit": limit}
-        return await self._caller.ask(operations.SHOW_DEPTH, self.name, query=query)
+        return await self._caller.ask(operations.SHOW_DEPTH, self.name, query={"group": group, "limit": limit})
 
     async def delete(self) -> bool:
         """Delete the queue with its messages, groups and dead letters. Returns whether the queue existed."""
@@ -423,8 +422,7 @@ class DeadLetters:
 
         Raises the same errors as `get`.
         """
-        query = {"consumerGroup": group or self.group}
-        return await self._caller.ask(operations.REQUEUE, id, query=query)
+        return await self._caller.ask(operations.REQUEUE, id, query={"consumerGroup": group or self.group})
 
     async def requeue_all(self, **filters: Unpack[DeadLetterFilter]) -> int:
         """Requeue all matching dead letters, with the earliest failure in front. Returns their number.

@@ -25,7 +25,7 @@ import msgspec
 
 from hark import postgres
 from hark.api.types.delivery import StepRefBody
-from hark.api.types.flows import FlowNode
+from hark.api.types.tasks import FlowNode
 from hark.client.arguments import DeliveryOptions, NewMessage, an_until, new_key, seconds_of
 from hark.client.handle import SyncTaskHandle, TaskHandle
 from hark.client.pushing import Pushed, new_message
