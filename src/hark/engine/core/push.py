@@ -16,10 +16,11 @@ from hark.engine.core.schema import OPEN, POSITION, WANTS_PARTITION
 from hark.engine.core.state import Partition, Queue
 from hark.engine.core.store import NO_EXTRA, Extra, encode_extra, rows_of, run, scalar
 from hark.engine.core.transaction import WriteTransaction
+from hark.engine.hints import refusal_of
 from hark.keys import encode_key
 from hark.model import NewMessage, PushOutcome, QueueInfo, QueueSpec
 from hark.model.admin import labels_of
-from hark.model.messages import RESERVED, RESERVED_TEXT
+from hark.model.messages import RESERVED
 
 PartitionsByName = dict[tuple[str, str], Partition]
 """Partitions by queue name and partition name."""
@@ -281,20 +282,16 @@ def _refuse(transaction: WriteTransaction, item: NewMessage, partition: Partitio
         key = (partition.id, transaction_id)
         earlier = known.get(key) or transaction.new_transaction_ids.get(key)
         if earlier == NOT_YET:
-            return PushOutcome("failed", transaction_id, None, partition.uid, RESERVED, RESERVED_TEXT)
+            return PushOutcome("failed", transaction_id, None, partition.uid, *refusal_of(RESERVED, queue.name))
         if earlier is not None:
             message_id = transaction.state.codec.with_prefix(partition.prefix, earlier)
             return PushOutcome("duplicate", transaction_id, message_id, partition.uid)
     if item.sealed is not options.encryption_enabled:
-        text = f"the encryption of queue {queue.name!r} was changed during the push; retry"
-        return PushOutcome("failed", transaction_id, None, partition.uid, "sealing_mismatch", text)
+        refusal = refusal_of("sealing_mismatch", queue.name)
+        return PushOutcome("failed", transaction_id, None, partition.uid, *refusal)
     if options.max_size:
         if room_left(transaction, queue) <= 0:
-            text = (
-                f"queue {queue.name!r} is full: {options.max_size} messages are not settled (maxSize); "
-                "retry later or raise maxSize"
-            )
-            return PushOutcome("failed", transaction_id, None, partition.uid, "queue_full", text)
+            return PushOutcome("failed", transaction_id, None, partition.uid, *refusal_of("queue_full", queue.name))
         transaction.pushed_count[queue] = transaction.pushed_count.get(queue, 0) + 1
     return None
 

@@ -11,9 +11,11 @@ import msgspec
 from hark import model
 from hark.clock import MILLISECOND
 from hark.engine.api import Answers
+from hark.engine.hints import refusal_of
 from hark.engine.keyvalue import bounds, failed_check, joined, misfit, mismatch_text, parted, repeated
 from hark.engine.postgres.partitions import Store
-from hark.engine.postgres.push import OPTIONS, PARTITION_ARRAYS, Notifications, Pushes, refusal_of
+from hark.engine.postgres.push import OPTIONS, PARTITION_ARRAYS, Notifications, Pushes
+from hark.engine.postgres.push import REFUSALS as PUSH_REFUSALS
 from hark.engine.postgres.settle import REFUSALS, Settlements, lease_uuid, load, note_ended
 from hark.keys import decode_key, encode_key, prefix_bounds
 
@@ -131,7 +133,7 @@ class _Part:
             index = self._index(model.NewMessage, self.pushes.items.index(failed))
             operation = self._operations[index]
             assert isinstance(operation, model.NewMessage)
-            name, text = refusal_of(answer.pushed[1][failed], operation.queue)
+            name, text = refusal_of(PUSH_REFUSALS[answer.pushed[1][failed]], operation.queue)
             return model.TransactionOutcome(False, (), name, f"PUSH operation failed: {text}", index)
         if code == _REPEATED:
             return repeated(self._index(model.Settlement, failed))
