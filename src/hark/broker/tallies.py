@@ -391,8 +391,6 @@ def instrumented(engine: Engine, calls: EngineCalls, tallies: Tallies) -> Engine
 
 
 class _InstrumentedEngine:
-    """An engine whose calls are counted and timed."""
-
     def __init__(self, engine: Engine, calls: EngineCalls, tallies: Tallies) -> None:
         self._engine = engine
         self.shared = engine.shared

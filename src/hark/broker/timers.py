@@ -218,8 +218,6 @@ class Backoff:
 
 
 class _State(msgspec.Struct, eq=False):
-    """The state of one key."""
-
     backoff: Backoff
     due: int
     """When to poll. A reset can only make it earlier: otherwise a key with a hint every 50 ms would never be polled,

@@ -41,8 +41,6 @@ _STATS = f"select count(*), total(length(key) + length(value)) from kv where {_L
 
 
 class _Row(msgspec.Struct, array_like=True, gc=False):
-    """A row of `kv`."""
-
     key: str
     value: msgspec.Raw
     version: int

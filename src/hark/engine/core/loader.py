@@ -153,8 +153,6 @@ class _PositionRow(msgspec.Struct, array_like=True):
 
 
 class _SharedRow(msgspec.Struct, array_like=True):
-    """A stored position of a shared group."""
-
     partition: int
     position: tuple[int, int | None] | None
     lanes: list[tuple[int, int, int, int, int, int]]

@@ -260,7 +260,6 @@ def transact(transaction: WriteTransaction, requests: Sequence[Transaction]) -> 
 
 
 def _adds(request: Transaction) -> bool:
-    """Whether a transaction stores messages or values."""
     keys = request.keys
     return any(isinstance(one, NewMessage) for one in request.operations) or (
         keys is not None and (bool(keys.messages) or not all(one.kind.startswith("delete") for one in keys.mutations))
@@ -317,7 +316,6 @@ def _is_repeated(decision: SettleDecision) -> bool:
 
 
 def _holds(lease: Lease) -> bool:
-    """Whether a lease has open messages, in the running transaction."""
     return any(
         part.open > 0 and not (position.draft is not None and position.draft.voided)
         for position, part in lease.parts.items()

@@ -425,7 +425,6 @@ class ReplicaThread:
             number, next_number = next_number, min(2 * next_number, MOST_AT_ONCE)
 
     def _apply(self, found: Sequence[Stored]) -> None:
-        """Apply the next records."""
         for stored in found:
             head = self._local.head
             record = records.decode(stored.body, head.seq + 1, self._log_client.name)

@@ -243,7 +243,6 @@ def _of_worth(path: Path) -> list[Path]:
 
 
 def _files(path: Path) -> list[Path]:
-    """The existing files of a database."""
     files = [path.with_name(path.name + ending) for ending in ("-wal", "-shm", "")]
     return [file for file in files if file.exists()]
 
