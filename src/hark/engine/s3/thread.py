@@ -22,7 +22,7 @@ import apsw
 from hark.engine.core.verbs import Call, Claim, Look, Outbox, Stop, Write, translate
 from hark.engine.hints import HintBook
 from hark.engine.s3 import objects as records
-from hark.engine.s3 import scratch
+from hark.engine.s3 import state
 from hark.engine.s3.bucket import Stored
 from hark.engine.s3.flush import CallFailed, Chore, Confirm, Flush, Found, Renew, Wake, WritePacing
 from hark.engine.s3.log import MOST_AT_ONCE, LogClient, Overslept
@@ -297,7 +297,7 @@ class ReplicaThread:
             writer=self._writer,
             nonce=secrets.token_hex(16),
             previous=head.nonce,
-            schema=scratch.VERSION,
+            schema=state.VERSION,
             changes=changes,
             payloads=bytes(flush.payloads),
         )
