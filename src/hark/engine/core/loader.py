@@ -372,14 +372,10 @@ class Loader:
     def last_offset_at(self, partition: Partition, time: int) -> int:
         """The last offset created at or before a time, by binary search: times never decrease."""
         low, high = partition.floor, partition.tail
+        sql = "select created_at from messages where partition = ?1 and offset >= ?2 order by offset limit 1"
         while low < high:
             middle = (low + high + 1) // 2
-            created = scalar(
-                self._connection,
-                "select created_at from messages where partition = ?1 and offset >= ?2 order by offset limit 1",
-                partition.id,
-                middle,
-            )
+            created = scalar(self._connection, sql, partition.id, middle)
             if created is not None and created <= time:
                 low = middle
             else:

@@ -64,13 +64,8 @@ def find_partitions(
             if partition is None and make:
                 # It is visible before the commit, but without messages.
                 connection, now = transaction.connection, transaction.now
-                run(
-                    connection,
-                    "insert into partitions (queue, name, created_at) values (?, ?, ?)",
-                    queue.id,
-                    key[1],
-                    now,
-                )
+                sql = "insert into partitions (queue, name, created_at) values (?, ?, ?)"
+                run(connection, sql, queue.id, key[1], now)
                 partition = adopt_partition(transaction.state, queue, connection.last_insert_rowid(), key[1], now)
             if partition is not None:
                 partitions[key] = partition
@@ -88,16 +83,9 @@ def insert_queue(transaction: WriteTransaction, spec: QueueSpec) -> Queue:
         created_at=transaction.now,
         paused=False,
     )
-    run(
-        transaction.connection,
-        "insert into queues (uid, name, namespace, task, options, created_at) values (?1, ?2, ?3, ?4, ?5, ?6)",
-        info.id,
-        info.name,
-        info.namespace,
-        info.task,
-        encode_options(info.options).decode(),
-        info.created_at,
-    )
+    sql = "insert into queues (uid, name, namespace, task, options, created_at) values (?1, ?2, ?3, ?4, ?5, ?6)"
+    options = encode_options(info.options).decode()
+    run(transaction.connection, sql, info.id, info.name, info.namespace, info.task, options, info.created_at)
     queue = Queue(transaction.connection.last_insert_rowid(), info)
     queue.created_floor = transaction.loader.created_floor(spec.name)
     transaction.state.queues[spec.name] = queue
@@ -198,12 +186,8 @@ def find_duplicates(
             found[partition_id, transaction_id] = offset
         else:  # It was purged, but its row would conflict with the new one.
             transaction.save_dead_letters()
-            run(
-                transaction.connection,
-                "delete from messages where partition = ?1 and offset = ?2",
-                partition_id,
-                offset,
-            )
+            sql = "delete from messages where partition = ?1 and offset = ?2"
+            run(transaction.connection, sql, partition_id, offset)
     for partition_id, transaction_id in given:
         # A producer may use the message id of a message without a transaction id.
         address = transaction.state.codec.decode(transaction_id)

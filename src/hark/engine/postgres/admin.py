@@ -345,11 +345,8 @@ async def read_flags(store: Store) -> dict[str, bool]:
 
 async def write_flag(store: Store, name: str, value: bool) -> None:
     """Set a switch."""
-    await store.pool.fetch(
-        "insert into hark.meta (key, value) values ($1, $2) on conflict (key) do update set value = excluded.value",
-        _FLAG + name,
-        int(value),
-    )
+    sql = "insert into hark.meta (key, value) values ($1, $2) on conflict (key) do update set value = excluded.value"
+    await store.pool.fetch(sql, _FLAG + name, int(value))
 
 
 # Metrics ---------------------------------------------------------------------------------------------------
@@ -437,16 +434,10 @@ class Retention:
 
     async def step(self, limit: int) -> model.Collected:
         """Examine the next messages and remove the expired ones; at the end of a pass, empty child tables."""
-        [row] = await self._store.pool.call(
-            "select * from hark.collect_v1($1, $2, $3, $4, $5, $6, $7, $8)",
-            self._after,
-            self._offset,
-            self._expired,
-            limit,
-            self._completed_seconds,
-            self._idle_group_seconds,
-            _STEP_MS,
-        )
+        sql = "select * from hark.collect_v1($1, $2, $3, $4, $5, $6, $7, $8)"
+        reached = self._after, self._offset, self._expired
+        kept = self._completed_seconds, self._idle_group_seconds
+        [row] = await self._store.pool.call(sql, *reached, limit, *kept, _STEP_MS)
         self._after, self._offset, self._expired = row["o_after"], row["o_offset"], row["o_expired"]
         if not row["o_more"]:
             await self.rotate()

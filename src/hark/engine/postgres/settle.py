@@ -349,11 +349,9 @@ async def shorten(store: Store, lease_ids: Sequence[str], microseconds: int) -> 
 
 async def renew(store: Store, requests: Sequence[Renewal]) -> Answers[RenewOutcome]:
     """Hold leases longer."""
-    [row] = await store.pool.call(
-        "select * from hark.renew_v1($1, $2::uuid[], $3::bigint[])",
-        [lease_uuid(request.lease_id) for request in requests],
-        [request.seconds for request in requests],
-    )
+    sql = "select * from hark.renew_v1($1, $2::uuid[], $3::bigint[])"
+    leases = [lease_uuid(request.lease_id) for request in requests]
+    [row] = await store.pool.call(sql, leases, [request.seconds for request in requests])
     answers: list[RenewOutcome] = []
     for request, until, code in zip(requests, row["o_until"], row["o_codes"], strict=True):
         if not code:

@@ -144,13 +144,8 @@ def mark_dead(connection: apsw.Connection, seqs: Sequence[int], now: int) -> Non
 
 def removable(connection: apsw.Connection, now: int, grace: int, up_to_seq: int, limit: int) -> list[int]:
     """Return segments whose objects can be removed: dead for the grace, and at or below `collected` (`up_to_seq`)."""
-    return _numbers(
-        connection,
-        "select seq from segments where dead_since <= ?1 and seq <= ?2 order by seq limit ?3",
-        now - grace,
-        up_to_seq,
-        limit,
-    )
+    sql = "select seq from segments where dead_since <= ?1 and seq <= ?2 order by seq limit ?3"
+    return _numbers(connection, sql, now - grace, up_to_seq, limit)
 
 
 def forget(connection: apsw.Connection, seqs: Sequence[int]) -> None:
