@@ -296,10 +296,8 @@ def _requeue(transaction: WriteTransaction, dead_letter_id: str) -> str:
     if not rows:
         raise NotFound(f"dead letter {dead_letter_id} does not exist", code="dead_letter_not_found")
     if len(rows) > 1:
-        raise Conflict(
-            f"message {dead_letter_id} is a dead letter in {len(rows)} groups; pass the id of the dead letter",
-            code="ambiguous",
-        )
+        text = f"message {dead_letter_id} is a dead letter in {len(rows)} groups; pass the id of the dead letter"
+        raise Conflict(text, code="ambiguous")
     row_id, queue_name, partition_name, group_name, payload, transaction_id, extra, priority = rows[0]
     names = (queue_name, partition_name)
     partition = find_partitions(transaction, [names])[names]

@@ -223,10 +223,8 @@ class Loader:
         if not ids:
             return
         state = self._state
-        rows = {
-            row.id: row
-            for row in _decode_partitions(scalar(self._connection, _PARTITIONS_BY_ID, _encode(list(ids)).decode()))
-        }
+        text = scalar(self._connection, _PARTITIONS_BY_ID, _encode(list(ids)).decode())
+        rows = {row.id: row for row in _decode_partitions(text)}
         for partition_id in ids:
             known, row = state.partitions.get(partition_id), rows.get(partition_id)
             if known is not None and row is None:
@@ -265,12 +263,9 @@ class Loader:
 
     def label(self, label: Label) -> bool:
         """Load the start of a group that pops by namespace or task. False if it has none."""
-        rows = rows_of(
-            self._connection,
-            "select subscription, since, highest_partition from labels"
-            " where grp = ?1 and namespace is ?2 and task is ?3",
-            *label,
-        )
+        wanted = "grp = ?1 and namespace is ?2 and task is ?3"
+        sql = f"select subscription, since, highest_partition from labels where {wanted}"
+        rows = rows_of(self._connection, sql, *label)
         for subscription, since, highest in rows:
             self._state.labels[label] = Subscription(subscription, since), highest
         return bool(rows)

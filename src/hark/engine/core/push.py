@@ -234,16 +234,8 @@ def push_all(
         payload = item.payload
         if item.has_options:
             deliver_at, extra = _options(transaction, item, partition)
-            rows += (
-                partition.id,
-                offset,
-                partition.last_created,
-                item.priority,
-                deliver_at,
-                transaction_id,
-                extra,
-                payload,
-            )
+            created_at, priority = partition.last_created, item.priority
+            rows += (partition.id, offset, created_at, priority, deliver_at, transaction_id, extra, payload)
         else:
             extra = None if item.producer is None else _only_producer(item.producer)
             rows += (partition.id, offset, partition.last_created, 0, None, transaction_id, extra, payload)

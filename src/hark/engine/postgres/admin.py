@@ -70,10 +70,8 @@ def _arguments(spec: model.QueueSpec) -> tuple[str, str, str, str]:
 
 async def queue_infos(store: Store, names: Sequence[str] | None = None) -> list[model.QueueInfo]:
     """The named queues that exist, or all of them."""
-    rows = await store.pool.fetch(
-        "select * from hark.queues where $1::text[] is null or name = any ($1) order by id",
-        None if names is None else list(names),
-    )
+    sql = "select * from hark.queues where $1::text[] is null or name = any ($1) order by id"
+    rows = await store.pool.fetch(sql, None if names is None else list(names))
     return [info_of(row) for row in rows]
 
 

@@ -228,14 +228,10 @@ async def list_keys(store: Store, ranges: Sequence[model.KeyRange]) -> list[list
     found: list[list[model.KeyEntry]] = [[] for _ in ranges]
     if not ranges:
         return found
-    limits = [bounds(one) for one in ranges]
-    rows = await store.pool.call(
-        "select * from hark.list_keys_v1($1, $2::bytea[], $3::bytea[], $4::bigint[], $5::boolean[])",
-        [low for low, _ in limits],
-        [high for _, high in limits],
-        [max(0, one.limit) for one in ranges],
-        [one.reverse for one in ranges],
-    )
+    sql = "select * from hark.list_keys_v1($1, $2::bytea[], $3::bytea[], $4::bigint[], $5::boolean[])"
+    lows, highs = zip(*map(bounds, ranges), strict=True)
+    limits = [max(0, one.limit) for one in ranges]
+    rows = await store.pool.call(sql, lows, highs, limits, [one.reverse for one in ranges])
     for number, *columns in rows:
         found[number - 1].append(_entry(store, *columns))
     return found

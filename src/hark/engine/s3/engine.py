@@ -300,17 +300,12 @@ class S3Engine(TableVerbs):
             on_head=self._note_head,
             on_missed=lambda: self._io.call(self._tail.missed),
         )
+        submit = self._thread.submit
         self._keeper = Housekeeper(
-            self._bucket,
-            self._io,
-            self.local.scratch,
-            self._settings,
-            meta=meta,
-            now=time.now,
-            submit=self._thread.submit,
+            self._bucket, self._io, self.local.scratch, self._settings, meta=meta, now=time.now, submit=submit
         )
         poller = Poller(self._polling, metrics=self._poll_metrics, random=self._chance)
-        self._tail = Tail(self._bucket, poller, freshness, meta.grace_seconds, self._thread.submit)
+        self._tail = Tail(self._bucket, poller, freshness, meta.grace_seconds, submit)
         self._is_built = True
         self._thread.start()
         self._keeper.start()

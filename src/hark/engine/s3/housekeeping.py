@@ -127,11 +127,8 @@ def unreferenced(connection: apsw.Connection, limit: int) -> list[int]:
 
     This reads all messages, so use a connection that only reads: the result stays true.
     """
-    return _numbers(
-        connection,
-        _USED + "select seq from segments where dead_since is null and seq not in used order by seq limit ?",
-        limit,
-    )
+    sql = "select seq from segments where dead_since is null and seq not in used order by seq limit ?"
+    return _numbers(connection, _USED + sql, limit)
 
 
 def mark_dead(connection: apsw.Connection, seqs: Sequence[int], now: int) -> None:

@@ -299,11 +299,11 @@ class LogClient:
 
     def _ask(self, request: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Repeat a read until it is answered."""
-        return self._io.run(
-            self._retries.repeat(
-                request, lambda error: EngineFailure(f"cannot read {self.name}: {error}; retry", retry_after=1)
-            )
-        )
+
+        def failure(error: BucketError) -> EngineFailure:
+            return EngineFailure(f"cannot read {self.name}: {error}; retry", retry_after=1)
+
+        return self._io.run(self._retries.repeat(request, failure))
 
     def check(self, record: Record, previous: str) -> None:
         """Raise unless this is the next record of this store."""

@@ -334,12 +334,8 @@ class ReplicaThread:
         try:
             self._local.keep(Head(record.seq, record.time, record.nonce))
         except apsw.Error as error:
-            log.warning(
-                "%s: cannot apply record %d to the local copy; reading it back from the bucket: %s",
-                self._log_client.name,
-                record.seq,
-                error,
-            )
+            text = "%s: cannot apply record %d to the local copy; reading it back from the bucket: %s"
+            log.warning(text, self._log_client.name, record.seq, error)
             self._in_doubt = True
             self._local.undo(changes)
         else:

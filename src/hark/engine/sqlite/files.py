@@ -161,11 +161,7 @@ def check(path: Path) -> None:
             version = schema.version_of(connection)
             if not version or connection.pragma("application_id") != schema.APPLICATION_ID:
                 raise StoreUnusable(f"{path} is not a Hark database; check the path")
-            if version > schema.CURRENT_VERSION:
-                raise StoreUnusable(
-                    f"{path} has schema version {version}, but this Hark supports up to {schema.CURRENT_VERSION}; "
-                    "upgrade Hark"
-                )
+            schema.refuse_newer(path, version)
             found = connection.pragma("quick_check")
         finally:
             connection.close()
