@@ -17,6 +17,7 @@ from hark.engine.api import Answers
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import EngineFailure, NotFound
 from hark.model import (
+    Key,
     KeyEntry,
     KeyMutation,
     KeyRange,
@@ -269,6 +270,29 @@ async def test_due_times_during_a_pause_are_not_missed_and_a_declaration_does_no
     await one.advance(50)
     assert await one.runs() == [60, 720]
     assert (await one.get()).skipped == 0
+
+
+async def test_a_schedule_that_catches_up_can_be_paused(one: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run changes the schedule, and so refuses a change by a caller that has read it before."""
+    for name in ("s", "t", "u"):
+        await one.put(name, seconds=1, catch_up="all")
+    schedules = one.broker.schedules
+    fetch = schedules._keys.fetch
+
+    async def read_slowly(keys: Sequence[Key]) -> list[KeyEntry | None]:
+        entries = await fetch(keys)
+        if len(keys) == 1:  # The caller. The task that runs schedules reads more.
+            before = schedules.counts["runs"]
+            for _ in range(100_000):
+                if schedules.counts["runs"] >= before + 4:
+                    break
+                await asyncio.sleep(0)
+        return entries
+
+    monkeypatch.setattr(schedules._keys, "fetch", read_slowly)
+    one.timers.advance(100_000)
+    await schedules.pause("s", lambda _: None)
+    assert len(await one.runs()) < 1000
 
 
 async def test_a_requested_run_pushes_at_once_and_moves_no_due_time(one: Fixture) -> None:

@@ -160,3 +160,35 @@ async def test_a_start_in_the_future_counts() -> None:
             server.clock.advance_to(start + timedelta(seconds=10))
             [message] = server.assert_pushed("q", task="tick", partition="p")
             assert message.data["task"] == "tick"
+
+
+async def test_a_schedule_pushes_to_the_queue_of_its_task() -> None:
+    with HarkServer() as server:
+        worker = Worker(server.url, queues=["mails", "reports"])
+
+        @worker.periodic(every="1h")
+        @worker.task(queue="reports")
+        async def sales() -> None: ...
+
+        async with worker:
+            await worker.declare_schedules()
+        server.clock.advance(3600)
+        server.assert_pushed("reports", task="sales", arguments={})
+        assert set(worker.schedules) == {"reports.sales"}
+
+
+async def test_the_result_of_a_scheduled_run_is_stored_if_its_task_asks_for_one() -> None:
+    with HarkServer() as server:
+        worker = Worker(server.url, queue="q")
+
+        @worker.periodic(every="1h")
+        @worker.task(result=True)
+        async def count() -> int:
+            return 7
+
+        async with worker, server.connect() as client:
+            await worker.declare_schedules()
+            run = await client.schedules.run("q.count")
+            await worker.run(WorkerRunOptions(burst=True, handle_signals=False))
+            assert run.message_id is not None
+            assert await client.handle(run.message_id, run.transaction_id, int).result(timeout=10) == 7

@@ -27,9 +27,8 @@ from hark.broker.keyvalue import KeyValue
 from hark.broker.sealing import SealedQueues
 from hark.clock import MILLISECOND, SECOND
 from hark.engine.api import Engine
-from hark.engine.keyvalue import REPEATED
+from hark.engine.keyvalue import CHECK_FAILED, REPEATED
 from hark.errors import Conflict, HarkError, NotFound, Overloaded, Unavailable
-from hark.keys import encode_key
 from hark.model import (
     OWN,
     Key,
@@ -122,8 +121,8 @@ class _Known:
         self._flows = flows
         self._flow = map.queue, map.id
         plan = _key(self._flow, "plan")
-        self.versions = {encode_key(plan): KeyCheck(plan, map.version)}
-        """The versions that the transaction requires."""
+        self.versions = {plan: KeyCheck(plan, map.version)}
+        """The versions that the transaction requires, by key. All parts of these keys are texts."""
         self.counters: dict[str, int] = {}
         self.ends: dict[str, StepEnd] = {}
         self.ended = False
@@ -145,7 +144,7 @@ class _Known:
         entries = await self._flows.fetch(keys)
         self.ended = entries[0] is not None
         for key, entry in zip(keys, entries, strict=True):
-            self.versions[encode_key(key)] = KeyCheck(key, None if entry is None else entry.version)
+            self.versions[key] = KeyCheck(key, None if entry is None else entry.version)
         for path, entry in zip(paths, entries[1 : 1 + len(paths)], strict=True):
             if entry is not None:
                 self.ends[path] = _decode_step(self._flows.opened(entry))
@@ -186,8 +185,9 @@ class Flows:
         ends = [_key(flow, "plan"), _key(flow, "end")]
         mutations = [self._set(map, "plan", _encode(plan)), *self._counters(map, advance)]
         keys = KeyWrite(checks=[KeyCheck(key, None) for key in ends], mutations=mutations)
-        outcome = await self._broker.transact(Transaction(advance.messages, keys=keys))
-        if outcome.code == "check_failed":
+        outcome = await self._broker.transact(Transaction(advance.messages, keys=keys, once=True))
+        # Messages with its id can be retained for longer than its end.
+        if outcome.code in (CHECK_FAILED, REPEATED):
             return PushedFlow("duplicate", map.id, map.queue)
         if not outcome.success:
             raise _refusal(outcome.code, outcome.error)
@@ -323,10 +323,18 @@ class Flows:
         if outcome.success:
             _answer_with(some, outcome.results)
             return []
-        if outcome.code == "check_failed":
+        if outcome.code == CHECK_FAILED:
             self._maps.pop((map.queue, map.id), None)  # The plan may be gone.
             return some
         failed = outcome.failed_index
+        if outcome.code == REPEATED and failed is not None and failed >= len(some):
+            # What follows one of them was pushed when another consumer group settled it.
+            if len(some) == 1:
+                await _answer(some, plain)
+                return []
+            for one in some:
+                await self._settle_together((map.queue, map.id), [one], plain)
+            return []
         if failed is None or failed >= len(some):
             raise _refusal(outcome.code, outcome.error)
         refused = some[failed]

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import msgspec
 
@@ -46,7 +46,8 @@ from hark.model import QUEUE_MODE, Key, KeyEntry, KeyRange, NewMessage
 log = logging.getLogger(__name__)
 
 _MAX_ERROR = 500
-_TRIES = 10
+_TRIES = 100
+"""Of a change, while other servers run the schedule."""
 _BACKOFF = (1 * SECOND, 2 * SECOND, 4 * SECOND, 8 * SECOND, 15 * SECOND, 30 * SECOND)
 """After failures. The last one is below `MISSED_AFTER`."""
 _UNREADABLE_PAUSE = 60 * SECOND
@@ -89,6 +90,7 @@ class Schedules:
         self._wakeup = Wakeup(timers, self._rang.set)
         self._polls = engine.shared and not engine.follows
         self._task: asyncio.Task[None] | None = None
+        self._held: Counter[str] = Counter()
         self.counts: Counter[str] = Counter({"runs": 0, "overlap": 0, "missed": 0, "failures": 0})
         """Runs, skipped due times by reason, and failures, of this server."""
 
@@ -100,17 +102,18 @@ class Schedules:
         An equal specification changes nothing. The due times change only with the timing.
         """
         await self._sealed.learn_of([spec.message.queue])
-        for _ in range(_TRIES):
-            [entry] = await self._keys.fetch([key_of(name)])
-            current = None
-            if entry is not None:
-                with suppress(EngineFailure):  # It is replaced.
-                    current = self._readable(entry, may_use)
-            if current is not None and self._same(current.spec, spec):
-                return self.shown(current), False
-            wanted = self._wanted(name, spec, current, self._timers.now())
-            if await self._write(name, entry, current, wanted):
-                return self.shown(wanted), entry is None
+        with self._tries(name) as tries:
+            for _ in tries:
+                [entry] = await self._keys.fetch([key_of(name)])
+                current = None
+                if entry is not None:
+                    with suppress(EngineFailure):  # It is replaced.
+                        current = self._readable(entry, may_use)
+                if current is not None and self._same(current.spec, spec):
+                    return self.shown(current), False
+                wanted = self._wanted(name, spec, current, self._timers.now())
+                if await self._write(name, entry, current, wanted):
+                    return self.shown(wanted), entry is None
         raise _busy()
 
     def _wanted(self, name: str, spec: Spec, current: Schedule | None, now: int) -> Schedule:
@@ -188,40 +191,45 @@ class Schedules:
 
     async def run_now(self, name: str, may_use: MayUse) -> Run:
         """Push a message of a schedule now. Its due times do not change."""
-        for _ in range(_TRIES):
-            entry = await self._entry(name)
-            schedule = self._readable(entry, may_use)
-            now = self._timers.now()
-            run = Run(at=now, transaction_id=f"{name}@{time_text(now)}+now{entry.version}")
-            plain = self._open(schedule.spec.message)
-            message = msgspec.structs.replace(plain, transaction_id=run.transaction_id)
-            changed = msgspec.structs.replace(
-                schedule, runs=schedule.runs + 1, recent=(run, *schedule.recent)[:KEPT_RUNS]
-            )
-            written = await self._keys.write_keys(changes(name, entry, schedule, changed, messages=[message]))
-            if written.success:
-                self.counts["runs"] += 1
-                [outcome] = written.messages
-                return msgspec.structs.replace(run, message_id=outcome.message_id, partition_id=outcome.partition_id)
+        with self._tries(name) as tries:
+            for _ in tries:
+                entry = await self._entry(name)
+                schedule = self._readable(entry, may_use)
+                now = self._timers.now()
+                run = Run(at=now, transaction_id=f"{name}@{time_text(now)}+now{entry.version}")
+                plain = self._open(schedule.spec.message)
+                message = msgspec.structs.replace(plain, transaction_id=run.transaction_id)
+                changed = msgspec.structs.replace(
+                    schedule, runs=schedule.runs + 1, recent=(run, *schedule.recent)[:KEPT_RUNS]
+                )
+                written = await self._keys.write_keys(changes(name, entry, schedule, changed, messages=[message]))
+                if written.success:
+                    self.counts["runs"] += 1
+                    [outcome] = written.messages
+                    return msgspec.structs.replace(
+                        run, message_id=outcome.message_id, partition_id=outcome.partition_id
+                    )
         raise _busy()
 
     async def delete(self, name: str, may_use: MayUse) -> None:
         """Delete a schedule. Messages that it pushed stay."""
-        for _ in range(_TRIES):
-            entry, schedule = await self._entry(name), None
-            with suppress(EngineFailure):
-                schedule = self._readable(entry, may_use)
-            if await self._write(name, entry, schedule, None):
-                return
+        with self._tries(name) as tries:
+            for _ in tries:
+                entry, schedule = await self._entry(name), None
+                with suppress(EngineFailure):
+                    schedule = self._readable(entry, may_use)
+                if await self._write(name, entry, schedule, None):
+                    return
         raise _busy()
 
     async def _change(self, name: str, may_use: MayUse, change: Callable[[Schedule, int], Schedule]) -> Schedule:
-        for _ in range(_TRIES):
-            entry = await self._entry(name)
-            schedule = self._readable(entry, may_use)
-            changed = change(schedule, self._timers.now())
-            if changed is schedule or await self._write(name, entry, schedule, changed):
-                return self.shown(changed)
+        with self._tries(name) as tries:
+            for _ in tries:
+                entry = await self._entry(name)
+                schedule = self._readable(entry, may_use)
+                changed = change(schedule, self._timers.now())
+                if changed is schedule or await self._write(name, entry, schedule, changed):
+                    return self.shown(changed)
         raise _busy()
 
     async def _entry(self, name: str) -> KeyEntry:
@@ -239,6 +247,18 @@ class Schedules:
             raise
         may_use(schedule)
         return schedule
+
+    @contextmanager
+    def _tries(self, name: str) -> Iterator[range]:
+        """Attempts to change a schedule. This server does not run it meanwhile, because each run refuses a change."""
+        self._held[name] += 1
+        try:
+            yield range(_TRIES)
+        finally:
+            self._held[name] -= 1
+            if not self._held[name]:
+                del self._held[name]
+                self._rang.set()
 
     async def _write(
         self, name: str, entry: KeyEntry | None, current: Schedule | None, changed: Schedule | None
@@ -338,11 +358,11 @@ class Schedules:
     async def _turn(self) -> bool:
         """Run what is due, at most a page of it. Returns whether something was due."""
         now = self._timers.now()
-        keys = await self._keys.fetch_range(KeyRange(prefix=DUE, limit=AT_ONCE))
+        keys = await self._fetch_due(AT_ONCE)
         due = [entry for entry in keys if int(entry.key[2]) <= now]
         if self._engine.shared and len(due) == AT_ONCE:
             # Other servers run them, too: of many, each server takes others, so that few checks fail.
-            keys = await self._keys.fetch_range(KeyRange(prefix=DUE, limit=_BACKLOG))
+            keys = await self._fetch_due(_BACKLOG)
             due = [entry for entry in keys if int(entry.key[2]) <= now]
             first = int(self._random() * max(0, len(due) - AT_ONCE + 1))
             due = due[first : first + AT_ONCE]
@@ -360,6 +380,11 @@ class Schedules:
             if isinstance(outcome, BaseException):
                 raise outcome
         return True
+
+    async def _fetch_due(self, limit: int) -> Sequence[KeyEntry]:
+        """The first keys of due times, without those of schedules that callers change."""
+        keys = await self._keys.fetch_range(KeyRange(prefix=DUE, limit=limit))
+        return [entry for entry in keys if entry.key[3] not in self._held]
 
     async def _step(self, due: KeyEntry, entry: KeyEntry | None, now: int) -> None:
         """Run one due time of a schedule, or record why that failed."""

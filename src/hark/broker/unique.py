@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 STEP = 100
 """Maximum number of records that one step of the cleanup examines."""
 STEPS = 100
-"""Maximum number of steps of one cleanup. The next cleanup begins where this one ended."""
+"""Maximum number of steps of one cleanup that remove few records. The next cleanup begins where this one ended."""
 _OF_ONE_ITEM = frozenset({"queue_full", RESERVED})
 """Codes of rejections that concern one message and not the whole request."""
 _MOST_IDS = 10_000
@@ -217,8 +217,8 @@ class UniquePushes:
 
     async def clean(self) -> int:
         """Remove records of messages that hold their keys no longer, among the next ones. Returns their number."""
-        removed = 0
-        for _ in range(STEPS):
+        removed = idle_steps = 0
+        while idle_steps < STEPS:  # A limit of all steps would let the records grow for ever under a high load.
             page = model.KeyRange(prefix=(model.OWN, "unique"), after=self._cleaned, limit=STEP)
             [entries] = await self._engine.list_keys([page])
             self._cleaned = entries[-1].key if len(entries) == STEP else None
@@ -237,6 +237,7 @@ class UniquePushes:
                 )
             )
             removed += sum(write.success for write in writes)
+            idle_steps += 2 * len(writes) < STEP
             if self._cleaned is None:
                 break
         return removed

@@ -17,7 +17,7 @@ from hark.keys import encode_key
 from hark.model import Hint, Key, KeyNotification, NewMessage, PushOutcome
 from hark.model.messages import RESERVED
 
-_DUPLICATE = 1
+DUPLICATE = 1
 REFUSALS = {2: "sealing_mismatch", 3: "queue_full", 4: RESERVED}
 """Codes of `push_v1` for messages that it did not store."""
 PARTITION_ARRAYS = 6
@@ -196,7 +196,7 @@ class Pushes(msgspec.Struct, eq=False):
             return PushOutcome("failed", transaction_id, None, partition.uid, *refusal)
         message_id = self.store.codec.with_prefix(partition.prefix, offset)
         return PushOutcome(
-            "duplicate" if code == _DUPLICATE else "queued", transaction_id or message_id, message_id, partition.uid
+            "duplicate" if code == DUPLICATE else "queued", transaction_id or message_id, message_id, partition.uid
         )
 
     def arrivals(self, partitions: Sequence[Partition], codes: Sequence[int] | None) -> list[Arrival]:

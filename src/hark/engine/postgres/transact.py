@@ -14,7 +14,7 @@ from hark.engine.api import Answers
 from hark.engine.hints import refusal_of
 from hark.engine.keyvalue import bounds, failed_check, joined, misfit, mismatch_text, parted, repeated
 from hark.engine.postgres.partitions import Store
-from hark.engine.postgres.push import OPTIONS, PARTITION_ARRAYS, Notifications, Pushes
+from hark.engine.postgres.push import DUPLICATE, OPTIONS, PARTITION_ARRAYS, Notifications, Pushes
 from hark.engine.postgres.push import REFUSALS as PUSH_REFUSALS
 from hark.engine.postgres.settle import REFUSALS, Settlements, lease_uuid, load, note_ended
 from hark.keys import decode_key, encode_key, prefix_bounds
@@ -133,10 +133,13 @@ class _Part:
             index = self._index(model.NewMessage, self.pushes.items.index(failed))
             operation = self._operations[index]
             assert isinstance(operation, model.NewMessage)
+            if answer.pushed[1][failed] == DUPLICATE:
+                return repeated(index, operation)
             name, text = refusal_of(PUSH_REFUSALS[answer.pushed[1][failed]], operation.queue)
             return model.TransactionOutcome(False, (), name, f"PUSH operation failed: {text}", index)
         if code == _REPEATED:
-            return repeated(self._index(model.Settlement, failed))
+            index = self._index(model.Settlement, failed)
+            return repeated(index, self._operations[index])
         if code == _CHECK_FAILED:
             return failed_check(failed)
         if code == _MISFIT:

@@ -23,8 +23,7 @@ from hark.clock import SECOND
 from hark.errors import Forbidden, NotFound, Unauthorized
 from hark.http.admission import clear_cookie, set_cookie
 from hark.http.audit import KEPT
-from hark.http.params import IntParam
-from hark.http.routing import Call, Failure, bind, table
+from hark.http.routing import Call, Failure, IntParam, bind, table
 from hark.prometheus import CONTENT_TYPE
 from hark.settings import SETTINGS, shown
 
