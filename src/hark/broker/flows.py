@@ -34,7 +34,6 @@ from hark.model import (
     KeyCheck,
     KeyEntry,
     KeyMutation,
-    KeyPart,
     KeyRange,
     KeyWrite,
     NewMessage,
@@ -618,9 +617,3 @@ def _shown(
     return msgspec.structs.replace(
         shown, error=task.error, attempts=task.attempts, progress=task.progress, note=task.note
     )
-
-
-def tree_of(queue: str) -> Key:
-    """The key of all flows of a queue."""
-    part: KeyPart = queue
-    return (OWN, "flow", part)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from hark.api.types.tasks import TaskStatus
-from hark.broker.flows import ENDED, Flows, tree_of
+from hark.broker.flows import ENDED, Flows
 from hark.broker.keyvalue import KeyValue
 from hark.broker.sealing import SealedQueues
 from hark.clock import MILLISECOND, SECOND
@@ -392,12 +392,6 @@ class Tasks:
                 marks.append(KeyWrite(checks=[check], mutations=[mark]))
         await asyncio.gather(*map(self._keyvalue.write_keys, marks))
         return answers
-
-    async def forget(self, queues: Sequence[str]) -> None:
-        """Delete the records of tasks of deleted queues."""
-        keys = [key for queue in queues for key in ((OWN, "task", queue), tree_of(queue))]
-        trees = [KeyMutation(kind="delete_tree", key=key) for key in keys]
-        await self._keyvalue.write_keys(KeyWrite(mutations=trees))
 
 
 def _partition(item: Settlement) -> str:

@@ -242,11 +242,6 @@ class UniquePushes:
                 break
         return removed
 
-    async def forget(self, queues: Sequence[str]) -> None:
-        """Delete the records of deleted queues."""
-        trees = [model.KeyMutation(kind="delete_tree", key=(model.OWN, "unique", queue)) for queue in queues]
-        await self._keyvalue.write_keys(model.KeyWrite(mutations=trees))
-
 
 def is_free(facts: model.Facts, until: UniqueUntil) -> bool:
     """Whether a message holds its key no longer."""

@@ -155,8 +155,6 @@ class _PositionRow(msgspec.Struct, array_like=True):
 
 
 class _SharedRow(msgspec.Struct, array_like=True):
-    """A stored position of a shared group."""
-
     partition: int
     position: tuple[int, int | None, float | None, int] | None
     lanes: list[tuple[int, int, int, int, int, int]]
@@ -227,10 +225,8 @@ class Loader:
         if not ids:
             return
         state = self._state
-        rows = {
-            row.id: row
-            for row in _decode_partitions(scalar(self._connection, _PARTITIONS_BY_ID, _encode(list(ids)).decode()))
-        }
+        text = scalar(self._connection, _PARTITIONS_BY_ID, _encode(list(ids)).decode())
+        rows = {row.id: row for row in _decode_partitions(text)}
         for partition_id in ids:
             known, row = state.partitions.get(partition_id), rows.get(partition_id)
             if known is not None and row is None:
@@ -269,12 +265,9 @@ class Loader:
 
     def label(self, label: Label) -> bool:
         """Load the start of a group that pops by namespace or task. False if it has none."""
-        rows = rows_of(
-            self._connection,
-            "select subscription, since, highest_partition from labels"
-            " where grp = ?1 and namespace is ?2 and task is ?3",
-            *label,
-        )
+        wanted = "grp = ?1 and namespace is ?2 and task is ?3"
+        sql = f"select subscription, since, highest_partition from labels where {wanted}"
+        rows = rows_of(self._connection, sql, *label)
         for subscription, since, highest in rows:
             self._state.labels[label] = Subscription(subscription, since), highest
         return bool(rows)
@@ -376,14 +369,10 @@ class Loader:
     def last_offset_at(self, partition: Partition, time: int) -> int:
         """The last offset created at or before a time, by binary search: times never decrease."""
         low, high = partition.floor, partition.tail
+        sql = "select created_at from messages where partition = ?1 and offset >= ?2 order by offset limit 1"
         while low < high:
             middle = (low + high + 1) // 2
-            created = scalar(
-                self._connection,
-                "select created_at from messages where partition = ?1 and offset >= ?2 order by offset limit 1",
-                partition.id,
-                middle,
-            )
+            created = scalar(self._connection, sql, partition.id, middle)
             if created is not None and created <= time:
                 low = middle
             else:

@@ -332,9 +332,5 @@ class Flush:
         self._lease_rows.save(self._connection, self._changed, self._renewed)
         leases.save(self._connection, self._state, self._taken)
         if self.payloads:
-            run(
-                self._connection,
-                "insert into segments (seq, bytes, dead_since) values (?1, ?2, null)",
-                self.seq,
-                len(self.payloads),
-            )
+            sql = "insert into segments (seq, bytes, dead_since) values (?1, ?2, null)"
+            run(self._connection, sql, self.seq, len(self.payloads))

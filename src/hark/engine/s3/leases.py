@@ -157,8 +157,6 @@ _decode_messages = msgspec.json.Decoder(list[tuple[int, str | None, Extra | None
 
 
 class _Row(msgspec.Struct, frozen=True, gc=False):
-    """A stored lease."""
-
     ends_here: int
     """Its end for this process. Leases of other processes last a little longer here, because clocks differ."""
     expires_at: int

@@ -325,7 +325,7 @@ async def metrics(call: Call) -> types.keys.KeyvalMetrics:
 
     Returns counts and latencies of operations, the state of a work queue and the size of the key-value store.
     """
-    tallies = call.broker.operations.tallies()
+    tallies = call.broker.operations.tallies
     storage = await call.broker.engine.key_stats()
     return types.keys.KeyvalMetrics(
         operations=types.keys.OperationsNumbers(
@@ -357,7 +357,7 @@ async def prometheus(call: Call) -> Response:
 
 
 def _operation_metrics(broker: Broker) -> Iterator[Metric]:
-    tallies = [({"operation": name}, tally) for name, tally in broker.operations.tallies().items()]
+    tallies = [({"operation": name}, tally) for name, tally in broker.operations.tallies.items()]
     counts = [(labels, tally.count) for labels, tally in tallies]
     yield counter("keyval_operations_total", "Operations, by name.", counts)
     errors = [(labels, tally.errors) for labels, tally in tallies]
