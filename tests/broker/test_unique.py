@@ -16,6 +16,7 @@ from hark.clock import FakeClock, SystemClock
 from hark.engine.sqlite import SqliteEngine
 from hark.model import (
     OWN,
+    QUEUE_MODE,
     DeadLetterFilter,
     KeyRange,
     NewMessage,
@@ -24,6 +25,7 @@ from hark.model import (
     PushOutcome,
     QueueOptions,
     QueueSpec,
+    Seek,
     Settlement,
     Status,
 )
@@ -361,6 +363,68 @@ async def test_the_cleanup_goes_on_behind_records_that_stay(broker: Broker, monk
     await settle_all(broker, await broker.pop(PopRequest(queue="zoo")))
     assert [await broker.unique.clean() for _ in range(3)] == [0, 1, 0]
     assert await records(broker) == 110
+
+
+async def test_one_cleanup_removes_all_records_of_free_keys_however_many(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unique, "STEPS", 1)
+    await broker.push([order(f"k{number}") for number in range(250)])
+    while (popped := await broker.pop(several(250))).messages:
+        await settle_all(broker, popped)
+    assert await broker.unique.clean() == 250
+
+
+@pytest.mark.parametrize("way", ["discarded", "group purged", "queue purged", "queue deleted", "superseded"])
+async def test_a_key_is_free_whatever_ended_its_message(broker: Broker, way: str) -> None:
+    engine = broker.engine
+    await broker.configure(QueueSpec(name="orders", options=QueueOptions(dead_letter_queue=False, retry_limit=0)))
+    first = await push_one(broker, order("k"))
+    match way:
+        case "discarded":
+            await settle_all(broker, await broker.pop(ORDERS), "failed")
+            assert (await broker.dead_letters(DeadLetterFilter(queue="orders"))).items == []
+        case "group purged":
+            popped = await broker.pop(ORDERS)
+            assert popped.messages
+            assert await engine.purge("orders", QUEUE_MODE) == 1
+        case "queue purged":
+            await engine.purge("orders")
+        case "queue deleted":
+            await broker.delete_queues(["orders"])
+        case _:
+            await broker.pop(ORDERS)
+            await engine.seek([Seek(queue="orders", group=QUEUE_MODE, to_end=True)])
+    second = await push_one(broker, order("k"))
+    assert second.status == "queued"
+    assert second.message_id != first.message_id
+    assert (await push_one(broker, order("k"))).status == "duplicate"
+
+
+async def test_a_message_that_waits_again_holds_its_key_again_unless_another_one_has_it(broker: Broker) -> None:
+    back = Seek(queue="orders", group=QUEUE_MODE, offset=1)
+    await push_one(broker, order("k"))
+    await settle_all(broker, await broker.pop(ORDERS))
+    await broker.engine.seek([back])
+    assert (await push_one(broker, order("k"))).status == "duplicate"
+    await settle_all(broker, await broker.pop(ORDERS))
+    await broker.engine.delete_group(QUEUE_MODE, "orders", forget_subscription=True)
+    assert (await push_one(broker, order("k"))).status == "duplicate", "a group that comes will receive it"
+    await settle_all(broker, await broker.pop(ORDERS))
+    second = await push_one(broker, order("k"))
+    await broker.engine.seek([back])
+    assert (await push_one(broker, order("k"))).message_id == second.message_id
+
+
+async def test_a_requeued_dead_letter_does_not_take_its_key_again(broker: Broker) -> None:
+    await push_one(broker, order("k"))
+    await settle_all(broker, await broker.pop(ORDERS), "dlq")
+    second = await push_one(broker, order("k"))
+    [letter] = (await broker.dead_letters(DeadLetterFilter(queue="orders"))).items
+    assert len(await broker.engine.requeue([letter.id])) == 1
+    again = await push_one(broker, order("k"))
+    assert (again.status, again.message_id) == ("duplicate", second.message_id)
+    assert len((await broker.pop(several(5))).messages) == 2
 
 
 async def test_a_running_server_removes_records_of_free_keys() -> None:

@@ -16,10 +16,10 @@ import hark
 from hark import __version__
 from hark.api.options import QueueOptionsGiven
 from hark.api.types.groups import WaitingBrowser, WaitingPop, WaitingStream
-from hark.client.admin import Admin, DeadLetters
+from hark.client.admin import Admin
 from hark.client.calling import Answer, Caller, CallPolicy
 from hark.client.client import Client
-from hark.client.queue import QueueAdmin
+from hark.client.queue import DeadLetters, QueueAdmin
 from hark.clock import SystemClock
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import Conflict, InvalidInput, NotFound, Unavailable
@@ -196,10 +196,12 @@ async def test_configure_replaces_all_options_and_change_keeps_the_others(orders
         await orders.configure(lease_time=0)
 
 
-async def test_a_configured_queue_has_growing_delays_unless_it_names_some(orders: QueueAdmin) -> None:
-    growing = QueueOptions(retry_limit=9, retry_delay=1000, retry_multiplier=2)
-    assert (await orders.configure(retry_limit=9)).options == growing
-    for named in ({"retry_delay": 7}, {"retry_multiplier": 3}, {"retry_max_delay": 5}, {"retry_delay": 0}):
+async def test_a_configured_queue_has_growing_delays_unless_it_names_the_first(orders: QueueAdmin) -> None:
+    growing = QueueOptions(retry_delay=1000, retry_multiplier=2)
+    for named in ({"retry_limit": 9}, {"retry_multiplier": 3}, {"retry_max_delay": 5}):
+        expected = msgspec.structs.replace(growing, **named)
+        assert (await orders.configure(**cast(QueueOptionsGiven, named))).options == expected
+    for named in ({"retry_delay": 7}, {"retry_delay": 0}):
         expected = msgspec.structs.replace(QueueOptions(), **named)
         assert (await orders.configure(**cast(QueueOptionsGiven, named))).options == expected
     assert (await orders.change(lease_time=9)).options == QueueOptions(lease_time=9, retry_delay=0)

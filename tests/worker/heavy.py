@@ -109,3 +109,10 @@ def forward(number: int) -> None:
 def cube(number: int) -> int:
     """A task whose function is found through its task."""
     return number**3
+
+
+@worker.task(pool="process")
+def square_of_cube(number: int) -> None:
+    """Push a task, and a message with the client."""
+    cube.push_sync(number**2)
+    current().sync_client.queue("notes").push(number)

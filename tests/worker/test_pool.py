@@ -14,9 +14,12 @@ from typing import Any
 
 import pytest
 
+import hark
+from hark.clock import SystemClock
+from hark.engine.sqlite import SqliteEngine
 from hark.errors import InvalidInput
 from hark.testing import HarkServer
-from hark.worker import Middleware, RetryPolicy, TaskCancelled, TaskFailed, Worker, current
+from hark.worker import Middleware, RetryPolicy, TaskCancelled, TaskFailed, Worker, WorkerRunOptions, current
 from tests.worker import heavy
 from tests.worker.workers import running
 
@@ -70,6 +73,25 @@ async def test_a_task_of_a_module_is_found_and_the_testing_kit_runs_it() -> None
             assert (await server.run_worker(heavy.worker)).totals.done == 1
             assert await handle.result(timeout=SECONDS) == 27
     assert heavy.cube(2) == 8
+
+
+async def test_what_a_function_pushes_goes_where_its_task_came_from() -> None:
+    """The worker of the module would push to another server."""
+    with HarkServer() as server:
+        async with server.serving(heavy.worker):
+            await heavy.square_of_cube.push(3)
+            assert (await server.run_worker(heavy.worker)).totals.done == 2
+        server.assert_pushed("heavy", task="cube", arguments={"number": 9})
+        server.assert_pushed("notes", 3)
+
+
+async def test_a_server_in_the_process_of_the_worker_is_not_replaced_by_another_one() -> None:
+    async with hark.connect(SqliteEngine(":memory:", clock=SystemClock())) as client:
+        with heavy.worker.connect_to(client=client):
+            await heavy.square_of_cube.options(retry=RetryPolicy.never()).push(3)
+            await heavy.worker.run(WorkerRunOptions(burst=True, handle_signals=False))
+        [letter] = (await client.dlq("heavy").list()).items
+        assert letter.error.startswith("HarkError: this process cannot reach the server of the worker; give")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from hark.api.types.delivery import Delivered
-from hark.worker import Discard, Retry, RetryPolicy, Worker, current
+from hark.worker import Discard, Retry, RetryPolicy, Worker, current, executor
 from hark.worker.executor import Executor, UnknownTask, UnknownTasks
 from hark.worker.retrying import Ended, InFlight
 from tests.worker.workers import SECONDS, ask, burst, dead_letters, push_raw, running, wire_message
@@ -191,6 +191,26 @@ def test_an_unknown_task_is_handed_back_with_a_growing_delay_and_then_dead_lette
     assert len(warned) == 10, "once a minute"
     unknown.refuse(*unknown_task("other", "n"))
     assert "has no task 'other'" in caplog.records[-1].getMessage()
+
+
+def test_more_unknown_tasks_than_a_worker_remembers_come_seldom_and_all_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "MAX_UNKNOWN", 2)
+    now = 0.0
+    unknown = UnknownTasks(600, lambda: now)
+    due = dict.fromkeys("abcde", 0.0)
+    received = dict.fromkeys(due, 0)
+    unknown.refuse(*unknown_task(id="settled by another worker"))
+    while due:
+        id = min(due, key=lambda one: due[one])
+        now = max(now, due[id])
+        assert now < 3600
+        received[id] += 1
+        decision = unknown.refuse(*unknown_task(id=id))
+        if decision.status == "dlq":
+            del due[id]
+        else:
+            due[id] = now + (decision.delay_ms or 0) / 1000
+    assert max(received.values()) <= 60 + 6
 
 
 async def test_a_task_of_another_worker_waits_for_it_without_using_an_attempt(

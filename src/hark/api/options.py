@@ -159,14 +159,12 @@ class QueueOptions(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 RETRY_DELAY = 1000
 RETRY_MULTIPLIER = 2
 """The delays between retries in queues that Hark's client or command line configures without naming any."""
-_DELAYS = frozenset({"retryDelay", "retryMultiplier", "retryMaxDelay"})
 
 
 def with_backoff(options: Mapping[str, object]) -> dict[str, object]:
-    """Options by their API names, with growing delays between retries unless they name delays."""
-    if _DELAYS & options.keys():
-        return dict(options)
-    return {**options, "retryDelay": RETRY_DELAY, "retryMultiplier": RETRY_MULTIPLIER}
+    """Options by their API names, with growing delays between retries unless they name the first one."""
+    backoff = {} if "retryDelay" in options else {"retryDelay": RETRY_DELAY, "retryMultiplier": RETRY_MULTIPLIER}
+    return backoff | dict(options)
 
 
 class QueueOptionsGiven(TypedDict, total=False):

@@ -135,8 +135,8 @@ def create(
 ) -> None:
     """Create a queue, or replace the options of an existing one.
 
-    Options that you do not set get their defaults, in an existing queue, too. If you set no delays between retries,
-    they are 1, 2, 4 seconds and so on (retryDelay=1000, retryMultiplier=2). With `hark pop`, consumers can receive from
+    Options that you do not set get their defaults, in an existing queue, too. If you do not set retryDelay, retries
+    wait 1, 2, 4 seconds and so on (retryDelay=1000, retryMultiplier=2). With `hark pop`, consumers can receive from
     all queues of a namespace or task.
     """
     body: dict[str, Any] = {"queue": queue, "options": with_backoff(dict(_option(text) for text in options or ()))}
@@ -214,13 +214,12 @@ def resume(server: Server, queue: params.QueueName) -> None:
 def _order(
     server: Server,
     done: str,
-    operation: operations.Operation[types.queues.Paused | types.queues.Purged],
+    operation: operations.Operation[types.queues.OfQueue[Any]],
     queue: str,
     group: str | None = None,
 ) -> None:
-    """Pause, resume or purge a queue, or one group of it."""
     outcome = server.ask(operation, queue) if group is None else server.ask(operation, queue, group)
-    count = f" ({outcome.purged} messages)" if isinstance(outcome, types.queues.Purged) else ""
+    count = f" ({outcome.value} messages)" if done == "purged" else ""
     say(f"{done} {f'queue {queue}' if group is None else f'group {group} in queue {queue}'}{count}")
 
 

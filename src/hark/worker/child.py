@@ -12,19 +12,26 @@ import signal
 import sys
 import threading
 import traceback
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import cached_property
 from importlib import import_module
 from logging.handlers import QueueHandler
 from multiprocessing import spawn
 from multiprocessing.connection import Connection
 from operator import attrgetter
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from hark.errors import InvalidInput
-from hark.worker.middleware import TaskContext, current_task
+from hark.worker.middleware import Address, TaskContext, current_task, unreachable
 from hark.worker.pool import Begun, Call, Done, NotPicklable, Reported
 from hark.worker.task import Task
+
+if TYPE_CHECKING:
+    from hark.client.client import Client as AsyncClient
+    from hark.sync.client import Client
 
 
 class Child:
@@ -62,14 +69,35 @@ class Child:
             call: Call = pickle.loads(text)
             function = _found(call)
             logging.getLogger().setLevel(call.log_level)
-            context = TaskContext(**call.context)
-            context._report = lambda progress, note: self._send(Reported(progress, note))
-            current_task.set(context)
-            self._send(Begun())
-            result = function(*call.args, **call.kwargs)
+            with ExitStack() as stack:
+                context = TaskContext(**call.context, _clients=_OwnClients(call.address, stack))
+                context._report = lambda progress, note: self._send(Reported(progress, note))
+                current_task.set(context)
+                self._send(Begun())
+                result = function(*call.args, **call.kwargs)
         except BaseException as error:
             return _failed(error)
         return _ended(result)
+
+
+class _OwnClients:
+    """The client of a function, which is opened when it is used and closed when the function has ended."""
+
+    client: AsyncClient
+    loop = None
+
+    def __init__(self, address: Address | None, stack: ExitStack) -> None:
+        self.address = address
+        self._stack = stack
+
+    @cached_property
+    def sync_client(self) -> Client:
+        """A client of the server that the task came from."""
+        if self.address is None:
+            raise unreachable()
+        from hark.sync.client import connect  # Imported here: few functions need it.
+
+        return self._stack.enter_context(connect(**msgspec.structs.asdict(self.address)))
 
 
 class _Forwarder(QueueHandler):
@@ -95,6 +123,8 @@ def _found(call: Call) -> Any:
         found = attrgetter(call.qualname)(import_module(call.module))
     except AttributeError as error:
         raise InvalidInput(f"another process cannot import {name}; define it at the top level of a module") from error
+    if isinstance(found, Task):
+        found.worker.move_to(call.address)  # What the function pushes goes where the task came from, also in a test.
     function = found.function if isinstance(found, Task) else found
     if not callable(function):
         raise InvalidInput(f"{name} is no function in another process; give the function of the task its own name")

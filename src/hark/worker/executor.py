@@ -98,6 +98,7 @@ MAX_UNKNOWN_DELAY = 60.0
 UNKNOWN_WARNING = 60.0
 """Seconds between two warnings of one unknown task."""
 MAX_UNKNOWN = 10_000
+"""Maximum number of such messages that a worker remembers."""
 
 Interruption = Literal["lost", "handed_back", "cancelled"]
 MAX_RESULT_BYTES = 900_000
@@ -142,10 +143,13 @@ class UnknownTasks:
         if now - first >= self._seconds:
             text = f"{type(error).__name__}: {error}; no worker with it received the message in {self._seconds:g} s"
             return SettleDecision(message, "dlq", text)
-        if len(self._seen) >= MAX_UNKNOWN:
-            del self._seen[next(iter(self._seen))]
-        self._seen[message.id] = first, times + 1
         delay = min(2.0**times, MAX_UNKNOWN_DELAY)
+        if len(self._seen) >= MAX_UNKNOWN and now - next(iter(self._seen.values()))[0] >= 2 * self._seconds:
+            del self._seen[next(iter(self._seen))]  # Another worker has settled it.
+        if len(self._seen) < MAX_UNKNOWN:
+            self._seen[message.id] = first, times + 1
+        else:  # Its time begins when there is room.
+            delay = MAX_UNKNOWN_DELAY
         if now - self._warned.get(error.task, -UNKNOWN_WARNING) >= UNKNOWN_WARNING:
             if len(self._warned) >= MAX_UNKNOWN:
                 self._warned.clear()

@@ -23,12 +23,29 @@ if TYPE_CHECKING:
     from hark.sync.client import Client as SyncClient
 
 
+class Address(msgspec.Struct, frozen=True):
+    """How another process connects to the server that the tasks come from: arguments of `hark.connect`."""
+
+    target: str | tuple[str, ...] | None
+    token: str | None
+    ca_file: str | None
+
+
+def unreachable() -> HarkError:
+    """The error of a call in a process of a task whose server is in the process of the worker."""
+    return HarkError("this process cannot reach the server of the worker; give the worker a URL instead of a client")
+
+
 class Clients(Protocol):
     """The clients of a run of a worker."""
 
     @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop of the handlers."""
+    def address(self) -> Address | None:
+        """How another process connects to the server. None: it cannot."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop of the handlers. None in a process of a task."""
 
     @property
     def client(self) -> Client:
@@ -95,7 +112,7 @@ class TaskContext(msgspec.Struct, kw_only=True, eq=False):
 
     @property
     def sync_client(self) -> SyncClient:
-        """The same client with blocking calls, for handlers that are not async: they run in threads."""
+        """The same with blocking calls, for handlers in threads. In a process it is a client of its own."""
         if self._clients is None:
             raise LookupError("this task has no client: no worker runs it")
         return self._clients.sync_client

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from hark.errors import HarkError, InvalidInput
-from hark.worker.middleware import TaskContext
+from hark.worker.middleware import Address, TaskContext
 from hark.worker.task import AnyTask
 
 START_SECONDS = 60.0
@@ -52,6 +52,7 @@ class Call(msgspec.Struct, frozen=True):
     kwargs: Mapping[str, Any]
     context: Mapping[str, Any]
     """The fields of the task's context."""
+    address: Address | None
     log_level: int
 
 
@@ -183,6 +184,7 @@ class Run:
             args,
             kwargs,
             {**fields, "headers": dict(context.headers)},
+            None if context._clients is None else context._clients.address,
             logging.getLogger().getEffectiveLevel(),
         )
         self._lock = threading.Lock()

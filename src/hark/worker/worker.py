@@ -14,17 +14,17 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from hark.api.types.schedules import CatchUp, Overlap
+from hark.client.admin import Interval
 from hark.client.arguments import a_name, an_integer
 from hark.client.calling import Transport
 from hark.client.inprocess import PollAs
 from hark.client.pushing import NewMessage, Pushed
-from hark.client.schedules import Interval
 from hark.errors import HarkError, InvalidInput
 from hark.model import QUEUE_MODE
 from hark.model.messages import UniqueUntil
 from hark.polling import PollingStrategy, PollMetrics, strategy_from
 from hark.settings import load
-from hark.worker.middleware import AnyMiddleware, current_task
+from hark.worker.middleware import Address, AnyMiddleware, current_task, unreachable
 from hark.worker.periodic import Declaration, Periodic, declare
 from hark.worker.queues import weights_of
 from hark.worker.retrying import RetryPolicy
@@ -209,6 +209,7 @@ class Worker:
         self._token = token
         self._ca_file = ca_file
         self._given_client = client
+        self._unreachable = False
         self._concurrency = concurrency
         self._lease = lease
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, Client] = WeakKeyDictionary()
@@ -237,19 +238,7 @@ class Worker:
         pool: Literal["thread", "process"] | None = None,
     ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
     def task(
-        self,
-        name: str | Callable[P, R] | None = None,
-        /,
-        *,
-        retry: RetryPolicy | int | None = None,
-        timeout: float | timedelta | None = None,
-        unique: bool | Sequence[str] = False,
-        unique_until: UniqueUntil = "done",
-        priority: int | None = None,
-        result: bool = False,
-        result_ttl: float | timedelta | None = None,
-        queue: str | None = None,
-        pool: Literal["thread", "process"] | None = None,
+        self, name: str | Callable[P, R] | None = None, /, **options: Any
     ) -> Task[P, R] | Callable[[Callable[P, R]], Task[P, R]]:
         """Register a function as a task of this worker. The function can be async or not.
 
@@ -279,21 +268,7 @@ class Worker:
             own = name if isinstance(name, str) else getattr(function, "__name__", "")
             if own in self.tasks:
                 raise InvalidInput(f"the worker already has a task {own!r}; choose another: @worker.task('...')")
-            task = Task(
-                self,
-                own,
-                function,
-                retry=retry,
-                timeout=timeout,
-                unique=unique,
-                unique_until=unique_until,
-                priority=priority,
-                result=result,
-                result_ttl=result_ttl,
-                queue=queue,
-                pool=pool,
-            )
-            self.tasks[own] = task
+            self.tasks[own] = task = Task(self, own, function, **options)
             return task
 
         return make if name is None or isinstance(name, str) else make(name)
@@ -359,6 +334,8 @@ class Worker:
     @property
     def client(self) -> Client:
         """The client of the running event loop, created on first use. For use within a coroutine."""
+        if self._unreachable:
+            raise unreachable()
         if self._given_client is not None:
             return self._given_client
         loop = asyncio.get_running_loop()
@@ -368,6 +345,21 @@ class Worker:
 
             client = self._clients[loop] = connect(self._target, token=self._token, ca_file=self._ca_file)
         return client
+
+    @property
+    def address(self) -> Address | None:
+        """How another process connects to the server; None if it cannot, because the server is in this process."""
+        target = self._target
+        if self._given_client is not None or not (target is None or isinstance(target, str | Sequence)):
+            return None
+        target = target if target is None or isinstance(target, str) else tuple(target)
+        return Address(target, self._token, self._ca_file)
+
+    def move_to(self, address: Address | None) -> None:
+        """Use this server from now on, in a process of a task. None: it cannot be reached, and calls fail."""
+        self._unreachable = address is None
+        if address is not None:
+            self._target, self._token, self._ca_file = address.target, address.token, address.ca_file
 
     async def send(self, message: NewMessage) -> Pushed:
         """Push the message of a task. A running worker that polls then knows when the message is due."""

@@ -42,6 +42,7 @@ from hark.worker.stats import (
 if TYPE_CHECKING:
     from hark.client.client import Client
     from hark.sync.client import Client as SyncClient
+    from hark.worker.middleware import Address
     from hark.worker.worker import Plan, Worker
 
 EXIT_CODE = 1
@@ -247,6 +248,11 @@ class WorkerRun:
         from hark.sync.client import BorrowedClient  # Imported here: few handlers need it.
 
         return BorrowedClient(self.client, self.loop)
+
+    @property
+    def address(self) -> Address | None:
+        """How a process of a task connects to the server."""
+        return self._worker.address
 
     @property
     def seconds_left(self) -> float:
