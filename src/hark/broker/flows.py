@@ -58,7 +58,7 @@ _KEPT_MS = 30 * 24 * 3600 * SECOND // MILLISECOND
 """How long a flow is kept that does not end."""
 _CANCELLED_MS = 3600 * SECOND // MILLISECOND
 _TOGETHER = 200
-"""Maximum number of settlements of one flow in a transaction."""
+"""Maximum number of settlements of one flow in a transaction, and of steps to cancel in one."""
 _PLANS = 1000
 """Number of plans to cache."""
 _PLAN_BYTES = 100_000
@@ -524,17 +524,23 @@ class Flows:
             return False
         # No step is pushed from here on. Without the messages it is not known how far the flow was.
         steps = await self._steps(map, stopped=False)
-        live = [step for step in steps if step.message_id is not None]
+        live = [step.message_id for step in steps if step.message_id is not None]
         ended = [_shown(map.steps[step.path], "done" if step.state == "done" else "cancelled") for step in steps]
         end = msgspec.structs.replace(end, steps=tuple(ended))
         await self._keyvalue.write_keys(KeyWrite(mutations=[self._set(map, "end", _encode(end), _CANCELLED_MS)]))
+        # Those that no worker has, in few calls.
+        received: list[str] = []
+        for start in range(0, len(live), _TOGETHER):
+            some = live[start : start + _TOGETHER]
+            outcomes = await self._engine.cancel(some)
+            received += [one for one, outcome in zip(some, outcomes, strict=True) if outcome == "leased"]
         turns = asyncio.Semaphore(_AT_ONCE)
 
         async def cancel_one(message_id: str) -> None:
             async with turns:
                 await self._broker.tasks.cancel(message_id)
 
-        await asyncio.gather(*(cancel_one(step.message_id) for step in live if step.message_id is not None))
+        await asyncio.gather(*(cancel_one(message_id) for message_id in received))
         return True
 
     # Records -----------------------------------------------------------------------------------------------
