@@ -450,7 +450,6 @@ class Broker:
         """Delete queues with their messages and groups. False for a queue that does not exist."""
         deleted = await self.engine.delete_queues(names)
         await self.tasks.forget(names)
-        await self.unique.forget(names)
         self.work_queues.forget(names)
         self.tallies.changed_queues.update(names)
         return deleted

@@ -258,11 +258,6 @@ class UniquePushes:
                 break
         return removed
 
-    async def forget(self, queues: Sequence[str]) -> None:
-        """Delete the records of deleted queues."""
-        trees = [KeyMutation(kind="delete_tree", key=(OWN, "unique", queue)) for queue in queues]
-        await self._keyvalue.write_keys(KeyWrite(mutations=trees))
-
 
 def is_free(facts: Facts, until: UniqueUntil) -> bool:
     """Whether a message holds its key no longer."""
