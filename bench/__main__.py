@@ -49,7 +49,7 @@ ONCE = frozenset(
         "client",
         "polling",
     }
-    | {"quiet", "starting", "auth", "scrape", "page", "lists"}
+    | {"quiet", "starting", "auth", "scrape", "page", "lists", "steps", "schedules"}
 )
 """Rows that repeat themselves, or vary little."""
 
@@ -182,6 +182,10 @@ def client_round(bench: Bench, run: Run, name: str, lengths: Lengths) -> list[Fi
             return list(client.measure_libraries(bench))
         case "tasks":
             return list(client.measure_tasks(bench, run, lengths.tasks))
+        case "steps":
+            return list(client.measure_steps(bench, run, lengths.tasks))
+        case "schedules":
+            return list(operate.measure_schedules(bench, run, lengths.watch_seconds))
         case "polling":
             return list(client.measure_polling())
         case "auth":

@@ -1,7 +1,7 @@
 """Two checkouts of Hark in turns: the same rows at a server of each, and the ratio of what both did.
 
-The load and the floors are always those of this checkout. The servers differ, and in the row `end` also the client,
-which is a part of what is compared.
+The load and the floors are always those of this checkout. The servers differ, and in the rows `end` and `steps` also
+the client and the worker, which are a part of what is compared.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from bench.servers import ROOT
 from bench.stores import EngineName
 
 DEFAULT = ("push1", "push1c256", "pop1", "lone", "end", "push100", "pop100")
-OTHERS = ("lone", "end", "mixed", "deliver", "waiting", "hostile")
+OTHERS = ("lone", "end", "steps", "mixed", "deliver", "waiting", "hostile")
 """Rows beside the closed loops whose servers can be started from either checkout."""
+TASKS = 10_000
 METRICS = {
     "throughput": "messages/s",
     "p50_ms": "p50 ms",
@@ -180,6 +181,8 @@ def _round(bench: Bench, run: Run, name: str, reference: float, watch_seconds: f
             return special.measure_lone(bench, ("hark",))
         case "end":
             return client.measure_end(bench, run)
+        case "steps":  # Those of plain tasks: the other checkout may have no others.
+            return [client.measure_program(bench, "plain", client.STEPS["plain"], TASKS)]
         case "mixed":
             return special.measure_mixed(bench)
         case "deliver":
@@ -216,7 +219,7 @@ def pairs(engine: EngineName, before: Run, after: Run) -> Iterator[Pair]:
 def requirement(engine: EngineName, row: str, metric: str) -> float | None:
     """What the ratio of a metric must be; 1: not worse."""
     if metric == "throughput":
-        return FASTER.get(row, 1.0 if row in ROWS else None)
+        return FASTER.get(row, 1.0 if row in ROWS or row == "steps" else None)
     return LESS[engine].get((row, metric), 1.0 if metric == "p99_ms" else None)
 
 

@@ -135,7 +135,7 @@ _QUICK = (
     "due",
 )
 _WORK = ("shared", "due", "keys", "watch")
-_OPERATE = ("auth", "scrape", "page", "lists")
+_OPERATE = ("auth", "scrape", "page", "lists", "steps", "schedules")
 _CLIENT = ("client", "libraries", "tasks", "polling")
 _DELIVERY = ("deliver", "waiting", "fair", "calls", "leaks", "hostile")
 _ALL = ("limits", "start", "idle", "lone", "end", "mixed", *ROWS, "backlog", *_DELIVERY, *_WORK)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import apsw
 
-from hark.engine.core.schema import MESSAGES
+from hark.engine.core import schema
 
 COLUMNS = ("partition", "offset", "created_at", "payload")
 ROWS_PER_STATEMENT = 64
@@ -20,7 +20,7 @@ def open_table(path: Path) -> apsw.Connection:
     connection.pragma("journal_mode", "wal")
     connection.pragma("synchronous", "full")
     connection.pragma("cache_size", -64 * 1024)  # KiB: else a commit over 1000 partitions writes its pages twice
-    connection.execute(MESSAGES)
+    schema.migrate(connection)  # The other tables stay empty.
     return connection
 
 

@@ -26,6 +26,8 @@ class Taken(msgspec.Struct, frozen=True):
     number: int
     seconds: float
     latencies_ms: list[float] = []
+    cpu_us: float = 0
+    """CPU microseconds of this process for each of them, where it was measured."""
 
     @property
     def rate(self) -> float:

@@ -24,6 +24,8 @@ CONSUMED = 10_000
 ROUNDS = 3
 LATENCIES = 100
 AT_ONCE = 50
+WARM_TASKS = 1_000
+STEPS = {"plain": "plain", "stored": "with stored results", "chains": "steps of chains"}
 
 
 def run_program(module: str, verb: str, url: str, number: int, environment: Mapping[str, str] | None = None) -> Taken:
@@ -139,6 +141,39 @@ def measure_tasks(bench: Bench, run: Run, tasks: int) -> Iterator[Figure]:
         throughput=taken.rate,
         p50_ms=percentile(taken.latencies_ms, 50),
         p99_ms=percentile(taken.latencies_ms, 99),
+    )
+
+
+def measure_steps(bench: Bench, run: Run, tasks: int) -> Iterator[Figure]:
+    """Plain tasks, tasks with a stored result, and steps of chains, in turns: CPU for each, of worker and server."""
+    for _ in range(ROUNDS):
+        costs: dict[str, float] = {}
+        for verb, title in STEPS.items():
+            figure = measure_program(bench, verb, title, tasks)
+            yield figure
+            costs[verb] = (figure.cpu_us or 0) + 1e6 * (figure.generator_cpu or 0) / figure.throughput
+        for verb in ("stored", "chains"):
+            run.note(f"steps_{verb}", costs[verb] / costs["plain"])
+
+
+def measure_program(bench: Bench, verb: str, title: str, tasks: int) -> Figure:
+    """Tasks that one process pushes and runs. Where another checkout serves, its worker is used."""
+    with bench.fresh("hark") as server:
+        run_program("hark_worker", verb, _url(server), WARM_TASKS, bench.environment)
+        before = server.cpu()
+        taken = run_program("hark_worker", verb, _url(server), tasks, bench.environment)
+        used, rss = server.cpu().since(before), rss_mb(server.pid)
+    return Figure(
+        row="steps",
+        title=f"{tasks:,} tasks that do nothing, pushed and run by one process: {title}",
+        server="hark",
+        throughput=taken.rate,
+        cpu_us=used.total_us / taken.number,
+        server_us=used.server_us / taken.number,
+        store_us=used.store_us / taken.number,
+        rss_mb=rss,
+        generator_cpu=taken.cpu_us * taken.rate / 1e6,
+        note=f"{taken.cpu_us:.0f} us of CPU of the worker for each",
     )
 
 

@@ -13,6 +13,7 @@ from statistics import median
 
 import msgspec
 
+import hark
 from bench import wrk
 from bench.figures import Figure, Run
 from bench.measure import WARM_SECONDS, Bench
@@ -26,6 +27,9 @@ from hark.cli.bench import percentile
 
 AUTH_ROWS = ("push1", "push100")
 SCRAPES = 30
+SCHEDULES = 10_000
+AT_ONCE = 50
+QUIET_SECONDS = 5.0
 replace = msgspec.structs.replace
 
 
@@ -143,3 +147,37 @@ def measure_lists(bench: Bench, run: Run) -> Iterator[Figure]:
                 p99_ms=percentile(taken, 99),
             )
     run.note("lists_ms", slowest)
+
+
+def measure_schedules(bench: Bench, run: Run, seconds: float) -> Iterator[Figure]:
+    """A server with very many schedules of which none is due."""
+    with bench.fresh("hark") as server:
+        asyncio.run(_create_schedules(f"http://127.0.0.1:{server.port}"))
+        time.sleep(QUIET_SECONDS)
+        before = server.cpu()
+        time.sleep(seconds)
+        used, rss = server.cpu().since(before), rss_mb(server.pid)
+    share = used.total_us / 1e6 / seconds
+    run.note("schedules_cpu", 100 * share)
+    yield Figure(
+        row="schedules",
+        title=f"{SCHEDULES:,} schedules, none of them due, for {seconds:.0f} s",
+        server="hark",
+        throughput=0,
+        rss_mb=rss,
+        note=f"{share:.2%} of a core; the database {used.database_us / 1e6 / seconds:.2%}",
+    )
+
+
+async def _create_schedules(url: str) -> None:
+    """One half is due in an hour, the other half in half a year."""
+    month = 1 + (time.localtime().tm_mon + 5) % 12
+    numbers = iter(range(SCHEDULES))
+    async with hark.connect(url) as client:
+
+        async def create() -> None:
+            for number in numbers:
+                due = {"every": "1h"} if number % 2 else {"cron": f"{number % 60} 3 1 {month} *"}
+                await client.schedules.put(f"s{number}", f"q{number % 100}", {"number": number}, **due)
+
+        await asyncio.gather(*(create() for _ in range(AT_ONCE)))

@@ -65,27 +65,14 @@ __all__ = [
     "sync",
 ]
 
-_HOMES = {
+_HOMES = dict.fromkeys(__all__, "hark.worker") | {
     "CallPolicy": "hark.client.calling",
     "Client": "hark.client.client",
-    "Discard": "hark.worker",
-    "Flow": "hark.worker",
-    "FlowHandle": "hark.worker",
     "HarkError": "hark.errors",
     "Message": "hark.client.delivery.message",
     "PollingStrategy": "hark.polling",
     "Queue": "hark.client.queue",
-    "Retry": "hark.worker",
-    "RetryPolicy": "hark.worker",
-    "Task": "hark.worker",
-    "TaskCancelled": "hark.worker",
-    "TaskFailed": "hark.worker",
-    "TaskHandle": "hark.worker",
-    "Worker": "hark.worker",
-    "WorkerRunOptions": "hark.worker",
-    "chain": "hark.worker",
     "connect": "hark.connecting",
-    "group": "hark.worker",
 }
 
 

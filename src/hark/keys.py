@@ -37,12 +37,15 @@ class InvalidKey(ValueError):
 
 def encode_key(key: Key) -> bytes:
     """Return the bytes of a key; they sort in key order."""
-    return b"".join([_encode_part(part) for part in key])
+    return b"".join(
+        [
+            b"\x02%b\x00" % part.encode().replace(_NUL, _NUL_WITHIN) if isinstance(part, str) else _encode_part(part)
+            for part in key
+        ]
+    )
 
 
 def _encode_part(part: KeyPart) -> bytes:
-    if isinstance(part, str):
-        return _TEXT + part.encode().replace(_NUL, _NUL_WITHIN) + _NUL
     if part is OWN:
         return _OWN
     if isinstance(part, bool):

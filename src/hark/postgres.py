@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Sequence
-from datetime import datetime, timedelta
-from typing import Any, Protocol, TypedDict, Unpack
-from uuid import UUID
+from typing import Any, Protocol, Unpack
 
+from hark.client import arguments
 from hark.client.arguments import NewMessage, new_message
 from hark.client.tracing import stamped
 from hark.errors import InvalidInput
@@ -73,25 +72,11 @@ class Cursors(Protocol):
         """Open a cursor."""
 
 
-class SendOptions(TypedDict, total=False):
-    """Options of a message. They mean the same as for `queue.push`."""
+class SendOptions(arguments.SendOptions, total=False):
+    """Options of a message, as for `queue.push`. A `delay` counts from now, a `ttl` from the arrival."""
 
     partition: str | None
     """The partition of the queue. The default is `Default`."""
-    key: str | None
-    """Idempotency key. A second message with the same key in the same partition is dropped."""
-    delay: float | timedelta | None
-    """Wait this long, from now, before the message can be delivered."""
-    deliver_at: datetime | None
-    """Deliver the message not before this time, which must have a time zone. An alternative to `delay`."""
-    priority: int | None
-    """0 to 9, default 0."""
-    ttl: float | timedelta | None
-    """Expire the message if it was not delivered within this time after its arrival."""
-    retry_delays: Sequence[float | timedelta] | None
-    """Delay before each retry, at most 100. The default is the queue's policy."""
-    trace_id: str | UUID | None
-    """A UUID that consumers get with the message."""
 
 
 async def send(connection: AsyncConnection, queue: str, data: object, **options: Unpack[SendOptions]) -> str:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from hark.broker.due_times import Timing, check_cron, check_zone
+from hark.broker.schedule_state import Timing, check_cron, check_zone
 from hark.clock import SECOND
 from hark.errors import InvalidInput
 

@@ -10,8 +10,22 @@ import pytest
 
 from hark.broker import Broker
 from hark.broker.flow_plans import FlowMap, Plan, PlanNode, Step, reached
+from hark.broker.keyvalue import Change
 from hark.clock import FakeClock
-from hark.model import Delivery, NewMessage, PopRequest, QueueOptions, QueueSpec, Settlement, StepRef, TaskEnd
+from hark.engine.sqlite import SqliteEngine
+from hark.errors import NotFound
+from hark.model import (
+    QUEUE_MODE,
+    Delivery,
+    MessageView,
+    NewMessage,
+    PopRequest,
+    QueueOptions,
+    QueueSpec,
+    Settlement,
+    StepRef,
+    TaskEnd,
+)
 from hark.settings import Settings
 from hark.testing.server import FakeTimers
 from tests.engine.engines import ENGINES, EngineKind
@@ -40,14 +54,14 @@ def step(name: str) -> PlanNode:
     return PlanNode(NewMessage("q", payload=msgspec.json.encode({"task": name, "resultTtl": 60})))
 
 
-async def take(broker: Broker) -> tuple[Delivery, Settlement]:
+async def take(broker: Broker, group: str = QUEUE_MODE) -> tuple[Delivery, Settlement]:
     """The next message, and its settlement with a result."""
-    popped = await broker.pop(PopRequest(queue="q", lease_ms=30_000, group_mode="shared"))
+    popped = await broker.pop(PopRequest(queue="q", group=group, lease_ms=30_000, group_mode="shared"))
     [message] = popped.messages
     ref = msgspec.json.decode(message.payload)["flow"]
     assert message.transaction_id is not None
     end = TaskEnd(transaction_id=message.transaction_id, state="done", result=b"1", ttl_ms=60_000, flow=StepRef(**ref))
-    return message, Settlement(message.id, message.partition_id, "completed", popped.lease_id, task=end)
+    return message, Settlement(message.id, message.partition_id, "completed", popped.lease_id, group=group, task=end)
 
 
 async def states(broker: Broker, id: str) -> str:
@@ -114,3 +128,73 @@ async def test_a_flow_that_goes_on_while_it_is_looked_at_is_not_seen_behind_wher
     progress = [progress for _, progress in await reached(map, {}, is_stored)]
     assert begin <= progress.index("pushed") <= at
     assert progress.count("pushed") == 1
+
+
+async def test_an_id_whose_messages_are_retained_is_a_duplicate_after_the_end_has_expired(
+    brokers: Sequence[Broker],
+) -> None:
+    """Its messages would be duplicates, so the flow would never end."""
+    first, second = brokers
+    plan = Plan([step("a"), step("b")], ttl_ms=60_000)
+    assert (await first.tasks.flows.push(plan, "f")).status == "queued"
+    for _ in range(2):
+        _, settlement = await take(first)
+        assert all(outcome.success for outcome in await second.settle([settlement]))
+    clock = first.keyvalue.watchers.timers
+    assert isinstance(clock, FakeTimers)
+    clock.advance(3600)
+    assert (await second.tasks.flows.push(plan, "f")).status == "duplicate"
+    with pytest.raises(NotFound):
+        await first.tasks.flows.status("q", "f")
+
+
+async def test_a_step_that_two_consumer_groups_settle_is_handed_over_once(brokers: Sequence[Broker]) -> None:
+    first, second = brokers
+    plan = Plan([step("a"), step("b"), PlanNode(group=[[step("m"), step("n")], [step("m"), step("n")]])], ttl_ms=60_000)
+    await first.tasks.flows.push(plan, "f")
+    for path in ("f/0", "f/1"):
+        for group, broker in (("one", first), ("two", second)):
+            message, settlement = await take(broker, group)
+            assert message.transaction_id == path
+            [outcome] = await broker.settle([settlement])
+            assert outcome.success
+    ones = [await take(first, "one") for _ in range(2)]
+    twos = [await take(second, "two") for _ in range(2)]
+    for broker, some in ((first, ones), (second, twos)):
+        assert all(outcome.success for outcome in await broker.settle([settlement for _, settlement in some]))
+    for group, broker in (("one", first), ("two", second)):
+        last = [await take(broker, group) for _ in range(2)]
+        assert sorted(str(message.transaction_id) for message, _ in last) == ["f/2.0.1", "f/2.1.1"]
+        assert all(outcome.success for outcome in await broker.settle([settlement for _, settlement in last]))
+    status = await second.tasks.flows.status("q", "f")
+    assert status.state == "done" and status.result == msgspec.Raw(b"[1,1]")
+
+
+async def test_the_slower_a_look_at_a_flow_is_the_longer_are_the_pauses_of_a_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = FakeClock()
+    broker = Broker(SqliteEngine(":memory:", clock=clock), Settings(), clock, timers=FakeTimers(clock))
+    pauses: list[float] = []
+    seconds_of_a_look = 1
+
+    async def slow(partition_id: str, transaction_id: str) -> MessageView | None:
+        clock.advance(seconds_of_a_look)
+        return await message(partition_id, transaction_id)
+
+    async def pause(_: object, seconds: float) -> Sequence[Change]:
+        pauses.append(seconds)
+        clock.advance(seconds)
+        return ()
+
+    message = broker.message
+    await broker.start()
+    try:
+        flow = await broker.tasks.flows.push(Plan([step("a")], 60_000))
+        monkeypatch.setattr(broker, "message", slow)
+        monkeypatch.setattr(broker.keyvalue.watchers, "first_changes", pause)
+        await broker.tasks.flows.status("q", flow.id, 30)
+    finally:
+        await broker.close()
+    assert pauses
+    assert pauses[0] >= 9 * seconds_of_a_look

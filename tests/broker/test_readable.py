@@ -60,13 +60,13 @@ async def damage(server: Server, offset: int, partition: str = "p") -> None:
 def without_the_key(server: Server, key: str = KEY) -> None:
     """The server is started again without a key that messages are sealed with."""
     left = Encryption(key=OTHER_KEY if key == KEY else KEY)
-    sealed = server.broker._sealed
+    sealed = server.broker.sealed
     sealed._sealer = type(sealed._sealer)([left.key])
 
 
 def with_both_keys(server: Server) -> None:
     """The operator has added it again."""
-    sealed = server.broker._sealed
+    sealed = server.broker.sealed
     sealed._sealer = type(sealed._sealer)([KEY, OTHER_KEY])
 
 
@@ -140,7 +140,7 @@ async def test_rule_26_what_is_sealed_with_a_missing_key_is_withheld_and_the_res
     assert came == [b"3"] if mode == "ordered" else sorted(came) == [b"3", b"5"]
     assert (await server.broker.dead_letters(DeadLetterFilter())).total == 0
     assert server.broker.readable.withheld >= 2
-    assert server.broker.missing_keys()
+    assert server.broker.sealed.missing_keys()
     await server.advance(3600)
     assert await drained(server, request(mode, partitions=10)) == [], "withheld for as long as the key is missing"
     with_both_keys(server)
@@ -196,7 +196,7 @@ async def test_explain_says_that_the_key_is_missing(server: Server) -> None:
     explained = await server.broker.explain(got.messages[0].id, "g")
     [explanation] = explained.explanations
     assert explanation.reason == "key_missing"
-    assert explanation.data == {"key": server.broker.missing_keys()[0]}
+    assert explanation.data == {"key": server.broker.sealed.missing_keys()[0]}
     with_both_keys(server)
     [explanation] = (await server.broker.explain(got.messages[0].id, "g")).explanations
     assert explanation.reason == "retry"

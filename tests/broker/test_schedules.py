@@ -11,13 +11,13 @@ import pytest
 
 from hark.broker import Broker
 from hark.broker.broker import PUSH_MAINTENANCE
-from hark.broker.due_times import Timing
-from hark.broker.schedule_state import DUE, SCHEDULES, CatchUp, Overlap, Schedule, Spec, jitter_of, key_of
+from hark.broker.schedule_state import DUE, SCHEDULES, CatchUp, Overlap, Schedule, Spec, Timing, jitter_of, key_of
 from hark.clock import SECOND
 from hark.engine.api import Answers
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import EngineFailure, NotFound
 from hark.model import (
+    Key,
     KeyEntry,
     KeyMutation,
     KeyRange,
@@ -231,7 +231,7 @@ async def test_an_overlap_is_found_after_a_restart_and_after_the_queue_was_delet
         await one.broker.push([NewMessage("q", f"0Default{partition}")])
     await one.put(overlap="skip")
     await one.advance(60)
-    one.broker.schedules._partitions.clear()
+    one.broker.queue_lookup._ids.clear()
     await one.advance(60)
     assert (await one.get()).skipped == 1
     await one.broker.delete_queues(["q"])
@@ -270,6 +270,29 @@ async def test_due_times_during_a_pause_are_not_missed_and_a_declaration_does_no
     await one.advance(50)
     assert await one.runs() == [60, 720]
     assert (await one.get()).skipped == 0
+
+
+async def test_a_schedule_that_catches_up_can_be_paused(one: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run changes the schedule, and so refuses a change by a caller that has read it before."""
+    for name in ("s", "t", "u"):
+        await one.put(name, seconds=1, catch_up="all")
+    schedules = one.broker.schedules
+    fetch = schedules._keys.fetch
+
+    async def read_slowly(keys: Sequence[Key]) -> list[KeyEntry | None]:
+        entries = await fetch(keys)
+        if len(keys) == 1:  # The caller. The task that runs schedules reads more.
+            before = schedules.counts["runs"]
+            for _ in range(100_000):
+                if schedules.counts["runs"] >= before + 4:
+                    break
+                await asyncio.sleep(0)
+        return entries
+
+    monkeypatch.setattr(schedules._keys, "fetch", read_slowly)
+    one.timers.advance(100_000)
+    await schedules.pause("s", lambda _: None)
+    assert len(await one.runs()) < 1000
 
 
 async def test_a_requested_run_pushes_at_once_and_moves_no_due_time(one: Fixture) -> None:
@@ -377,14 +400,14 @@ async def test_without_the_key_a_schedule_waits_and_says_so() -> None:
     await one.broker.configure(QueueSpec(name="q", options=QueueOptions(encryption_enabled=True)))
     await one.put(payload=b'"secret"')
     await one.put("other", queue="plain")
-    one.broker._sealed._sealer = type(one.broker._sealed._sealer)([KEY])
+    one.broker.sealed._sealer = type(one.broker.sealed._sealer)([KEY])
     await one.advance(60)
     schedule = await one.get()
     assert schedule.last_error is not None
     assert schedule.last_error.code == "encryption_key_missing"
     assert (schedule.spec.message.payload, "encryption_key_missing" in (schedule.unreadable or "")) == (b"null", True)
     assert await one.runs("plain") == [60]
-    one.broker._sealed._sealer = type(one.broker._sealed._sealer)([KEY, OTHER_KEY])
+    one.broker.sealed._sealer = type(one.broker.sealed._sealer)([KEY, OTHER_KEY])
     await one.advance(2)
     assert await one.runs() == [60]
     await one.broker.close()

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from hark.api.types.messages import TaskStatus
 from hark.broker import Broker
-from hark.broker.tasks import TaskStatus
 from hark.clock import FakeClock
 from hark.engine.api import Answers, Engine
 from hark.errors import EngineFailure, HarkError, LeaseLost, NotFound
@@ -255,7 +255,7 @@ async def test_a_result_expires(world: World, clock: FakeClock) -> None:
     await world.settle((await world.take()).done(1))
     clock.advance(61)
     status = await world.status(message_id)
-    assert (status.state, status.result) == ("done", None)
+    assert (status.state, status.result) == ("done", msgspec.UNSET)
 
 
 async def test_a_result_outlives_a_message_that_is_dropped(world: World) -> None:

@@ -16,10 +16,10 @@ import hark
 from hark import __version__
 from hark.api.options import QueueOptionsGiven
 from hark.api.types.groups import WaitingBrowser, WaitingPop, WaitingStream
-from hark.client.admin import Admin, DeadLetters
+from hark.client.admin import Admin
 from hark.client.calling import Answer, Caller, CallPolicy
 from hark.client.client import Client
-from hark.client.queue import QueueAdmin
+from hark.client.queue import DeadLetters, QueueAdmin
 from hark.clock import SystemClock
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import Conflict, InvalidInput, NotFound, Unavailable

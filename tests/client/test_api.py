@@ -15,11 +15,11 @@ import pytest
 
 import hark.sync
 from hark.api.options import QueueOptionsGiven
-from hark.client.admin import Admin, DeadLetters, Groups, Traces
+from hark.client.admin import Admin, Groups, Traces
 from hark.client.calling import CallPolicy, ConnectionFailed, query_text
 from hark.client.delivery.message import Message
 from hark.client.keys import KeyValue
-from hark.client.queue import Queue, QueueAdmin
+from hark.client.queue import DeadLetters, Queue, QueueAdmin
 from hark.client.transaction import Transaction
 from hark.model import QueueOptions
 from hark.sync import parts

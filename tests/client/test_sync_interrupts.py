@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from hark.sync.portal import Portal
+from hark.sync.parts import Portal
 
 
 def test_ctrl_c_cancels_the_call_that_it_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:

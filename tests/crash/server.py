@@ -10,6 +10,8 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
+from tests.crash.moved_clock import WallClock
+
 ROUNDS = int(os.environ.get("HARK_TEST_CRASH_ROUNDS", "8"))
 SEED = int(os.environ.get("HARK_TEST_CRASH_SEED", "1"))
 START_SECONDS = 60.0
@@ -17,19 +19,26 @@ START_SECONDS = 60.0
 
 
 class Server:
-    """A server process that can be killed and started again on the same store and port."""
+    """A server process that can be killed and started again on the same store and port.
 
-    def __init__(self, *arguments: str, settings: Mapping[str, str] | None = None) -> None:
+    `clock`: its wall clock, which a test can move.
+    """
+
+    def __init__(
+        self, *arguments: str, settings: Mapping[str, str] | None = None, clock: WallClock | None = None
+    ) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port: int = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self._port}"
+        self.clock = clock
+        self._program = ["hark"] if clock is None else ["tests.crash.moved_clock", str(clock.file)]
         self._arguments = arguments
         self._settings = dict(settings or {})
 
     async def start(self) -> None:
         """Start, and wait until it has opened its store."""
-        command = [sys.executable, "-m", "hark", "serve", "--port", str(self._port), *self._arguments]
+        command = [sys.executable, "-m", *self._program, "serve", "--port", str(self._port), *self._arguments]
         self._process = await asyncio.create_subprocess_exec(
             *command, stdout=asyncio.subprocess.PIPE, env=os.environ | self._settings
         )

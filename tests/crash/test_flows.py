@@ -1,6 +1,6 @@
-"""Chains and chords under kill -9 of workers and servers: each step is pushed once and counted once.
+"""Chains, groups and chords under kill -9 of workers and servers: each step is pushed once and counted once.
 
-The suite kills a few times. HARK_TEST_FLOW_KILLS kills more often, as `scripts/chaos` does for messages.
+The suite kills a few times, `scripts/crash 200 SEED -rP -k flows` 200 times on each engine.
 """
 
 from __future__ import annotations
@@ -11,33 +11,38 @@ import random
 import signal
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import hark
 from hark.errors import HarkError
-from tests.crash.flow_worker import CHAIN, CHORD, MESSAGES, QUEUES, make
+from tests.crash.flow_worker import MESSAGES, QUEUES, STEPS, Kind, Result, flows, make
 from tests.crash.server import SEED, START_SECONDS, Server, running
 from tests.crash.test_kill_postgres import servers_on
+from tests.crash.test_kill_s3 import PREFIX, SETTINGS, misbehaving_bucket
+from tests.s3.stub.server import serving_in_thread
 
-KILLS = int(os.environ.get("HARK_TEST_FLOW_KILLS", "4"))
+KILLS = int(os.environ.get("HARK_TEST_CRASH_ROUNDS", "4"))
 OPEN = 6
 """Flows that are under way at the same time."""
 T = TypeVar("T")
 
 
-class Process:
-    """A process of workers that can be killed and started again."""
+class Workers:
+    """A process of workers that can be killed and started again. It uses a server, or a bucket without one."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, settings: Mapping[str, str]) -> None:
         self._url = url
+        self._settings = settings
 
     async def start(self) -> None:
         """Start, and wait until its workers run."""
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.crash.flow_worker", self._url), stdout=asyncio.subprocess.PIPE
+            *(sys.executable, "-m", "tests.crash.flow_worker", self._url),
+            stdout=asyncio.subprocess.PIPE,
+            env=os.environ | self._settings,
         )
         assert self._process.stdout is not None
         assert await asyncio.wait_for(self._process.stdout.readline(), START_SECONDS) == b"ready\n"
@@ -49,13 +54,12 @@ class Process:
 
 
 class Load:
-    """Pushes chains and chords in turns, and waits for their results."""
+    """Pushes flows of all kinds in turns, and waits for their results."""
 
     def __init__(self, url: str) -> None:
-        left, _, chain, chord = make(url)
-        self._worker = left
-        self._flows = {"chain": chain, "chord": chord}
-        self.pushed: Counter[str] = Counter()
+        self._worker, right = make(url)
+        self._flows = flows(self._worker, right)
+        self.pushed: Counter[Kind] = Counter()
         self._ended = asyncio.Semaphore(0)
         self.stopped = False
 
@@ -63,12 +67,11 @@ class Load:
         """Push one flow after the other, until stopped."""
         number = 0
         while not self.stopped:
-            kind = ("chain", "chord")[number % 2]
-            push = partial(self._flows[kind].push, id=f"{name}-{number}")
-            handle = await persist(push)
+            kind = list(self._flows)[number % len(self._flows)]
+            handle = await persist(partial(self._flows[kind].push, id=f"{name}-{number}"))
             self.pushed[kind] += 1
-            steps = [text.split()[0] for text in await persist(handle.result)]
-            assert steps == (CHAIN if kind == "chain" else CHORD), (handle, steps)
+            steps = [text.split()[0] for text in flat(await persist(handle.result))]
+            assert steps == STEPS[kind], (handle, steps)
             self._ended.release()
             number += 1
 
@@ -81,6 +84,11 @@ class Load:
         await self._worker.close()
 
 
+def flat(result: Result) -> list[str]:
+    """The names of a result, which for a group is a list of those of its members."""
+    return [text for one in result for text in ([one] if isinstance(one, str) else one)]
+
+
 async def persist(call: Callable[[], Awaitable[T]]) -> T:
     """Call until a server answers: a client gives up while its server is down for long."""
     while True:
@@ -91,26 +99,29 @@ async def persist(call: Callable[[], Awaitable[T]]) -> T:
                 raise
 
 
-async def survive(servers: list[Server]) -> None:
+async def survive(
+    servers: list[Server], settings: Mapping[str, str] | None = None, without_server: str | None = None
+) -> None:
     """Kill workers and servers while flows run, and count the messages of all steps at the end."""
     chance = random.Random(SEED)
     kills: Counter[str] = Counter()
     async with running(*servers), hark.connect(servers[0].url) as client:
         for queue in QUEUES:  # A message is forgotten at once, so that nothing but the flow prevents a second push.
             await client.queue(queue).admin.configure(drop_settled=True)
-        workers = [Process(servers[number % len(servers)].url) for number in range(2)]
+        urls = [servers[0].url, without_server or servers[-1].url]
+        workers = [Workers(url, settings or {}) for url in urls]
         await asyncio.gather(*(worker.start() for worker in workers))
-        everyone: list[Server | Process] = [*servers, *workers]
         load = Load(servers[0].url)
         try:
             async with asyncio.timeout(KILLS * START_SECONDS), asyncio.TaskGroup() as tasks:
                 for number in range(OPEN):
                     tasks.create_task(load.produce(f"producer-{number}"))
-                while kills.total() < KILLS:
-                    if kills.total() % 3 == 2:
+                for number in range(KILLS):
+                    if number % 3 == 2:
                         await load.wait_for_end()
                     # The instant within a commit has to be random, so this waits for time and for nothing else.
                     await asyncio.sleep(chance.uniform(0, 0.3))
+                    everyone: Sequence[Server | Workers] = workers if number % 2 else servers
                     victim = chance.choice(everyone)
                     kills[type(victim).__name__] += 1
                     await victim.end(signal.SIGKILL)
@@ -124,7 +135,8 @@ async def survive(servers: list[Server]) -> None:
         finally:
             await load.close()
             await asyncio.gather(*(worker.end(signal.SIGKILL) for worker in workers))
-    print(f"{dict(kills)} killed; flows: {dict(load.pushed)}")
+    steps = sum(sum(MESSAGES[kind].values()) * number for kind, number in load.pushed.items())
+    print(f"seed {SEED}: {dict(kills)} killed; flows: {dict(load.pushed)} with {steps} steps")
 
 
 async def test_each_step_is_pushed_and_counted_once_on_sqlite(tmp_path: Path) -> None:
@@ -133,3 +145,9 @@ async def test_each_step_is_pushed_and_counted_once_on_sqlite(tmp_path: Path) ->
 
 async def test_each_step_is_pushed_and_counted_once_on_postgres(postgres_url: str) -> None:
     await survive(servers_on(postgres_url))
+
+
+async def test_each_step_is_pushed_and_counted_once_on_s3_with_workers_that_have_no_server() -> None:
+    with serving_in_thread(misbehaving_bucket()) as bucket:
+        url = bucket.bucket_url(PREFIX)
+        await survive([Server("--engine", url, settings=SETTINGS) for _ in range(2)], SETTINGS, without_server=url)

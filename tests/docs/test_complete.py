@@ -9,13 +9,12 @@ from collections.abc import Iterable
 import pytest
 
 import hark
-from hark.client.admin import Admin, DeadLetters, Groups, Traces
+from hark.client.admin import Admin, Groups, Schedules, Traces
 from hark.client.arguments import PushOptions
 from hark.client.client import Client
 from hark.client.delivery.message import Message
 from hark.client.keys import Atomic, KeyValue
-from hark.client.queue import Queue, QueueAdmin
-from hark.client.schedules import Schedules
+from hark.client.queue import DeadLetters, Queue, QueueAdmin
 from hark.client.transaction import Transaction
 from hark.polling import Poller, PollingStrategy
 from hark.settings import SETTINGS
@@ -109,7 +108,7 @@ def test_every_option_of_a_push_and_of_a_connection_is_in_the_guide() -> None:
 def test_every_option_of_a_worker_is_in_its_guide() -> None:
     options = [*WorkerRunOptions.__struct_fields__, *TaskPushOptions.__annotations__]
     made_with = [name for name in inspect.signature(Worker).parameters if name != "target"]
-    task_options = [name for name in inspect.signature(Worker.task).parameters if name != "self"]
+    task_options = [name for name in inspect.signature(Task).parameters if name not in ("worker", "function")]
     assert _missing("worker.md", [*options, *made_with, *task_options]) == []
 
 

@@ -10,8 +10,7 @@ import msgspec
 import pytest
 
 from hark.broker import Broker, schedules
-from hark.broker.due_times import Timing
-from hark.broker.schedule_state import DUE, Spec
+from hark.broker.schedule_state import DUE, Spec, Timing
 from hark.broker.schedules import Schedules
 from hark.clock import SECOND, FakeClock
 from hark.model import KeyRange, MessageFilter, NewMessage
@@ -37,7 +36,8 @@ class Server:
         assert killed._task is not None
         killed._task.cancel()
         killed._wakeup.cancel()
-        broker.schedules = Schedules(broker.keyvalue, broker.engine, broker._sealed, self.timers, random.random)
+        parts = (broker.keyvalue, broker.engine, broker.sealed, broker.queue_lookup)
+        broker.schedules = Schedules(*parts, self.timers, random.random)
         broker.schedules.start()
 
     async def look(self) -> None:

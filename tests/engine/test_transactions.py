@@ -253,6 +253,19 @@ async def test_rule_22_a_transaction_that_is_applied_once_pushes_nothing_after_a
     assert (await q.transact(settlement(first), message("bills", "p1", "c"))).success, "others may repeat it"
 
 
+async def test_rule_22_a_transaction_that_is_applied_once_changes_nothing_if_a_message_is_a_duplicate(
+    q: Driver, either: Workers, engine: Engine
+) -> None:
+    await q.push("orders", "p1", 1)
+    [leased] = await either.take()
+    assert (await q.transact(message("bills", "p1", "a", transaction_id="t"))).success
+    new, known = message("bills", "p1", "b"), message("bills", "p1", "c", transaction_id="t")
+    [answer] = await engine.transact([Transaction([settlement(leased), new, known], once=True)])
+    assert (given(answer).success, given(answer).code, given(answer).failed_index) == (False, "repeated", 2)
+    assert await q.drain("bills") == ["a"]
+    assert (await q.transact(settlement(leased), known)).success, "others may repeat it"
+
+
 async def test_rule_22_pushed_messages_are_visible_at_once(q: Driver) -> None:
     outcome = await q.transact()
     assert (outcome.success, list(outcome.results)) == (True, []), "an empty transaction is a success"

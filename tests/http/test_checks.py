@@ -14,7 +14,7 @@ from hark.http.checks import (
     path_segments,
 )
 from hark.http.items import ITEM_TEXTS, PushBody
-from hark.http.params import BoolParam, IntParam
+from hark.http.routing import BoolParam, IntParam
 
 BATCH = IntParam("batch", "", 5, 1, 10)
 WAIT = BoolParam("wait", "", True)

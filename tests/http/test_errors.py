@@ -21,8 +21,7 @@ from hark.api.operations import WEBSOCKET
 from hark.broker import Broker
 from hark.http.app import App
 from hark.http.keyval.paths import KeyParam, KeysParam, LimitParam
-from hark.http.params import BoolParam, ChoiceParam, IntParam, NameParam, Param, TimeParam
-from hark.http.routing import JSON, Operation, Table
+from hark.http.routing import JSON, BoolParam, ChoiceParam, IntParam, NameParam, Operation, Param, Table, TimeParam
 from hark.settings import Settings
 from tests.http.api import Api, Json, data, read, refusal
 from tests.servers import running_server

@@ -135,7 +135,16 @@ def test_a_message_of_another_queue_is_no_step(api: Api, queue: str) -> None:
         ({"steps": [{"queue": "q", "payload": {"n": 1}}]}, "steps[0].payload: expected a task"),
         ({"steps": [{"queue": "", "payload": {"task": "t"}}]}, "steps[0].queue"),
         ({"steps": [step("q"), {"group": [[step("q", delay=-1)]]}]}, "steps[1].group[0][0].delay"),
-        ({"steps": [step("q") | {"group": [[step("q")]]}]}, "steps[0]: expected either a group or a step"),
+        (
+            {"steps": [step("q") | {"group": [[step("q")]]}]},
+            "steps[0]: expected either a group or the fields of a step",
+        ),
+        (
+            {"steps": [{"group": [[step("q")]], "delay": 5}]},
+            "steps[0]: expected either a group or the fields of a step",
+        ),
+        ({"steps": [step("q", uniqueKey="k")]}, "steps[0]: object contains unknown field `uniqueKey`"),
+        ({"steps": [step("q")], "resultTTL": 5}, "unknown field `resultTTL`"),
         ({"steps": [step("q")], "resultTtl": 0}, "resultTtl"),
         ({"steps": [step("q")], "id": "x" * 201}, "id: expected at most 200 characters"),
     ],

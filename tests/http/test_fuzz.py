@@ -18,8 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from hark.http.params import BoolParam, ChoiceParam, IntParam, Param
-from hark.http.routing import EVENTS
+from hark.http.routing import EVENTS, BoolParam, ChoiceParam, IntParam, Param
 from tests.http.api import Api, Json
 from tests.http.test_errors import NAME, TARGETS, WITH_BODY, Target
 from tests.servers import running_server

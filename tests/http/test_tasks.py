@@ -93,6 +93,7 @@ def test_a_wrong_task_is_refused_and_settles_nothing(api: Api, queue: str, statu
         ({"progress": -0.1}, "progress: expected a number from 0 to 1"),
         ({"progress": "half"}, "progress"),
         ({"note": "\0"}, "note"),
+        ({"progres": 0.5}, "unknown field `progres`"),
         ({"leaseId": 7}, "leaseId"),
         ({"leaseId": None}, "leaseId"),
     ],

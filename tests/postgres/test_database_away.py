@@ -15,10 +15,10 @@ from tests.http.api import WAIT, acknowledgment, data, read, refusal
 from tests.postgres.serving import serving, wait_for_group
 from tests.postgres_server import OwnPostgresServer, PostgresServer, StopMode
 
-BACK_SECONDS = 2.0
-"""How soon all is well after the database is."""
-SLACK_SECONDS = 2.0
-"""What a busy machine may add to that."""
+BACK_SECONDS = 30.0
+"""How soon all is well after the database is, on a machine that is very busy."""
+AT_ONCE_SECONDS = 5.0
+"""The same for an answer at once. A request that waits for a connection does so for 10 seconds."""
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def timed(request: Callable[[], httpx.Response]) -> tuple[httpx.Response, float]
 
 def once_it_is_back(request: Callable[[], httpx.Response]) -> httpx.Response:
     """The first answer that is not 503."""
-    until = time.monotonic() + BACK_SECONDS + SLACK_SECONDS
+    until = time.monotonic() + BACK_SECONDS
     while (response := request()).status_code == 503 and time.monotonic() < until:
         pass
     return response
@@ -69,7 +69,7 @@ def test_rule_29_requests_are_refused_at_once_and_succeed_when_the_database_is_b
             for response, seconds in threads.map(timed, requests):
                 refusal(response, 503, "store_unavailable")
                 assert int(response.headers["retry-after"]) >= 1
-                assert seconds < SLACK_SECONDS
+                assert seconds < AT_ONCE_SECONDS
             assert api.client.get("/health").status_code == 503
         [acked] = read(once_it_is_back(lambda: api.post("/ack", acknowledgment(message))))
         assert acked["success"], "a lease outlives the restart"
@@ -93,7 +93,7 @@ def test_a_waiting_pop_goes_on_by_itself_when_the_database_is_back(
         wait_for_group(other, queue, "g")
         other.push(queue, "at last")
         own_postgres_server.restart(mode)
-        assert data(waiting.result(BACK_SECONDS + SLACK_SECONDS)) == ["at last"]
+        assert data(waiting.result(BACK_SECONDS)) == ["at last"]
 
 
 def test_rule_29_pops_that_wait_go_on_waiting_while_the_database_is_away(
@@ -110,7 +110,7 @@ def test_rule_29_pops_that_wait_go_on_waiting_while_the_database_is_away(
             popped = threads.submit(api.pop, queue, **WAIT)
             refusal(api.post("/push", push), 503, "store_unavailable")
         read(once_it_is_back(lambda: api.post("/push", push)), 201)
-        assert data(popped.result(BACK_SECONDS + SLACK_SECONDS)) == [1]
+        assert data(popped.result(BACK_SECONDS)) == [1]
 
 
 def test_connections_that_an_administrator_ended_are_replaced(

@@ -11,7 +11,7 @@ import pytest
 
 from hark.clock import SECOND, FakeClock
 from hark.engine.s3 import S3Engine, objects
-from hark.engine.s3.replica import Replica
+from hark.engine.s3.engine import Replica
 from hark.model import GroupMode, LeaseFilter
 from tests.engine.driver import message, payloads, settlement
 from tests.engine.explained import why

@@ -17,8 +17,7 @@ import pytest
 from hark.broker import Broker
 from hark.clock import FakeClock
 from hark.engine.s3 import S3Engine, objects
-from hark.engine.s3.following import Tail
-from hark.engine.s3.log import LogFreshness
+from hark.engine.s3.log import LogFreshness, Tail
 from hark.engine.s3.scratch import PREFIX, Scratch, ScratchFolder
 from hark.engine.s3.state import LocalState, Memory
 from hark.errors import EngineFailure, HarkError

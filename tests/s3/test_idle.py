@@ -20,7 +20,7 @@ import pytest
 from hark.broker import Broker, upkeep
 from hark.broker.keyvalue import KeyWatcher
 from hark.clock import SECOND, FakeClock
-from hark.engine.s3 import S3Engine, replica
+from hark.engine.s3 import S3Engine
 from hark.model import NewMessage, PopRequest, Settlement, Subscription
 from hark.polling import Poller, PollingStrategy
 from hark.settings import Settings
@@ -141,7 +141,7 @@ async def time(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Time:
     def poller(strategy: PollingStrategy, **options: Any) -> Poller:
         return Poller(strategy, **{**options, "pause": time.pause, "random": lambda: 0.5})
 
-    monkeypatch.setattr(replica, "Poller", poller)
+    monkeypatch.setattr("hark.engine.s3.engine.Poller", poller)
     return time
 
 

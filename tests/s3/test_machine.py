@@ -34,8 +34,8 @@ from hark.engine.core.state import Group, State
 from hark.engine.core.transaction import WriteTransaction
 from hark.engine.s3 import log
 from hark.engine.s3.bucket import Bucket, Stored
-from hark.engine.s3.following import LogClient
 from hark.engine.s3.leases import LeaseRows
+from hark.engine.s3.log import LogClient
 from hark.engine.s3.objects import BucketRetries
 from hark.engine.s3.state import LocalState, Memory
 from hark.errors import HarkError
@@ -330,7 +330,7 @@ def lost_numbers_count_as_won(patch: pytest.MonkeyPatch) -> None:
         await append(bucket, retries, seq, body, nonce)
         return None
 
-    patch.setattr("hark.engine.s3.following.append", broken)
+    patch.setattr("hark.engine.s3.log.append", broken)
 
 
 def lost_replies_count_as_failures(patch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,9 @@ from typing import cast
 import msgspec
 import pytest
 
-from hark.engine.core.store import Elsewhere
+from hark.engine.core.store import PayloadLocation
 from hark.engine.s3.bucket import Bucket, BucketError, Conflicting, Refused, Unclear
-from hark.engine.s3.payloads import Filler, PayloadCache, PayloadLocation, Payloads
+from hark.engine.s3.payloads import Filler, PayloadCache, Payloads
 from hark.errors import EngineFailure
 from tests.s3.rests import Rests, no_jitter
 
@@ -334,11 +334,11 @@ async def test_all_who_wait_for_a_request_that_fails_get_an_error_of_their_own()
 class Item(msgspec.Struct, frozen=True):
     """Something with a payload."""
 
-    payload: msgspec.Raw | Elsewhere
+    payload: msgspec.Raw | PayloadLocation
 
 
 def items_at(*locations: PayloadLocation) -> list[Item]:
-    return [Item(Elsewhere(*location)) for location in locations]
+    return [Item(location) for location in locations]
 
 
 async def test_answers_that_are_made_together_share_requests() -> None:

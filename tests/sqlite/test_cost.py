@@ -387,8 +387,8 @@ async def test_the_cost_of_a_shared_claim_does_not_grow_with_messages_of_a_lower
 @pytest.fixture
 def looked_at(engine: SqliteEngine) -> SqliteEngine:
     """An engine with one reader, whose steps are counted."""
-    engine._pool.shutdown()
-    engine._pool = ThreadPoolExecutor(1)
+    engine._readers._pool.shutdown()
+    engine._readers._pool = ThreadPoolExecutor(1)
     return engine
 
 
@@ -396,7 +396,7 @@ async def steps_of(engine: SqliteEngine, look: Callable[[], Awaitable[object]]) 
     """How many steps the readers take for a look."""
     steps = Steps()
     await look()
-    [connection] = engine._reader_connections
+    [connection] = engine._readers._connections
     steps._trace(connection)
     await look()
     connection.trace_v2(0, None)

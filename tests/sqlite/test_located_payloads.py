@@ -11,7 +11,7 @@ import pytest
 
 from hark.engine.core import schema
 from hark.engine.core.push import push as push_verb
-from hark.engine.core.store import Elsewhere, Extra, Value, extra_of, set_locations
+from hark.engine.core.store import Extra, PayloadLocation, Value, extra_of, set_locations
 from hark.engine.core.transaction import WriteTransaction
 from hark.engine.hints import MAX_REPLY_BYTES
 from hark.engine.sqlite import SqliteEngine
@@ -43,15 +43,15 @@ class Record:
         self.body = b"header"
         self._length = length
 
-    def locate(self, payload: bytes) -> Elsewhere:
+    def locate(self, payload: bytes) -> PayloadLocation:
         offset = len(self.body)
         self.body += payload
-        return Elsewhere(RECORD, offset, len(payload) if self._length is None else self._length)
+        return PayloadLocation(RECORD, offset, len(payload) if self._length is None else self._length)
 
     def payload(self, location: object) -> bytes:
         """What is at a place, which some verb answered instead of a payload."""
-        assert isinstance(location, Elsewhere)
-        assert location.record == RECORD
+        assert isinstance(location, PayloadLocation)
+        assert location.seq == RECORD
         return self.body[location.offset : location.offset + location.length]
 
 
@@ -218,9 +218,9 @@ def only(flat: Sequence[Value]) -> tuple[Extra, Value]:
 @pytest.mark.parametrize("extra", [None, Extra(t="trace", s=True, b=(1, 2), x=9)], ids=["plain", "with extra"])
 def test_a_row_that_is_moved_says_where_to_and_keeps_the_rest(extra: Extra | None) -> None:
     flat = row(b'"here"', extra)
-    set_locations(flat, lambda payload: (3, 40, len(payload)))
+    set_locations(flat, lambda payload: PayloadLocation(3, 40, len(payload)))
     assert flat[:6] == row(b"")[:6]
-    expected = msgspec.structs.replace(extra or Extra(), r=Elsewhere(3, 40, 6))
+    expected = msgspec.structs.replace(extra or Extra(), r=PayloadLocation(3, 40, 6))
     assert only(flat) == (expected, b"null")
 
 
@@ -231,7 +231,9 @@ def test_a_row_that_no_one_wants_is_left_as_it_is(extra: Extra | None) -> None:
     assert flat == row(b"1", extra)
 
 
-@pytest.mark.parametrize("extra", [Extra(k=("00",)), Extra(r=Elsewhere(1, 2, 3))], ids=["with keys", "moved before"])
+@pytest.mark.parametrize(
+    "extra", [Extra(k=("00",)), Extra(r=PayloadLocation(1, 2, 3))], ids=["with keys", "moved before"]
+)
 def test_a_row_that_must_stay_is_not_even_offered(extra: Extra) -> None:
     offered: list[bytes] = []
     flat = row(b"1", extra)
@@ -245,9 +247,9 @@ def test_each_row_is_decided_by_itself_and_in_order() -> None:
     set_locations(flat, lambda payload: record.locate(payload) if len(payload) > 1 else None)
     assert record.body == b'header"large""again large"'
     assert [only(flat[start : start + 8]) for start in (0, 8, 16)] == [
-        (Extra(r=Elsewhere(RECORD, 6, 7)), b"null"),
+        (Extra(r=PayloadLocation(RECORD, 6, 7)), b"null"),
         (Extra(), b"1"),
-        (Extra(u="me", r=Elsewhere(RECORD, 13, 13)), b"null"),
+        (Extra(u="me", r=PayloadLocation(RECORD, 13, 13)), b"null"),
     ]
 
 

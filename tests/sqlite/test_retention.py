@@ -139,8 +139,8 @@ async def cost_of_collecting(engine: SqliteEngine, clock: FakeClock) -> int:
 async def test_rule_23_the_cost_of_a_round_does_not_grow_with_the_backlog(
     engine: SqliteEngine, clock: FakeClock, mode: GroupMode, option: str | None
 ) -> None:
-    engine._pool.shutdown()
-    engine._pool = ThreadPoolExecutor(1)
+    engine._readers._pool.shutdown()
+    engine._readers._pool = ThreadPoolExecutor(1)
     q = Driver(lambda _: engine, clock)
     await q.configure("short", ttl=10)
     options = QueueOptions() if option is None else msgspec.structs.replace(QueueOptions(), **{option: 10**6})

@@ -36,6 +36,11 @@ async def calls(client: Client) -> None:
     hark.chain(send_email)  # WRONG
     hark.group(send_email.s("a@b.c", "hi"), 5)  # WRONG
     count: FlowHandle[str] = await send_email.s("a@b.c", "hi").push()  # WRONG
+    hark.group(send_email.s("a@b.c", "hi")) | send_email  # WRONG
+    hark.group(send_email.s("a@b.c", "hi")) | send_email.s("hi", subject="twice", copies="three")  # WRONG
+    counts: FlowHandle[int] = await hark.group(send_email.s("a@b.c", "hi")).push()  # WRONG
+    await hark.chain(send_email.s("a@b.c", "hi")).push(result_ttl="1h")  # WRONG
+    await hark.chain(send_email.s("a@b.c", "hi")).result()  # WRONG
     await send_email.push_many(["a@b.c", "hi"])  # WRONG
     await send_email.options(unique_key=5).push("a@b.c", "hi")  # WRONG
     worker.task("later", unique=True, unique_until="later")  # WRONG
@@ -52,6 +57,8 @@ async def calls(client: Client) -> None:
     worker.periodic(every=60)(send_email, "a@b.c", "hi", topic="x")  # WRONG
     worker.periodic(cron="@daily", overlap="never")(send_email, "a@b.c", "hi")  # WRONG
     worker.periodic(cron=5)(send_email, "a@b.c", "hi")  # WRONG
+    worker.periodic(every="1h", catch_up="some")(send_email, "a@b.c", "hi")  # WRONG
+    await client.schedules.put("a", "mails", every="1h", overlap="never")  # WRONG
     handle = await send_email.push("a@b.c", "hi")
     words: str = await handle.result()  # WRONG
     await handle.result(timeout="soon")  # WRONG
@@ -63,7 +70,7 @@ async def calls(client: Client) -> None:
     worker.task(result="yes")  # WRONG
     worker.task(result_ttl="1h")  # WRONG
     client.handle(handle.id)  # WRONG
-    assert text and count, (words, number, blocked, shown)
+    assert text and count and counts, (words, number, blocked, shown)
 
 
 @worker.periodic(every=60)  # WRONG

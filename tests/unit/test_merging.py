@@ -6,7 +6,7 @@ from tests.docs.test_metrics import PAGE
 from tests.http.scraping import Scrape
 
 from hark.prometheus import Histogram, counter, gauge, histogram, one, text
-from hark.serving.merging import SUMMED, Family, Merger, packed, unpacked
+from hark.serving.supervising import SUMMED, Family, Merger, packed, unpacked
 
 
 def families(pushed: int, *, queue: str = "a", waiting: int = 0, backlog: int = 0, took: float = 0.1) -> list[Family]:

@@ -13,8 +13,8 @@ import pytest
 from hark.errors import Unavailable
 from hark.http.metrics import Metrics
 from hark.prometheus import counter, one
-from hark.serving import merging as lines
-from hark.serving.merging import LONGEST, Answer, Family, ProcessLink, packed, share
+from hark.serving import supervising as lines
+from hark.serving.supervising import LONGEST, Answer, Family, ProcessLink, packed, share
 
 
 def families(number: int) -> list[Family]:

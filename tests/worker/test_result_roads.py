@@ -77,6 +77,27 @@ async def test_results_failures_and_cancellation_work_on_each_road(road: Opened)
                 await handle.result(timeout=SECONDS)
 
 
+async def test_flows_work_on_each_road(road: Opened) -> None:
+    async with road() as worker:
+
+        @worker.task
+        async def double(number: int) -> int:
+            return 2 * number
+
+        @worker.task
+        def total(numbers: list[int]) -> int:
+            return sum(numbers)
+
+        handle = await (hark.group(double.s(1), hark.chain(double.s(2), double.s())) | total.s()).push()
+        cancelled = await hark.chain(double.options(delay=3600).s(1), double.s()).push()
+        assert await cancelled.cancel()
+        await burst(worker)
+        assert await handle.result(timeout=SECONDS) == 10
+        with pytest.raises(TaskCancelled):
+            await cancelled.result(timeout=SECONDS)
+        assert {step.state for step in (await cancelled.steps()).values()} == {"cancelled"}
+
+
 async def test_results_travel_with_the_next_poll(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     carried: list[bytes] = []
     answered = PiggybackedAcks.answered

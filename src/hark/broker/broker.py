@@ -17,7 +17,6 @@ from hark.batching import Answer, Batcher, BatchSizes
 from hark.broker.delivery.delivery import Delivery, Gone
 from hark.broker.explain import Circumstances, explain, explain_without_groups
 from hark.broker.export import export_queue
-from hark.broker.inbox import keep_moving
 from hark.broker.keyvalue import KeyValue, read_together
 from hark.broker.observer import Observer
 from hark.broker.peers import Peers
@@ -27,7 +26,7 @@ from hark.broker.tallies import EngineCalls, LastPolls, Operations, Tallies, ins
 from hark.broker.tasks import Tasks
 from hark.broker.timers import LoopTimers, Timers
 from hark.broker.unique import UniquePushes
-from hark.broker.upkeep import Duties, Readiness
+from hark.broker.upkeep import Duties, Readiness, keep_moving
 from hark.broker.work_queues import QueueLookup, WorkQueues
 from hark.clock import Clock, ShiftedClock
 from hark.engine.api import Engine
@@ -131,8 +130,8 @@ class Broker:
         self.engine = instrumented(engine, self.engine_calls, self.tallies)
         self.readiness = Readiness(self.engine, self.engine_calls)
         self._settings = settings
-        self._sealed = SealedQueues(self.engine, settings.encryption)
-        self.readable = ReadablePops(self._sealed, self._take, self.settle, self.give_back)
+        self.sealed = SealedQueues(self.engine, settings.encryption)
+        self.readable = ReadablePops(self.sealed, self._take, self.settle, self.give_back)
         self.queue_lookup = QueueLookup(self.engine)
         self.work_queues = WorkQueues(self, settings.queue, clock)
         self.operations = Operations(clock)
@@ -151,17 +150,19 @@ class Broker:
         self.keyvalue = KeyValue(
             self.engine,
             self._settings,
-            self._sealed,
+            self.sealed,
             self._timers,
             self._random,
             reads=self.batchers.read_keys,
             writes=self.batchers.write_keys,
             check_pushes=self.check_pushes,
         )
-        self.tasks = Tasks(self, self.engine, self.keyvalue, self._sealed)
+        self.tasks = Tasks(self, self.engine, self.keyvalue, self.sealed)
         self.unique = UniquePushes(self, self.engine, self.keyvalue, IdSource(self._clock).new)
         hint = self.delivery.hint if self._peers is None else self._hint
-        self.schedules = Schedules(self.keyvalue, self.engine, self._sealed, self._timers, self._random)
+        self.schedules = Schedules(
+            self.keyvalue, self.engine, self.sealed, self.queue_lookup, self._timers, self._random
+        )
         await self.engine.start(hint, self._on_key_notification)
         self._clock.ahead = self.engine.ahead
         self._last_polls = LastPolls(self._clock)
@@ -170,7 +171,7 @@ class Broker:
             self.engine, self.tallies, LoopTimers(self._clock), self._standing, self._settings.limits.max_streams
         )
         self._take_over(await self.engine.read_flags())
-        await self._sealed.learn()
+        await self.sealed.learn()
         if self._peers is not None:
             secret = self._settings.peer.secret.encode() or await self.engine.peer_secret()
             await self._peers.start(secret, self._on_peer_hints, self._on_peer_keys)
@@ -179,13 +180,14 @@ class Broker:
         )
         if (inbox := self.engine.inbox) is not None:
             stopped = partial(self.maintenance, PUSH_MAINTENANCE)
-            sealed = self._sealed
-            self.duties.add("inbox", keep_moving(inbox, sealed.seal, self._note_moved, sealed.learn, stopped))
+            sealed, tallies = self.sealed, self.tallies
+
+            def note(messages: Sequence[model.NewMessage], outcomes: Sequence[model.PushOutcome]) -> None:
+                tallies.pushed([messages], [outcomes], alone=False)
+
+            self.duties.add("inbox", keep_moving(inbox, sealed.seal, note, sealed.learn, stopped))
         self.observed.start()
         self.schedules.start()
-
-    def _note_moved(self, messages: Sequence[model.NewMessage], outcomes: Sequence[model.PushOutcome]) -> None:
-        self.tallies.pushed([messages], [outcomes], alone=False)
 
     def _standing(self) -> tuple[Waiting, Stopped]:
         """What a sample says of waiting consumers and of maintenance."""
@@ -254,7 +256,7 @@ class Broker:
             self.check_pushes()
         # Large payloads count as more than one item in `limits.max_pending`.
         size = len(items[0].payload) if len(items) == 1 else sum([len(item.payload) for item in items])
-        sealed = self._sealed.seal(items) if self._sealed.names else items
+        sealed = self.sealed.seal(items) if self.sealed.names else items
         return self.batchers.push.submit(sealed, len(items) + size // _BYTES_PER_ITEM)
 
     async def push(self, items: Sequence[model.NewMessage]) -> list[model.PushOutcome]:
@@ -300,7 +302,7 @@ class Broker:
             request = msgspec.structs.replace(request, patient=True)
         self._last_polls.note(request)
         # An engine that follows others keeps payloads elsewhere. With auto-ack too, only what was read is settled.
-        sealed = self._sealed
+        sealed = self.sealed
         if self.engine.follows or ((sealed.names or sealed.unreadable) and sealed.may_concern(request)):
             return asyncio.ensure_future(self.readable.pop(request))
         return (self.batchers.pop_auto_ack if request.auto_ack else self.batchers.pop).submit(request)
@@ -374,16 +376,16 @@ class Broker:
         queues = await self.queue_lookup.queues_of(
             [item.partition_id or item.transaction_id for item in with_error.values()]
         )
-        await self._sealed.learn_of(queues)
+        await self.sealed.learn_of(queues)
         sealed: list[Any] = list(items)
         for (index, item), queue in zip(with_error.items(), queues, strict=True):
-            sealed[index] = msgspec.structs.replace(item, error=self._sealed.seal_text(queue, item.error or ""))
+            sealed[index] = msgspec.structs.replace(item, error=self.sealed.seal_text(queue, item.error or ""))
         return sealed
 
     @property
     def _may_seal(self) -> bool:
         """Whether there can be encrypted queues."""
-        return bool(self._sealed.names) or self.engine.shared
+        return bool(self.sealed.names) or self.engine.shared
 
     def _note_settlements(self, items: Sequence[Settlement], answer: asyncio.Future[list[model.SettleOutcome]]) -> None:
         if not answer.cancelled() and answer.exception() is None:
@@ -401,11 +403,11 @@ class Broker:
             sealed = msgspec.structs.replace(transaction, operations=await self._seal_errors(transaction.operations))
 
         async def attempt() -> model.TransactionOutcome | None:
-            wanted = self._sealed.seal_transaction(sealed) if self._sealed.names else sealed
+            wanted = self.sealed.seal_transaction(sealed) if self.sealed.names else sealed
             outcome = await self.batchers.transact.submit(wanted, weight)
             return None if outcome.code == "sealing_mismatch" else outcome
 
-        outcome = await self._sealed.repeat(attempt)
+        outcome = await self.sealed.repeat(attempt)
         if self.delivery.streams:
             self._note_settled(transaction, outcome)
         return outcome
@@ -441,9 +443,9 @@ class Broker:
 
     async def configure(self, spec: model.QueueSpec) -> model.QueueInfo:
         """Create a queue, or replace all options of an existing one."""
-        self._sealed.check(spec)
+        self.sealed.check(spec)
         info = first(await self.engine.configure([spec]))
-        self._sealed.note(info)
+        self.sealed.note(info)
         return info
 
     async def delete_queues(self, names: Sequence[str]) -> list[bool]:
@@ -480,9 +482,7 @@ class Broker:
         """Reject pushes during push maintenance."""
         if self._flags.get(PUSH_MAINTENANCE):
             raise Unavailable(
-                "pushes are stopped for maintenance; nothing was stored; retry later",
-                code="maintenance",
-                retry_after=5,
+                "pushes are stopped for maintenance; nothing was stored; retry later", code="maintenance", retry_after=5
             )
 
     def maintenance(self, flag: str) -> bool:
@@ -493,24 +493,24 @@ class Broker:
 
     async def dead_letters(self, where: model.DeadLetterFilter) -> model.DeadLetters:
         """A page of dead letters with readable payloads and error texts."""
-        return await shown_dead_letters(self.engine, self._sealed, where)
+        return await shown_dead_letters(self.engine, self.sealed, where)
 
     async def import_dead_letters(self, letters: Sequence[model.NewDeadLetter]) -> list[bool]:
         """Store dead letters of another store in a queue; False for one that exists."""
         self.check_pushes()
 
         async def attempt() -> list[bool] | None:
-            answers = await self.engine.import_dead_letters(self._sealed.seal_letters(letters))
+            answers = await self.engine.import_dead_letters(self.sealed.seal_letters(letters))
             mismatch = any(isinstance(one, HarkError) and one.code == "sealing_mismatch" for one in answers)
             return None if mismatch else [first([one]) for one in answers]
 
-        return await self._sealed.repeat(attempt)
+        return await self.sealed.repeat(attempt)
 
     async def message(self, partition_id: str, transaction_id: str) -> model.MessageView | None:
         """One message with a readable payload. `sealed` still shows whether it is encrypted at rest."""
         view = await self.engine.message(partition_id, transaction_id)
         if view is not None and view.payload is not None:
-            view.payload, view.unreadable = self._sealed.shown(view.queue, view.payload, view.sealed)
+            view.payload, view.unreadable = self.sealed.shown(view.queue, view.payload, view.sealed)
         return None if view is None else self._with_errors(view)
 
     async def messages(self, where: model.MessageFilter) -> list[model.MessageView]:
@@ -522,7 +522,7 @@ class Broker:
         groups = [
             group
             if group.error is None
-            else msgspec.structs.replace(group, error=self._sealed.shown_text(view.queue, group.error))
+            else msgspec.structs.replace(group, error=self.sealed.shown_text(view.queue, group.error))
             for group in view.groups
         ]
         return msgspec.structs.replace(view, groups=groups)
@@ -544,7 +544,7 @@ class Broker:
             error = getattr(one, "error", None)
             if one is None or error is None:
                 return one
-            return msgspec.structs.replace(one, error=self._sealed.shown_text(facts.message.queue, error))
+            return msgspec.structs.replace(one, error=self.sealed.shown_text(facts.message.queue, error))
 
         ahead = group.ahead
         if ahead is not None:
@@ -554,16 +554,12 @@ class Broker:
         )
 
     async def _missing_key(self, message: model.MessageFacts) -> str | None:
-        if not message.stored or not self._sealed.concerns(message.queue):
+        if not message.stored or not self.sealed.concerns(message.queue):
             return None
         try:
-            return self._sealed.missing_key(await self.engine.message(message.partition_id, message.id))
+            return self.sealed.missing_key(await self.engine.message(message.partition_id, message.id))
         except EngineFailure:
             return None  # Only the payload tells its key.
-
-    def missing_keys(self) -> list[str]:
-        """The ids of missing encryption keys for which messages were withheld recently."""
-        return self._sealed.missing_keys()
 
     def _circumstances(self, message: model.MessageFacts, group: str, missing_key: str | None) -> Circumstances:
         return Circumstances(
@@ -588,23 +584,23 @@ class Broker:
         return [self._readable_trace(trace) for trace in traces], total
 
     def _readable_trace(self, trace: model.Trace) -> model.Trace:
-        trace = msgspec.structs.replace(trace, data=self._sealed.shown_data(trace.queue, trace.data))
+        trace = msgspec.structs.replace(trace, data=self.sealed.shown_data(trace.queue, trace.data))
         if trace.payload is None:
             return trace
-        payload, reason = self._sealed.shown(trace.queue, trace.payload, trace.sealed)
+        payload, reason = self.sealed.shown(trace.queue, trace.payload, trace.sealed)
         return msgspec.structs.replace(trace, payload=payload, sealed=False, unreadable=reason)
 
     async def trace(self, trace: model.NewTrace) -> str:
         """Record a trace event of a message. Returns its id. The data of an encrypted queue is encrypted."""
         if self._may_seal:
             [queue] = await self.queue_lookup.queues_of([trace.partition_id])
-            await self._sealed.learn_of([queue])
-            trace = msgspec.structs.replace(trace, data=self._sealed.seal_bytes(queue, trace.data))
+            await self.sealed.learn_of([queue])
+            trace = msgspec.structs.replace(trace, data=self.sealed.seal_bytes(queue, trace.data))
         return first(await self.engine.trace([trace]))
 
     def export_queue(self, name: str) -> AsyncIterator[bytes]:
         """A queue as JSON lines with readable payloads (`hark.model.export`)."""
-        return export_queue(self.engine, self._sealed, name)
+        return export_queue(self.engine, self.sealed, name)
 
     # Sealing -----------------------------------------------------------------------------------------------
 
@@ -618,7 +614,7 @@ class Broker:
 
         async def attempt() -> list[model.PushOutcome] | None:
             again = rejected()
-            retried = [self._sealed.reseal(items[index]) for index in again]
+            retried = [self.sealed.reseal(items[index]) for index in again]
             answers = await self.batchers.push.submit(retried, len(retried))
             for index, answer in zip(again, answers, strict=True):
                 outcomes[index] = answer
@@ -626,19 +622,19 @@ class Broker:
 
         if not rejected():
             return outcomes
-        await self._sealed.learn()
-        return await self._sealed.repeat(attempt)
+        await self.sealed.learn()
+        return await self.sealed.repeat(attempt)
 
     def show(self, messages: Sequence[model.StoredMessage]) -> None:
         """Decrypt the payloads of browsed messages. One that cannot be read is null, with the reason."""
-        self._sealed.show_all(messages)
+        self.sealed.show_all(messages)
 
     def unseal(self, result: PopResult) -> None:
         """Decrypt payloads. If a key is missing, release all messages and raise."""
         # Without a key and encrypted queues nothing is encrypted, unless another server created a queue just now.
-        if self._sealed.names or self._sealed.may_open:
+        if self.sealed.names or self.sealed.may_open:
             try:
-                self._sealed.unseal(result)
+                self.sealed.unseal(result)
             except HarkError:
                 # No attempt is used: the operator has to add the key.
                 self.give_back(result)

@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
+from hark.api.types.flows import FlowStatus, FlowStep, PushedFlow
+from hark.api.types.messages import TaskStatus
 from hark.broker.flow_plans import Advance, FlowMap, Plan, Progress, Step, reached, steps_of, transaction_id
-from hark.broker.keyvalue import KeyValue, Shown
+from hark.broker.keyvalue import KeyValue
 from hark.broker.sealing import SealedQueues
 from hark.clock import MILLISECOND, SECOND
 from hark.engine.api import Engine
-from hark.engine.keyvalue import REPEATED
+from hark.engine.keyvalue import CHECK_FAILED, REPEATED
 from hark.errors import Conflict, HarkError, NotFound, Overloaded, Unavailable
 from hark.keys import encode_key
 from hark.model import (
@@ -48,12 +50,13 @@ from hark.model.messages import NULL_PAYLOAD
 
 if TYPE_CHECKING:
     from hark.broker.broker import Broker
-    from hark.broker.tasks import TaskStatus
 
 log = logging.getLogger(__name__)
 
 FlowState = Literal["pending", "running", "done", "failed", "cancelled"]
 StepState = Literal["waiting", "pending", "scheduled", "running", "done", "failed", "cancelled"]
+ENDED = frozenset({"done", "failed", "cancelled"})
+"""The last states of flows and tasks; what has failed can still be requeued."""
 _KEPT_MS = 30 * 24 * 3600 * SECOND // MILLISECOND
 """How long a flow is kept that does not end."""
 _CANCELLED_MS = 3600 * SECOND // MILLISECOND
@@ -68,6 +71,8 @@ _AT_ONCE = 20
 _PAGE = 1000
 _LOOK_AGAIN = 5 * SECOND
 """How often a wait looks for failed steps. A message whose leases expire becomes a dead letter without a note."""
+_LOOK_SHARE = 10
+"""The least ratio of a pause to the look before it."""
 
 FlowId = tuple[str, str]
 """Queue and id."""
@@ -88,45 +93,6 @@ class StepEnd(msgspec.Struct, frozen=True, omit_defaults=True):
     state: Literal["done", "failed", "cancelled"] = "done"
     result: msgspec.Raw = msgspec.Raw(NULL_PAYLOAD)
     """Kept for the last steps of the members of a group."""
-
-
-class StepStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The state of a step."""
-
-    path: str
-    task: str
-    queue: str
-    state: StepState
-    error: str | None = None
-    attempts: int = 0
-    progress: float | None = None
-    note: str | None = None
-    message_id: str | None = None
-    partition_id: str | None = None
-
-
-class FlowStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The state of a flow. The end of a flow is stored as one."""
-
-    id: str
-    queue: str
-    state: FlowState
-    result: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    error: str | None = None
-    steps: list[StepStatus] = []
-
-    @property
-    def final(self) -> bool:
-        """Whether the flow has ended; a failed one can still be requeued."""
-        return self.state in ("done", "failed", "cancelled")
-
-
-class Pushed(NamedTuple):
-    """The result of the push of a flow."""
-
-    status: Literal["queued", "duplicate"]
-    id: str
-    queue: str
 
 
 class _Waiting(NamedTuple):
@@ -156,8 +122,8 @@ class _Known:
         self._flows = flows
         self._flow = map.queue, map.id
         plan = _key(self._flow, "plan")
-        self.versions = {encode_key(plan): KeyCheck(plan, map.version)}
-        """The versions that the transaction requires."""
+        self.versions = {plan: KeyCheck(plan, map.version)}
+        """The versions that the transaction requires, by key. All parts of these keys are texts."""
         self.counters: dict[str, int] = {}
         self.ends: dict[str, StepEnd] = {}
         self.ended = False
@@ -179,7 +145,7 @@ class _Known:
         entries = await self._flows.fetch(keys)
         self.ended = entries[0] is not None
         for key, entry in zip(keys, entries, strict=True):
-            self.versions[encode_key(key)] = KeyCheck(key, None if entry is None else entry.version)
+            self.versions[key] = KeyCheck(key, None if entry is None else entry.version)
         for path, entry in zip(paths, entries[1 : 1 + len(paths)], strict=True):
             if entry is not None:
                 self.ends[path] = _decode_step(self._flows.opened(entry))
@@ -204,11 +170,10 @@ class Flows:
         self._waiting: dict[FlowId, list[_Waiting]] = {}
         """Settlements, by their flow. The flows in it have a task that settles them."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._partitions: dict[tuple[str, str], str] = {}
 
     # Push --------------------------------------------------------------------------------------------------
 
-    async def push(self, plan: Plan, id: str | None = None) -> Pushed:
+    async def push(self, plan: Plan, id: str | None = None) -> PushedFlow:
         """Store a flow and push its first steps. The same id is pushed once."""
         messages = list(steps_of(plan.nodes))
         queues = list(dict.fromkeys(message.queue for message in messages))
@@ -221,14 +186,15 @@ class Flows:
         ends = [_key(flow, "plan"), _key(flow, "end")]
         mutations = [self._set(map, "plan", _encode(plan)), *self._counters(map, advance)]
         keys = KeyWrite(checks=[KeyCheck(key, None) for key in ends], mutations=mutations)
-        outcome = await self._broker.transact(Transaction(advance.messages, keys=keys))
-        if outcome.code == "check_failed":
-            return Pushed("duplicate", map.id, map.queue)
+        outcome = await self._broker.transact(Transaction(advance.messages, keys=keys, once=True))
+        # Messages with its id can be retained for longer than its end.
+        if outcome.code in (CHECK_FAILED, REPEATED):
+            return PushedFlow("duplicate", map.id, map.queue)
         if not outcome.success:
             raise _refusal(outcome.code, outcome.error)
         map.version = None if outcome.keys is None else outcome.keys.version
         self._note(map, bytes(mutations[0].value))
-        return Pushed("queued", map.id, map.queue)
+        return PushedFlow("queued", map.id, map.queue)
 
     # Settlements -------------------------------------------------------------------------------------------
 
@@ -358,10 +324,18 @@ class Flows:
         if outcome.success:
             _answer_with(some, outcome.results)
             return []
-        if outcome.code == "check_failed":
+        if outcome.code == CHECK_FAILED:
             self._maps.pop((map.queue, map.id), None)  # The plan may be gone.
             return some
         failed = outcome.failed_index
+        if outcome.code == REPEATED and failed is not None and failed >= len(some):
+            # What follows one of them was pushed when another consumer group settled it.
+            if len(some) == 1:
+                await _answer(some, plain)
+                return []
+            for one in some:
+                await self._settle_together((map.queue, map.id), [one], plain)
+            return []
         if failed is None or failed >= len(some):
             raise _refusal(outcome.code, outcome.error)
         refused = some[failed]
@@ -397,7 +371,7 @@ class Flows:
         if advance.ended is not None or advance.failure is not None:
             result = msgspec.UNSET if advance.ended is None else msgspec.Raw(advance.ended)
             state: FlowState = "failed" if advance.failure else "done"
-            done: list[StepStatus] = [_shown(step, "done") for step in map.steps.values()]
+            done = tuple(_shown(step, "done") for step in map.steps.values())
             status = FlowStatus(
                 id=map.id, queue=map.queue, state=state, result=result, error=advance.failure, steps=done
             )
@@ -430,20 +404,17 @@ class Flows:
         timers = self._keyvalue.watchers.timers
         deadline = timers.now() + round(wait_seconds * SECOND)
         while True:
+            began = timers.now()
             [plan, *entries] = await self.fetch([_key(flow, "plan"), *keys])
             if plan is None:  # It has ended, or its queue was deleted.
                 self._maps.pop(flow, None)
             status = await self._status(flow, entries[0])
-            left = deadline - timers.now()
-            if status.final or left <= 0:
+            took = timers.now() - began  # Long if there are many steps.
+            left = deadline - timers.now() - took
+            if status.state in ENDED or left <= 0:
                 return status
-            shown = {
-                encode_key(key): Shown(key, entry.version)
-                for key, entry in zip(keys, entries, strict=True)
-                if entry is not None
-            }
-            watcher = await self._keyvalue.watchers.watch_keys(keys, shown)
-            await self._keyvalue.watchers.first_changes(watcher, min(left, _LOOK_AGAIN) / SECOND)
+            pause = min(left, max(_LOOK_AGAIN, _LOOK_SHARE * took))
+            await self._keyvalue.watchers.wait_for_change(keys, entries, pause / SECOND)
 
     async def _status(self, flow: FlowId, entry: KeyEntry | None) -> FlowStatus:
         end = None if entry is None else _decode_end(self.opened(entry))
@@ -458,7 +429,7 @@ class Flows:
             raise NotFound("Flow not found; its result has expired, or its queue was deleted", code="flow_not_found")
         steps = await self._steps(map, stopped=end is not None)
         if end is not None:
-            return msgspec.structs.replace(end, steps=steps)
+            return msgspec.structs.replace(end, steps=tuple(steps))
         [entry] = await self.fetch([_key(flow, "end")])
         if entry is not None:  # It has ended meanwhile.
             return await self._status(flow, entry)
@@ -474,9 +445,9 @@ class Flows:
             state = "cancelled"
         elif states & {"done", "running"}:
             state = "running"
-        return FlowStatus(id=map.id, queue=map.queue, state=state, error=error, steps=steps)
+        return FlowStatus(id=map.id, queue=map.queue, state=state, error=error, steps=tuple(steps))
 
-    async def _steps(self, map: FlowMap, *, stopped: bool) -> list[StepStatus]:
+    async def _steps(self, map: FlowMap, *, stopped: bool) -> list[FlowStep]:
         """The states of all steps. When the flow has `stopped`, those that are not done are cancelled."""
         before: object = None
         ends = await self._ends(map)
@@ -491,17 +462,17 @@ class Flows:
                 return steps
             before, ends = (cancelled, ends), now
 
-    async def _steps_with(self, map: FlowMap, ends: dict[str, StepEnd], *, stopped: bool) -> list[StepStatus]:
+    async def _steps_with(self, map: FlowMap, ends: dict[str, StepEnd], *, stopped: bool) -> list[FlowStep]:
         done = {path: end.state == "done" for path, end in ends.items()}
         turns = asyncio.Semaphore(_AT_ONCE)
 
         async def is_stored(step: Step) -> bool:
             async with turns:
-                partition_id = await self._partition(step.message)
+                partition_id = await self._broker.queue_lookup.partition_id(step.message.queue, step.message.partition)
                 name = transaction_id(map.id, step.path)
                 return partition_id is not None and await self._broker.message(partition_id, name) is not None
 
-        async def state_of(step: Step, progress: Progress) -> StepStatus:
+        async def state_of(step: Step, progress: Progress) -> FlowStep:
             end = ends.get(step.path)
             if progress == "done":
                 return _shown(step, "done")
@@ -514,9 +485,9 @@ class Flows:
 
         return list(await asyncio.gather(*(state_of(*one) for one in await reached(map, done, is_stored))))
 
-    async def _live(self, map: FlowMap, step: Step, end: StepEnd | None) -> StepStatus:
+    async def _live(self, map: FlowMap, step: Step, end: StepEnd | None) -> FlowStep:
         """The state of a step that was pushed and is not done, from its message."""
-        partition_id = await self._partition(step.message)
+        partition_id = await self._broker.queue_lookup.partition_id(step.message.queue, step.message.partition)
         task = run = None
         if partition_id is not None:
             with suppress(NotFound):  # It was removed; or settled, with an option that removes it then.
@@ -527,20 +498,6 @@ class Flows:
         if task.state == "failed" and end is None:
             await self.note_failure(map.ref(step.path))
         return _shown(step, task.state, task, run, partition_id)
-
-    async def _partition(self, message: NewMessage) -> str | None:
-        """The id of the partition of a message."""
-        names = message.queue, message.partition
-        known = self._partitions.get(names)
-        if known is None or (await self._broker.queue_lookup.queues_of([known]))[0] != message.queue:
-            found = await self._engine.partition_stats(message.queue, message.partition)
-            known = next((one.id for one in found if one.name == message.partition), None)
-            if known is None:
-                return None
-            if len(self._partitions) > _PAGE:
-                self._partitions.clear()
-            self._partitions[names] = known
-        return known
 
     async def _ends(self, map: FlowMap) -> dict[str, StepEnd]:
         prefix = _key((map.queue, map.id), "step")
@@ -572,7 +529,7 @@ class Flows:
         steps = await self._steps(map, stopped=False)
         live = [step for step in steps if step.message_id is not None]
         ended = [_shown(map.steps[step.path], "done" if step.state == "done" else "cancelled") for step in steps]
-        end = msgspec.structs.replace(end, steps=ended)
+        end = msgspec.structs.replace(end, steps=tuple(ended))
         await self._keyvalue.write_keys(KeyWrite(mutations=[self._set(map, "end", _encode(end), _CANCELLED_MS)]))
         turns = asyncio.Semaphore(_AT_ONCE)
 
@@ -656,18 +613,12 @@ def _shown(
     task: TaskStatus | None = None,
     message_id: str | None = None,
     partition_id: str | None = None,
-) -> StepStatus:
-    return StepStatus(
-        path=step.path,
-        task=step.task,
-        queue=step.message.queue,
-        state=state,
-        error=None if task is None else task.error,
-        attempts=0 if task is None else task.attempts,
-        progress=None if task is None else task.progress,
-        note=None if task is None else task.note,
-        message_id=message_id,
-        partition_id=partition_id,
+) -> FlowStep:
+    shown = FlowStep(step.path, step.task, step.message.queue, state, message_id=message_id, partition_id=partition_id)
+    if task is None:
+        return shown
+    return msgspec.structs.replace(
+        shown, error=task.error, attempts=task.attempts, progress=task.progress, note=task.note
     )
 
 

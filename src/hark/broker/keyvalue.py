@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from hark.batching import Batcher
+from hark.broker.delivery.streams import admit_stream
 from hark.broker.sealing import SealedQueues
 from hark.broker.timers import FallbackPolls, Timers, Wakeup
 from hark.clock import MILLISECOND, SECOND
@@ -395,6 +396,14 @@ class Watchers:
             wakeup.cancel()
             watcher.close()
 
+    async def wait_for_change(
+        self, keys: Sequence[Key], entries: Sequence[KeyEntry | None], wait_seconds: float
+    ) -> None:
+        """Wait until one of the keys has another entry than this one, or for a number of seconds."""
+        known = [entry for entry in entries if entry is not None]
+        shown = {encode_key(entry.key): Shown(entry.key, entry.version) for entry in known}
+        await self.first_changes(await self.watch_keys(keys, shown), wait_seconds)
+
     def notify(self, notification: KeyNotification) -> None:
         """Notify the watchers of changed keys, by this or another server."""
         if not self._all:
@@ -439,13 +448,7 @@ class Watchers:
         return {"watchers": len(self._all), "keys": len(self._by_key), "prefixes": len(self._by_prefix)}
 
     def _admit(self) -> None:
-        if self._closed:
-            raise Unavailable("the server is shutting down; retry", code="stopping")
-        if len(self._all) >= self._most:
-            raise Overloaded(
-                f"{len(self._all)} clients already watch keys; retry later or raise limits.max_streams",
-                code="too_many_streams",
-            )
+        admit_stream(self._closed, len(self._all), self._most, "clients already watch keys")
 
     async def _begin(self, watcher: W, index: _Index, initial: bool) -> W:
         # Before the first read, so that a write during the read is noted.

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from hark.api.types.server import BusyQueue, Stopped, Waiting
+from hark.broker.delivery.streams import admit_stream
 from hark.broker.survey import Counting, Depths, Surveyor
 from hark.broker.tallies import Tallies, Tally
 from hark.broker.timers import Timer, Timers
 from hark.clock import MILLISECOND, SECOND
 from hark.engine.api import Engine
-from hark.errors import Overloaded, Unavailable
 
 
 class Rates(msgspec.Struct, frozen=True):
@@ -273,13 +273,7 @@ class Observer:
 
     def watch(self) -> Watcher:
         """Open a watch that receives the last sample and then one every second. Raises if there are too many."""
-        if self._closed:
-            raise Unavailable("the server is shutting down; retry", code="stopping")
-        if len(self.watchers) >= self._max_watchers:
-            raise Overloaded(
-                f"{len(self.watchers)} clients already watch this server; retry later or raise limits.max_streams",
-                code="too_many_streams",
-            )
+        admit_stream(self._closed, len(self.watchers), self._max_watchers, "clients already watch this server")
         watcher = Watcher(self, self.latest)
         self.watchers.add(watcher)
         self._surveyor.attend()

@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Literal, overload
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import msgspec
 
@@ -37,6 +36,8 @@ from hark.broker.schedule_state import (
 )
 from hark.broker.sealing import SealedQueues
 from hark.broker.timers import Timers, Wakeup
+from hark.broker.upkeep import level_of
+from hark.broker.work_queues import QueueLookup
 from hark.clock import SECOND
 from hark.engine.api import Engine
 from hark.errors import Conflict, EngineFailure, HarkError, NotFound
@@ -45,7 +46,8 @@ from hark.model import QUEUE_MODE, Key, KeyEntry, KeyRange, NewMessage
 log = logging.getLogger(__name__)
 
 _MAX_ERROR = 500
-_TRIES = 10
+_TRIES = 100
+"""Of a change, while other servers run the schedule."""
 _BACKOFF = (1 * SECOND, 2 * SECOND, 4 * SECOND, 8 * SECOND, 15 * SECOND, 30 * SECOND)
 """After failures. The last one is below `MISSED_AFTER`."""
 _UNREADABLE_PAUSE = 60 * SECOND
@@ -70,18 +72,25 @@ class Schedules:
     """The schedules of the store, and the task of this server that runs them."""
 
     def __init__(
-        self, keys: KeyValue, engine: Engine, sealed: SealedQueues, timers: Timers, random: Callable[[], float]
+        self,
+        keys: KeyValue,
+        engine: Engine,
+        sealed: SealedQueues,
+        lookup: QueueLookup,
+        timers: Timers,
+        random: Callable[[], float],
     ) -> None:
         self._keys = keys
         self._engine = engine
         self._sealed = sealed
+        self._lookup = lookup
         self._timers = timers
         self._random = random
         self._rang = asyncio.Event()
         self._wakeup = Wakeup(timers, self._rang.set)
         self._polls = engine.shared and not engine.follows
         self._task: asyncio.Task[None] | None = None
-        self._partitions: dict[tuple[str, str], str] = {}
+        self._held: Counter[str] = Counter()
         self.counts: Counter[str] = Counter({"runs": 0, "overlap": 0, "missed": 0, "failures": 0})
         """Runs, skipped due times by reason, and failures, of this server."""
 
@@ -93,17 +102,18 @@ class Schedules:
         An equal specification changes nothing. The due times change only with the timing.
         """
         await self._sealed.learn_of([spec.message.queue])
-        entry: KeyEntry | None
-        for _ in range(_TRIES):
-            try:
-                entry, current = await self._found(name, may_use, or_unreadable=True)
-            except NotFound:
-                entry = current = None
-            if current is not None and self._same(current.spec, spec):
-                return self.shown(current), False
-            wanted = self._wanted(name, spec, current, self._timers.now())
-            if await self._write(name, entry, current, wanted):
-                return self.shown(wanted), entry is None
+        with self._tries(name) as tries:
+            for _ in tries:
+                [entry] = await self._keys.fetch([key_of(name)])
+                current = None
+                if entry is not None:
+                    with suppress(EngineFailure):  # It is replaced.
+                        current = self._readable(entry, may_use)
+                if current is not None and self._same(current.spec, spec):
+                    return self.shown(current), False
+                wanted = self._wanted(name, spec, current, self._timers.now())
+                if await self._write(name, entry, current, wanted):
+                    return self.shown(wanted), entry is None
         raise _busy()
 
     def _wanted(self, name: str, spec: Spec, current: Schedule | None, now: int) -> Schedule:
@@ -130,7 +140,7 @@ class Schedules:
 
     async def get(self, name: str, may_use: MayUse) -> Schedule:
         """A schedule with a readable payload, and with the ids of the messages that are stored still."""
-        _, schedule = await self._found(name, may_use)
+        schedule = self._readable(await self._entry(name), may_use)
         spec = schedule.spec
         runs = []
         for run in schedule.recent:
@@ -181,61 +191,74 @@ class Schedules:
 
     async def run_now(self, name: str, may_use: MayUse) -> Run:
         """Push a message of a schedule now. Its due times do not change."""
-        for _ in range(_TRIES):
-            entry, schedule = await self._found(name, may_use)
-            now = self._timers.now()
-            run = Run(at=now, transaction_id=f"{name}@{time_text(now)}+now{entry.version}")
-            plain = self._open(schedule.spec.message)
-            message = msgspec.structs.replace(plain, transaction_id=run.transaction_id)
-            changed = msgspec.structs.replace(
-                schedule, runs=schedule.runs + 1, recent=(run, *schedule.recent)[:KEPT_RUNS]
-            )
-            written = await self._keys.write_keys(changes(name, entry, schedule, changed, messages=[message]))
-            if written.success:
-                self.counts["runs"] += 1
-                [outcome] = written.messages
-                self._note_partition(message, outcome)
-                return msgspec.structs.replace(run, message_id=outcome.message_id, partition_id=outcome.partition_id)
+        with self._tries(name) as tries:
+            for _ in tries:
+                entry = await self._entry(name)
+                schedule = self._readable(entry, may_use)
+                now = self._timers.now()
+                run = Run(at=now, transaction_id=f"{name}@{time_text(now)}+now{entry.version}")
+                plain = self._open(schedule.spec.message)
+                message = msgspec.structs.replace(plain, transaction_id=run.transaction_id)
+                changed = msgspec.structs.replace(
+                    schedule, runs=schedule.runs + 1, recent=(run, *schedule.recent)[:KEPT_RUNS]
+                )
+                written = await self._keys.write_keys(changes(name, entry, schedule, changed, messages=[message]))
+                if written.success:
+                    self.counts["runs"] += 1
+                    [outcome] = written.messages
+                    return msgspec.structs.replace(
+                        run, message_id=outcome.message_id, partition_id=outcome.partition_id
+                    )
         raise _busy()
 
     async def delete(self, name: str, may_use: MayUse) -> None:
         """Delete a schedule. Messages that it pushed stay."""
-        for _ in range(_TRIES):
-            entry, schedule = await self._found(name, may_use, or_unreadable=True)
-            if await self._write(name, entry, schedule, None):
-                return
+        with self._tries(name) as tries:
+            for _ in tries:
+                entry, schedule = await self._entry(name), None
+                with suppress(EngineFailure):
+                    schedule = self._readable(entry, may_use)
+                if await self._write(name, entry, schedule, None):
+                    return
         raise _busy()
 
     async def _change(self, name: str, may_use: MayUse, change: Callable[[Schedule, int], Schedule]) -> Schedule:
-        for _ in range(_TRIES):
-            entry, schedule = await self._found(name, may_use)
-            changed = change(schedule, self._timers.now())
-            if changed is schedule or await self._write(name, entry, schedule, changed):
-                return self.shown(changed)
+        with self._tries(name) as tries:
+            for _ in tries:
+                entry = await self._entry(name)
+                schedule = self._readable(entry, may_use)
+                changed = change(schedule, self._timers.now())
+                if changed is schedule or await self._write(name, entry, schedule, changed):
+                    return self.shown(changed)
         raise _busy()
 
-    @overload
-    async def _found(self, name: str, may_use: MayUse) -> tuple[KeyEntry, Schedule]: ...
-    @overload
-    async def _found(
-        self, name: str, may_use: MayUse, *, or_unreadable: Literal[True]
-    ) -> tuple[KeyEntry, Schedule | None]: ...
-    async def _found(
-        self, name: str, may_use: MayUse, *, or_unreadable: bool = False
-    ) -> tuple[KeyEntry, Schedule | None]:
-        """A schedule that the caller may use. `or_unreadable`: None for one that cannot be read."""
+    async def _entry(self, name: str) -> KeyEntry:
         [entry] = await self._keys.fetch([key_of(name)])
         if entry is None:
             raise not_found()
+        return entry
+
+    def _readable(self, entry: KeyEntry, may_use: MayUse) -> Schedule:
+        """A schedule that the caller may use. Raises `EngineFailure` if it cannot be read."""
         try:
             schedule = read_schedule(entry)
         except EngineFailure:
             may_use(None)
-            if not or_unreadable:
-                raise
-            return entry, None
+            raise
         may_use(schedule)
-        return entry, schedule
+        return schedule
+
+    @contextmanager
+    def _tries(self, name: str) -> Iterator[range]:
+        """Attempts to change a schedule. This server does not run it meanwhile, because each run refuses a change."""
+        self._held[name] += 1
+        try:
+            yield range(_TRIES)
+        finally:
+            self._held[name] -= 1
+            if not self._held[name]:
+                del self._held[name]
+                self._rang.set()
 
     async def _write(
         self, name: str, entry: KeyEntry | None, current: Schedule | None, changed: Schedule | None
@@ -262,34 +285,13 @@ class Schedules:
 
     # The messages of earlier runs --------------------------------------------------------------------------
 
-    def _note_partition(self, message: NewMessage, outcome: model.PushOutcome) -> None:
-        if outcome.partition_id is not None:
-            if len(self._partitions) >= 10_000:
-                self._partitions.clear()
-            self._partitions[message.queue, message.partition] = outcome.partition_id
-
     async def _message(self, template: NewMessage, run: Run) -> model.MessageView | None:
         """The message of a run, while it is stored."""
-        key = template.queue, template.partition
-        known = self._partitions.get(key)
-        if known is not None and (found := await self._engine.message(known, run.transaction_id)) is not None:
-            return found
-        partition = await self._partition(*key)  # The queue can have been deleted and created again.
-        if partition is None or partition == known:
-            return None
-        self._partitions[key] = partition
-        return await self._engine.message(partition, run.transaction_id)
-
-    async def _partition(self, queue: str, partition: str) -> str | None:
-        offset = 0
-        while True:
-            page = await self._engine.partition_stats(queue, search=partition, limit=AT_ONCE, offset=offset)
-            for one in page:
-                if one.name == partition:
-                    return one.id
-            if len(page) < AT_ONCE:
-                return None
-            offset += AT_ONCE
+        for fresh in (False, True):  # The queue can have been deleted and created again.
+            partition = await self._lookup.partition_id(template.queue, template.partition, fresh=fresh)
+            if partition is not None and (found := await self._engine.message(partition, run.transaction_id)):
+                return found
+        return None
 
     async def _overlap(self, schedule: Schedule, due_at: int, now: int) -> Skip | None:
         """Why a due time is skipped: the message of the run before is not settled. None: it is."""
@@ -335,11 +337,7 @@ class Schedules:
             try:
                 rest = not await self._turn()
             except HarkError as error:
-                log.log(
-                    logging.DEBUG if error.code == "store_unavailable" else logging.ERROR,
-                    "cannot run schedules; retrying every second: %s",
-                    error.text,
-                )
+                log.log(level_of(error), "cannot run schedules; retrying every second: %s", error.text)
                 self._wakeup.set(self._timers.now() + _STORE_PAUSE)
             except Exception:
                 log.exception("cannot run schedules; retrying every second")
@@ -360,11 +358,11 @@ class Schedules:
     async def _turn(self) -> bool:
         """Run what is due, at most a page of it. Returns whether something was due."""
         now = self._timers.now()
-        keys = await self._keys.fetch_range(KeyRange(prefix=DUE, limit=AT_ONCE))
+        keys = await self._fetch_due(AT_ONCE)
         due = [entry for entry in keys if int(entry.key[2]) <= now]
         if self._engine.shared and len(due) == AT_ONCE:
             # Other servers run them, too: of many, each server takes others, so that few checks fail.
-            keys = await self._keys.fetch_range(KeyRange(prefix=DUE, limit=_BACKLOG))
+            keys = await self._fetch_due(_BACKLOG)
             due = [entry for entry in keys if int(entry.key[2]) <= now]
             first = int(self._random() * max(0, len(due) - AT_ONCE + 1))
             due = due[first : first + AT_ONCE]
@@ -382,6 +380,11 @@ class Schedules:
             if isinstance(outcome, BaseException):
                 raise outcome
         return True
+
+    async def _fetch_due(self, limit: int) -> Sequence[KeyEntry]:
+        """The first keys of due times, without those of schedules that callers change."""
+        keys = await self._keys.fetch_range(KeyRange(prefix=DUE, limit=limit))
+        return [entry for entry in keys if entry.key[3] not in self._held]
 
     async def _step(self, due: KeyEntry, entry: KeyEntry | None, now: int) -> None:
         """Run one due time of a schedule, or record why that failed."""
@@ -440,8 +443,6 @@ class Schedules:
         written = await self._keys.write_keys(changes(schedule.name, entry, schedule, changed, messages=messages))
         if not written.success:
             return  # Another server was first, or a caller changed the schedule.
-        for message, outcome in zip(messages, written.messages, strict=True):
-            self._note_partition(message, outcome)
         self.counts["runs"] += len(messages)
         for number, skip in skips:
             self.counts[skip.reason] += number

@@ -191,9 +191,7 @@ class SealedQueues:
         """Dead letters with encrypted payloads and error texts."""
         return [
             msgspec.structs.replace(
-                letter,
-                message=self.seal([letter.message])[0],
-                error=self.seal_text(letter.message.queue, letter.error),
+                letter, message=self.seal([letter.message])[0], error=self.seal_text(letter.message.queue, letter.error)
             )
             for letter in letters
         ]

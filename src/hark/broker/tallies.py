@@ -276,13 +276,16 @@ class Tallies:
         for transaction, outcome in zip(requests, answers, strict=True):
             if isinstance(outcome, HarkError) or not outcome.success:
                 continue
-            settlements, settled = [], []
+            messages, pushed, settlements, settled = [], [], [], []
             for operation, result in zip(transaction.operations, outcome.results, strict=False):
                 if isinstance(operation, model.NewMessage) and isinstance(result, model.PushOutcome):
-                    self.pushed([[operation]], [[result]], alone=False)
+                    messages.append(operation)
+                    pushed.append(result)
                 elif isinstance(operation, model.Settlement) and isinstance(result, model.SettleOutcome):
                     settlements.append(operation)
                     settled.append(result)
+            if messages:
+                self.pushed([messages], [pushed], alone=False)
             if settlements:
                 self.settled([settlements], [settled], alone=False)
             if transaction.keys is not None and outcome.keys is not None:

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from hark.broker.flows import Flows, tree_of
-from hark.broker.keyvalue import KeyValue, Shown
+from hark.api.types.messages import TaskStatus
+from hark.broker.flows import ENDED, Flows, tree_of
+from hark.broker.keyvalue import KeyValue
 from hark.broker.sealing import SealedQueues
 from hark.clock import MILLISECOND, SECOND
 from hark.engine.api import Engine
+from hark.engine.keyvalue import REPEATED
 from hark.errors import HarkError, LeaseLost, NotFound
 from hark.ids import has_location, partition_id_of
-from hark.keys import encode_key
 from hark.model import (
     OWN,
     DeadLetterFilter,
@@ -85,24 +86,6 @@ class _Envelope(msgspec.Struct, rename="camel"):
     result_ttl: int | None = None
 
 
-class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a task, from its record and its message."""
-
-    state: TaskState
-    result: msgspec.Raw | None = None
-    """The result of a task that is done; None: none is stored, or not any more."""
-    error: str | None = None
-    """The error text of a failed task, with its traceback; of another one, that of its last attempt."""
-    attempts: int = 0
-    progress: float | None = None
-    note: str | None = None
-
-    @property
-    def final(self) -> bool:
-        """Whether the task has ended; a failed one can still be requeued."""
-        return self.state in ("done", "failed", "cancelled")
-
-
 _decode = msgspec.json.Decoder(TaskRecord).decode
 _encode = msgspec.json.Encoder().encode
 _decode_envelope = msgspec.json.Decoder(_Envelope).decode
@@ -156,14 +139,16 @@ class Tasks:
 
         async def settle_with(indexes: Sequence[int]) -> None:
             mutations = [writes[index] for index in indexes]
-            transaction = Transaction([items[index] for index in indexes], keys=KeyWrite(mutations=mutations))
-            outcome = await self._broker.transact(transaction)
-            if len(indexes) == 1:
-                outcomes[indexes[0]] = _settled(items[indexes[0]], outcome)
-            elif outcome.success:
+            settled = [items[index] for index in indexes]
+            outcome = await self._broker.transact(Transaction(settled, keys=KeyWrite(mutations=mutations), once=True))
+            if outcome.success:
                 outcomes.update((index, _settled(items[index], outcome, at)) for at, index in enumerate(indexes))
-            else:  # Nothing was changed. One of them was refused, and must not affect the others.
+            elif len(indexes) > 1:  # Nothing was changed. One of them was refused, and must not affect the others.
                 await _together([settle_with([index]) for index in indexes])
+            elif outcome.code == REPEATED and await self._is_stored(settled[0], *stored[indexes[0]]):
+                [outcomes[indexes[0]]] = await plain(settled)
+            else:
+                outcomes[indexes[0]] = _settled(settled[0], outcome)
 
         steps = {index: (end.flow, queue) for index, (end, queue) in stored.items() if end.flow is not None}
 
@@ -181,11 +166,18 @@ class Tasks:
                 await self._note_failure(items[index], end, queue, entry)
         return [outcomes[index] for index in range(len(items))]
 
+    async def _is_stored(self, item: Settlement, end: TaskEnd, queue: str) -> bool:
+        """Whether a completed task ended as this settlement says: then it repeats one whose answer was lost.
+
+        Else a consumer whose lease has ended comes after its successor.
+        """
+        [entry] = await self._keyvalue.fetch([_key(queue, _partition(item), end.transaction_id)])
+        return self._record(queue, entry) in (None, _record_of(item, end))
+
     def _end(self, item: Settlement, end: TaskEnd, queue: str) -> KeyMutation:
         """The write of the result of a task."""
-        state: Literal["done", "cancelled"] = "cancelled" if end.state == "cancelled" else "done"
-        record = TaskRecord(state, msgspec.Raw(end.result), message=_run_of(item))
-        return self._set(queue, _key(queue, _partition(item), end.transaction_id), record, end.ttl_ms)
+        key = _key(queue, _partition(item), end.transaction_id)
+        return self._set(queue, key, _record_of(item, end), end.ttl_ms)
 
     async def _note_failure(self, item: Settlement, end: TaskEnd, queue: str, before: KeyEntry | None) -> None:
         """Notify those who wait for a task that has just become a dead letter."""
@@ -237,52 +229,46 @@ class Tasks:
         deadline = timers.now() + round(wait_seconds * SECOND)
         while True:
             [entry] = await self._keyvalue.fetch([key])
-            status, entry = await self._status(queue, key, entry, group, message_id)
+            status, entry, _ = await self._status(queue, key, entry, group, message_id)
             left = deadline - timers.now()
-            if status.final or left <= 0:
+            if status.state in ENDED or left <= 0:
                 return status
-            shown = {} if entry is None else {encode_key(key): Shown(key, entry.version)}
-            watcher = await self._keyvalue.watchers.watch_keys([key], shown)
-            await self._keyvalue.watchers.first_changes(watcher, min(left, _LOOK_AGAIN) / SECOND)
+            await self._keyvalue.watchers.wait_for_change([key], [entry], min(left, _LOOK_AGAIN) / SECOND)
 
-    async def run(self, partition_id: str, transaction_id: str) -> tuple[TaskStatus, str | None]:
+    async def run(self, partition_id: str, transaction_id: str) -> tuple[TaskStatus, str]:
         """The state of a task, and the id of the message that it is now. Raises `NotFound`."""
         [queue] = await self._broker.queue_lookup.queues_of([partition_id])
         if queue is None:
             raise _unknown()
         key = _key(queue, partition_id, transaction_id)
         [entry] = await self._keyvalue.fetch([key])
-        status, entry = await self._status(queue, key, entry, None, "")
-        record = self._record(queue, entry)
-        if record is not None and record.message:
-            return status, record.message
-        view = await self._broker.message(partition_id, transaction_id)
-        return status, None if view is None else view.id
+        status, _, message_id = await self._status(queue, key, entry, None, "")
+        return status, message_id
 
     async def _status(
         self, queue: str, key: Key, entry: KeyEntry | None, group: str | None, message_id: str
-    ) -> tuple[TaskStatus, KeyEntry | None]:
-        """The state, and the record that it comes from."""
+    ) -> tuple[TaskStatus, KeyEntry | None, str]:
+        """The state, the record that it comes from, and the id of the message that was looked at."""
         partition_id, transaction_id = str(key[-2]), str(key[-1])
         while True:
             record = self._record(queue, entry)
             if record is not None and record.message and record.message < message_id:
                 record = None  # The ids of a partition sort in the order of the pushes.
             if record is not None and record.state in ("done", "cancelled"):
-                result = record.result if record.state == "done" else None
+                result = record.result if record.state == "done" else msgspec.UNSET
                 status = TaskStatus(state=record.state, result=result, progress=record.progress, note=record.note)
-                return status, entry
+                return status, entry, record.message
             name = transaction_id if record is None or not record.message else record.message
             view = await self._broker.message(partition_id, name)
-            found = None if view is None else _status_of(view, record, group)
-            if found is not None and not found.final:
-                return found, entry
+            found = None if view is None else (_status_of(view, record, group), entry, view.id)
+            if found is not None and found[0].state not in ENDED:
+                return found
             # It may have ended, or was requeued, after the record was read.
             [again] = await self._keyvalue.fetch([key])
             if (again and again.version) == (entry and entry.version):
                 if found is None:
                     raise _unknown()
-                return found, entry
+                return found
             entry = again
 
     async def _first_id(self, partition_id: str, transaction_id: str) -> str:
@@ -416,6 +402,12 @@ class Tasks:
 
 def _partition(item: Settlement) -> str:
     return item.partition_id or partition_id_of(item.transaction_id) or ""
+
+
+def _record_of(item: Settlement, end: TaskEnd) -> TaskRecord:
+    """The record of a task that was completed or cancelled."""
+    state: Literal["done", "cancelled"] = "cancelled" if end.state == "cancelled" else "done"
+    return TaskRecord(state, msgspec.Raw(end.result), message=_run_of(item))
 
 
 def _run_of(item: Settlement) -> str:

@@ -12,26 +12,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hark import model
 from hark.broker.keyvalue import KeyValue
 from hark.engine.api import Engine
 from hark.errors import HarkError
 from hark.keys import encode_key
-from hark.model import (
-    OWN,
-    Explain,
-    Facts,
-    GroupFacts,
-    Key,
-    KeyCheck,
-    KeyEntry,
-    KeyMutation,
-    KeyRange,
-    KeyWrite,
-    MessageFacts,
-    MessageFilter,
-    NewMessage,
-    PushOutcome,
-)
 from hark.model.messages import RESERVED, UniqueUntil
 
 if TYPE_CHECKING:
@@ -58,8 +43,8 @@ _decode = msgspec.json.Decoder(_Record).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def _key_of(item: NewMessage) -> Key:
-    return (OWN, "unique", item.queue, item.unique_key or "")
+def _key_of(item: model.NewMessage) -> model.Key:
+    return (model.OWN, "unique", item.queue, item.unique_key or "")
 
 
 class _Attempt:
@@ -68,20 +53,20 @@ class _Attempt:
     def __init__(self) -> None:
         self.pushed: list[int] = []
         """The indices of the pushed messages, in order."""
-        self.first: dict[Key, int] = {}
+        self.first: dict[model.Key, int] = {}
         """By key, the index of the message that gets it."""
         self.followers: list[tuple[int, int]] = []
         """Messages of the same request with a key that an earlier one gets: their indices, and those of the earlier."""
-        self.checks: list[KeyCheck] = []
-        self.mutations: list[KeyMutation] = []
+        self.checks: list[model.KeyCheck] = []
+        self.mutations: list[model.KeyMutation] = []
 
-    def take(self, index: int, item: NewMessage, key: Key, version: int | None) -> None:
+    def take(self, index: int, item: model.NewMessage, key: model.Key, version: int | None) -> None:
         """Push a message that gets its key, if the key still has this version."""
         self.first[key] = index
         self.pushed.append(index)
         record = _Record(item.partition, item.transaction_id or "", item.unique_until)
-        self.checks.append(KeyCheck(key, version))
-        self.mutations.append(KeyMutation(kind="set", key=key, value=_encode(record)))
+        self.checks.append(model.KeyCheck(key, version))
+        self.mutations.append(model.KeyMutation(kind="set", key=key, value=_encode(record)))
 
 
 class UniquePushes:
@@ -94,10 +79,10 @@ class UniquePushes:
         self._new_id = new_id
         self._ids: dict[tuple[int, bytes], str] = {}
         """Ids of messages that hold keys, by the version and the bytes of the key. Versions never repeat."""
-        self._cleaned: Key | None = None
+        self._cleaned: model.Key | None = None
         """The key after which the next step of the cleanup begins."""
 
-    async def push(self, items: Sequence[NewMessage]) -> list[PushOutcome]:
+    async def push(self, items: Sequence[model.NewMessage]) -> list[model.PushOutcome]:
         """Push messages, some of which have unique keys, in the order of the request."""
         self._broker.check_pushes()
         items = [
@@ -106,22 +91,22 @@ class UniquePushes:
             else msgspec.structs.replace(item, transaction_id=self._new_id())
             for item in items
         ]
-        outcomes: dict[int, PushOutcome] = {}
+        outcomes: dict[int, model.PushOutcome] = {}
         await self._push(items, range(len(items)), outcomes, {})
         return [outcomes[index] for index in range(len(items))]
 
     def _note_duplicate(
-        self, index: int, item: NewMessage, first: PushOutcome, outcomes: dict[int, PushOutcome]
+        self, index: int, item: model.NewMessage, first: model.PushOutcome, outcomes: dict[int, model.PushOutcome]
     ) -> None:
         outcomes[index] = outcome = msgspec.structs.replace(first, status="duplicate")
         self._broker.tallies.pushed([[item]], [[outcome]], alone=False)
 
     async def _push(
         self,
-        items: Sequence[NewMessage],
+        items: Sequence[model.NewMessage],
         indices: Sequence[int],
-        outcomes: dict[int, PushOutcome],
-        full: dict[str, PushOutcome],
+        outcomes: dict[int, model.PushOutcome],
+        full: dict[str, model.PushOutcome],
     ) -> None:
         """Push these messages in one write; in two halves if one of them is rejected. `full`: known full queues."""
         while indices:
@@ -133,7 +118,7 @@ class UniquePushes:
                     outcomes.update(zip(attempt.pushed, plain, strict=True))
                 return
             try:
-                written = await self._keyvalue.write_keys(KeyWrite(attempt.checks, attempt.mutations, messages))
+                written = await self._keyvalue.write_keys(model.KeyWrite(attempt.checks, attempt.mutations, messages))
             except HarkError as error:
                 if error.code not in _OF_ONE_ITEM:
                     raise
@@ -145,7 +130,7 @@ class UniquePushes:
                     return
                 [index] = attempt.pushed
                 item = items[index]
-                outcomes[index] = _rejected(item, error)
+                outcomes[index] = model.PushOutcome("failed", item.transaction_id, None, None, error.code, error.text)
                 if error.code == "queue_full":
                     full[item.queue] = outcomes[index]
                 indices = [index for index in waiting if index not in attempt.pushed]
@@ -161,10 +146,10 @@ class UniquePushes:
 
     async def _prepare(
         self,
-        items: Sequence[NewMessage],
+        items: Sequence[model.NewMessage],
         indices: Sequence[int],
-        outcomes: dict[int, PushOutcome],
-        full: dict[str, PushOutcome],
+        outcomes: dict[int, model.PushOutcome],
+        full: dict[str, model.PushOutcome],
     ) -> _Attempt:
         """Look at the keys of these messages. The outcomes of duplicates are known then."""
         keys = {_key_of(items[index]): None for index in indices if items[index].unique_key is not None}
@@ -189,10 +174,10 @@ class UniquePushes:
 
     # Who holds a key ---------------------------------------------------------------------------------------
 
-    async def _holders(self, entries: Sequence[KeyEntry]) -> dict[Key, PushOutcome]:
+    async def _holders(self, entries: Sequence[model.KeyEntry]) -> dict[model.Key, model.PushOutcome]:
         """By key, the messages that still hold it, as the outcome of a push that is a duplicate of them."""
         records = {entry.key: _decode(entry.value) for entry in entries}
-        ids: dict[Key, str | None] = {}
+        ids: dict[model.Key, str | None] = {}
         for first in range(0, len(entries), STEP):  # Together, but not so many that other calls wait for them.
             part = entries[first : first + STEP]
             found = await asyncio.gather(*(self._message_id(entry, records[entry.key]) for entry in part))
@@ -200,7 +185,7 @@ class UniquePushes:
         wanted = {key: message_id for key, message_id in ids.items() if message_id is not None}
         if not wanted:
             return {}
-        answers = await self._engine.explain([Explain(message_id) for message_id in wanted.values()])
+        answers = await self._engine.explain([model.Explain(message_id) for message_id in wanted.values()])
         holders = {}
         for key, facts in zip(wanted, answers, strict=True):
             if isinstance(facts, HarkError):
@@ -209,15 +194,15 @@ class UniquePushes:
             elif not is_free(facts, records[key].until):
                 message = facts.message
                 transaction_id = records[key].transaction_id
-                holders[key] = PushOutcome("duplicate", transaction_id, message.id, message.partition_id)
+                holders[key] = model.PushOutcome("duplicate", transaction_id, message.id, message.partition_id)
         return holders
 
-    async def _message_id(self, entry: KeyEntry, record: _Record) -> str | None:
+    async def _message_id(self, entry: model.KeyEntry, record: _Record) -> str | None:
         """The id of the message of a record; None if it is not stored."""
         identity = (entry.version, encode_key(entry.key))
         if identity not in self._ids:
             queue = str(entry.key[2])
-            latest = await self._engine.messages(MessageFilter(queue=queue, partition=record.partition, limit=1))
+            latest = await self._engine.messages(model.MessageFilter(queue=queue, partition=record.partition, limit=1))
             if not latest:
                 return None
             view = await self._engine.message(latest[0].partition_id, record.transaction_id)
@@ -226,7 +211,7 @@ class UniquePushes:
             self._remember(entry.key, entry.version, view.id)
         return self._ids[identity]
 
-    def _remember(self, key: Key, version: int, message_id: str | None) -> None:
+    def _remember(self, key: model.Key, version: int, message_id: str | None) -> None:
         if message_id is not None:
             if len(self._ids) >= _MOST_IDS:
                 self._ids.clear()
@@ -238,7 +223,7 @@ class UniquePushes:
         """Remove records of messages that hold their keys no longer, among the next ones. Returns their number."""
         removed = idle_steps = 0
         while idle_steps < STEPS:  # A limit of all steps would let the records grow for ever under a high load.
-            page = KeyRange(prefix=(OWN, "unique"), after=self._cleaned, limit=STEP)
+            page = model.KeyRange(prefix=(model.OWN, "unique"), after=self._cleaned, limit=STEP)
             [entries] = await self._engine.list_keys([page])
             self._cleaned = entries[-1].key if len(entries) == STEP else None
             holders = await self._holders(entries)
@@ -246,7 +231,10 @@ class UniquePushes:
                 *(
                     # A record that was replaced since then stays.
                     self._keyvalue.write_keys(
-                        KeyWrite([KeyCheck(entry.key, entry.version)], [KeyMutation(kind="delete", key=entry.key)])
+                        model.KeyWrite(
+                            [model.KeyCheck(entry.key, entry.version)],
+                            [model.KeyMutation(kind="delete", key=entry.key)],
+                        )
                     )
                     for entry in entries
                     if entry.key not in holders
@@ -259,7 +247,7 @@ class UniquePushes:
         return removed
 
 
-def is_free(facts: Facts, until: UniqueUntil) -> bool:
+def is_free(facts: model.Facts, until: UniqueUntil) -> bool:
     """Whether a message holds its key no longer."""
     message = facts.message
     if not message.stored:
@@ -271,23 +259,15 @@ def is_free(facts: Facts, until: UniqueUntil) -> bool:
         return True
     if message.owner is not None and not groups:  # Its only group was deleted.
         return True
-    if _has_expired(message, facts.at):
+    if message.expires_at is not None and message.expires_at <= facts.at:
         return all(group.settled or group.lease is None for group in groups)
     return bool(groups) and all(_is_over(group) for group in groups)
 
 
-def _is_over(group: GroupFacts) -> bool:
+def _is_over(group: model.GroupFacts) -> bool:
     return group.settled or group.dead is not None or group.begins_after is not None
 
 
-def _has_begun(group: GroupFacts) -> bool:
+def _has_begun(group: model.GroupFacts) -> bool:
     """Whether a consumer of the group has received the message."""
     return _is_over(group) or group.lease is not None or (group.retry is not None and group.retry.attempts > 0)
-
-
-def _has_expired(message: MessageFacts, now: int) -> bool:
-    return message.expires_at is not None and message.expires_at <= now
-
-
-def _rejected(item: NewMessage, error: HarkError) -> PushOutcome:
-    return PushOutcome("failed", item.transaction_id, None, None, error.code, error.text)

@@ -1,4 +1,4 @@
-"""Background tasks of a server: expiry, retention, cleanup, maintenance flags and readiness."""
+"""Background tasks of a server: expiry, retention, cleanup, inbox, maintenance flags and readiness."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from hark.broker.tallies import EngineCalls, Operations
 from hark.clock import SECOND, Clock
-from hark.engine.api import Engine
+from hark.engine.api import Engine, Inbox, NoteMoved, Seal
 from hark.errors import HarkError
 from hark.model import DeadLetterFilter
 from hark.prometheus import CALL_SECONDS, Histogram
@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 _STEP = 1000
 _LONGEST_SLEEP = 1.0
+_INBOX_PAUSE = 1.0
 _FLAGS_INTERVAL = 1.0
 _LATENESS_INTERVAL = 0.5
 DEAD_LETTERS_AT_ONCE = 500
@@ -48,10 +49,30 @@ async def keep_expiring(engine: Engine, clock: Clock) -> None:
             if expired.next_due is not None:
                 sleep = min(sleep, max(0.0, (expired.next_due - clock.now()) / SECOND))
         except HarkError as error:
-            # The log has the failure of the store already.
-            level = logging.DEBUG if error.code == "store_unavailable" else logging.ERROR
-            log.log(level, "cannot expire leases; retrying every second: %s", error)
+            log.log(level_of(error), "cannot expire leases; retrying every second: %s", error)
         await asyncio.sleep(sleep)
+
+
+def level_of(error: HarkError) -> int:
+    """The level at which to log a failure that is tried again. The log has a failure of the store already."""
+    return logging.DEBUG if error.code == "store_unavailable" else logging.ERROR
+
+
+async def keep_moving(
+    inbox: Inbox, seal: Seal, note: NoteMoved, learn: Callable[[], Awaitable[None]], is_stopped: Callable[[], bool]
+) -> None:
+    """Move messages from the inbox of the store as they are committed. `learn` reads which queues are encrypted."""
+    async with inbox.listening():
+        while True:
+            await inbox.wait()
+            try:
+                if is_stopped():
+                    await asyncio.sleep(_INBOX_PAUSE)
+                elif await inbox.move(seal, note):
+                    await learn()
+            except HarkError as error:
+                log.log(level_of(error), "cannot move messages from the inbox; retrying every second: %s", error)
+                await asyncio.sleep(_INBOX_PAUSE)
 
 
 async def keep_learning(refresh: Callable[[], Awaitable[None]]) -> None:

@@ -76,6 +76,8 @@ class QueueLookup:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._known: dict[str, str] = {}
+        self._ids: dict[tuple[str, str], str] = {}
+        """The ids of partitions by the names of their queue and their own."""
 
     async def queues_of(self, ids: Sequence[str]) -> list[str | None]:
         """The queue of each id; None if there is none."""
@@ -87,6 +89,23 @@ class QueueLookup:
             found = zip(unknown, await self._engine.queues_of(unknown), strict=True)
             self._known |= {partition: queue for partition, queue in found if queue is not None}
         return [None if one is None else self._known.get(one) for one in partitions]
+
+    async def partition_id(self, queue: str, name: str, *, fresh: bool = False) -> str | None:
+        """The id of a partition by its name. `fresh`: the queue can have been deleted and created again."""
+        known = None if fresh else self._ids.get((queue, name))
+        if known is not None and (await self.queues_of([known]))[0] == queue:
+            return known
+        if len(self._ids) >= _KEPT:
+            self._ids.clear()
+        offset, page = 0, None
+        while page is None or len(page) == _PAGE:
+            page = await self._engine.partition_stats(queue, search=name, limit=_PAGE, offset=offset)
+            offset += _PAGE
+            for one in page:
+                if one.name == name:
+                    self._ids[queue, name] = one.id
+                    return one.id
+        return None
 
 
 # Work queues are ordinary queues whose shared default group removes settled messages. This part has what is special:
@@ -124,7 +143,15 @@ class WorkQueues:
         oldest = now - _REMEMBERED
         missing = [queue for queue in queues if self._made.get(queue, 0) < oldest]
         if missing:
-            await self._broker.engine.make_queues([_spec(queue, queues[queue]) for queue in missing])
+            # With these labels, or those of a push (rule 2).
+            labels = {queue: queues[queue] or labels_of(queue) for queue in missing}
+            options = model.QueueOptions(drop_settled=True)
+            await self._broker.engine.make_queues(
+                [
+                    model.QueueSpec(name=queue, namespace=namespace, task=task, options=options)
+                    for queue, (namespace, task) in labels.items()
+                ]
+            )
             known = {queue: seen for queue, seen in self._made.items() if seen >= oldest}
             self._made = known | dict.fromkeys(missing, now)
 
@@ -185,12 +212,7 @@ class WorkQueues:
         return model.PopRequest(queue=queue, group_mode="shared", lease_ms=lasts, consumer=consumer)
 
     async def poll(
-        self,
-        queue: str,
-        wait_seconds: float = 0,
-        gone: Gone | None = None,
-        consumer: str = "",
-        labels: Labels = None,
+        self, queue: str, wait_seconds: float = 0, gone: Gone | None = None, consumer: str = "", labels: Labels = None
     ) -> model.PopResult:
         """Pop the next message, or wait for it."""
         await self.prepare({queue: labels})
@@ -210,9 +232,3 @@ class WorkQueues:
         settlement = model.Settlement(message_id, "", status, receipt, error, delay_ms)
         [outcome] = await self._broker.settle([settlement])
         return outcome
-
-
-def _spec(queue: str, labels: Labels) -> model.QueueSpec:
-    """A new queue with the options of work queues, and with these labels or those of a push (rule 2)."""
-    namespace, task = labels or labels_of(queue)
-    return model.QueueSpec(name=queue, namespace=namespace, task=task, options=model.QueueOptions(drop_settled=True))

@@ -192,7 +192,6 @@ def _writable(directory: Path) -> Check:
 
 
 def _disk(directory: Path, min_free_bytes: int) -> Check:
-    """Check the free disk space."""
     from hark.engine.sqlite.store import least_free
 
     disk = shutil.disk_usage(_existing(directory))

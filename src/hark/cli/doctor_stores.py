@@ -111,7 +111,6 @@ async def _transactions(pool: Pool) -> Check:
 
 
 async def _dead_rows(pool: Pool) -> Check:
-    """Check the number of dead rows."""
     row: Any = await pool.fetchrow(
         "select coalesce(sum(n_dead_tup), 0)::bigint, coalesce(sum(n_live_tup), 0)::bigint"
         " from pg_stat_user_tables where schemaname = 'hark' and relname in ('partitions', 'positions')"
@@ -260,7 +259,6 @@ def _removal(pointer: Pointer, now: int, grace_seconds: int) -> Check:
 
 
 def _costs(bucket: Bucket, settings: Settings) -> Check:
-    """Estimate the price of requests to the store."""
     get, put = settings.s3.get_dollars / 1000, settings.s3.put_dollars / 1000
     price = Price(name="settings", get_per_thousand=get, put_per_thousand=put)
     idle = estimate(strategy_from(settings), price=price).dollars_per_month

@@ -532,7 +532,6 @@ def import_(
 
 
 def _split(parts: Iterator[bytes]) -> Iterator[bytes]:
-    """Split a stream into lines."""
     rest = b""
     for part in parts:
         *complete, rest = (rest + part).split(b"\n")

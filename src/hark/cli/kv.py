@@ -69,7 +69,7 @@ def put(
     given = sys.stdin.buffer.read() if value is None else value.encode(errors="surrogateescape")
     body = json_or_text(given, "the value", text=text, hint=_HINT)
     answer = server.ask(operations.KEYVAL_PUT_KEY, *_segments(key), query={"expiresIn": expires_in}, body=body)
-    say(f"version {answer.versionstamp}")
+    say(f"version {answer.value}")
 
 
 @command(app, "delete", "hark kv delete users/ada", "hark kv delete users --tree --yes")

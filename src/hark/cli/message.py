@@ -1,4 +1,4 @@
-"""`hark message`, `hark explain`, `hark leases` and `hark trace`."""
+"""`hark message`, `hark explain`, `hark leases`, `hark trace` and `hark flow`."""
 
 from __future__ import annotations
 
@@ -263,3 +263,55 @@ def by_name(
         spare=("Partition", "Group", "Transaction ID"),
     )
     say_rest(len(page.items), offset, page.total)
+
+
+# Flows -----------------------------------------------------------------------------------------------------
+
+flows = make_app(
+    "Show and cancel flows: chains and groups of tasks.",
+    "hark flow show images FLOW_ID",
+    "hark flow cancel images FLOW_ID",
+)
+FlowId = Annotated[str, argument("FLOW_ID", "ID of the flow.", empty=False)]
+
+
+@command(flows, "show", "hark flow show images FLOW_ID", "hark flow show images FLOW_ID --json | jq '.steps[].state'")
+def show_flow(server: Server, queue: params.QueueName, flow_id: FlowId) -> None:
+    """Show the state of a flow and of each of its steps.
+
+    QUEUE is the queue of the first step.
+    """
+    flow = server.ask(operations.SHOW_FLOW, queue, flow_id)
+    result = None if flow.result is msgspec.UNSET else bytes(flow.result)
+    error = None if flow.error is None else flow.error.partition("\n")[0]
+    details([("State", flow.state), ("Error", error), ("Result", result)])
+    table(
+        flow.steps,
+        {
+            "Step": lambda step: step.path,
+            "Task": lambda step: step.task,
+            "Queue": lambda step: step.queue,
+            "State": lambda step: step.state,
+            "Attempts": lambda step: step.attempts or None,
+            "Progress": lambda step: None if step.progress is None else f"{step.progress:.0%}",
+            "Note": lambda step: step.note,
+            "Message ID": lambda step: step.message_id,
+        },
+        empty="no steps are known any more",
+        spare=("Note", "Progress", "Attempts", "Queue"),
+    )
+
+
+@command(flows, "cancel", "hark flow cancel images FLOW_ID")
+def cancel_flow(server: Server, queue: params.QueueName, flow_id: FlowId) -> None:
+    """Cancel a flow: no further step runs.
+
+    Steps that no worker has received are removed, and running ones are cancelled.
+    """
+    server.ask(
+        operations.CANCEL_FLOW,
+        queue,
+        flow_id,
+        failure=lambda answer: None if answer.success else Failure("the flow has ended before", code="flow_ended"),
+    )
+    say(f"cancelled flow {flow_id}")

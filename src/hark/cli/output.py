@@ -212,7 +212,6 @@ def details(pairs: Iterable[tuple[str, object]]) -> None:
 
 
 def _cell(value: object) -> str:
-    """Format a value for people."""
     match value:
         case None | "":
             return "-"

@@ -165,7 +165,6 @@ def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
 
 
 def _push(server: Server, items: list[Item]) -> list[types.delivery.PushAnswer]:
-    """Push one batch."""
     answer = server.call(operations.PUSH, body={"items": items})
     if server.as_json:
         raw(answer.body)
@@ -173,12 +172,10 @@ def _push(server: Server, items: list[Item]) -> list[types.delivery.PushAnswer]:
 
 
 def _summary(counts: Counter[str]) -> str:
-    """Return the number of messages by status."""
     return ", ".join(f"{count} {status}" for status, count in counts.items()) or "no messages pushed"
 
 
 def _show(outcomes: list[types.delivery.PushAnswer]) -> None:
-    """Print the outcome of each message."""
     table(
         outcomes,
         {

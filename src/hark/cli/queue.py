@@ -214,13 +214,12 @@ def resume(server: Server, queue: params.QueueName) -> None:
 def _order(
     server: Server,
     done: str,
-    operation: operations.Operation[types.queues.Paused | types.queues.Purged],
+    operation: operations.Operation[types.queues.OfQueue[Any]],
     queue: str,
     group: str | None = None,
 ) -> None:
-    """Pause, resume or purge a queue, or one group of it."""
     outcome = server.ask(operation, queue) if group is None else server.ask(operation, queue, group)
-    count = f" ({outcome.purged} messages)" if isinstance(outcome, types.queues.Purged) else ""
+    count = f" ({outcome.value} messages)" if done == "purged" else ""
     say(f"{done} {f'queue {queue}' if group is None else f'group {group} in queue {queue}'}{count}")
 
 

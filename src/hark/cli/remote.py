@@ -210,7 +210,6 @@ class Server(msgspec.Struct, frozen=True):
             raise Failure(self._unreachable(error, timeout, connecting=False)) from error
 
     def _request(self, method: str, route: str, query: Query | None, body: object) -> urllib.request.Request:
-        """Build the HTTP request."""
         parts = {
             name: str(value).lower() if isinstance(value, bool) else str(value)
             for name, value in (query or {}).items()

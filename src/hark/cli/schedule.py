@@ -10,6 +10,7 @@ from hark.api import operations, types
 from hark.cli import params
 from hark.cli.command import command, make_app
 from hark.cli.output import confirm, details, say, table
+from hark.cli.params import argument, flag, option
 from hark.cli.remote import Server, json_or_text
 
 app = make_app(
@@ -18,9 +19,7 @@ app = make_app(
     "hark schedule list",
     "hark schedule show nightly",
 )
-ScheduleName = Annotated[
-    str, typer.Argument(metavar="NAME", callback=params.not_empty, help="Name of the schedule.", show_default=False)
-]
+ScheduleName = Annotated[str, argument("NAME", "Name of the schedule.", empty=False)]
 _HINT = """hark schedule put nightly reports '{"kind": "daily"}' --cron '0 2 * * *'"""
 
 
@@ -34,48 +33,31 @@ def put(
     server: Server,
     name: ScheduleName,
     queue: params.QueueName,
-    payload: Annotated[
-        str | None, typer.Argument(metavar="PAYLOAD", help="Payload of the messages, as JSON.", show_default="null")
-    ] = None,
-    text: Annotated[bool, typer.Option("--text", help="Send the payload as a JSON string.")] = False,
+    payload: Annotated[str | None, argument("PAYLOAD", "Payload of the messages, as JSON.", default="null")] = None,
+    text: Annotated[bool, flag("Send the payload as a JSON string.", "--text")] = False,
     cron: Annotated[
-        str | None,
-        typer.Option(metavar="EXPRESSION", help="Minute, hour, day of month, month, day of week; or @daily."),
+        str | None, option("EXPRESSION", "Minute, hour, day of month, month, day of week; or @daily.")
     ] = None,
-    every: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Interval: seconds, or with units such as 5m or 1h30m.")
-    ] = None,
-    timezone: Annotated[
-        str | None, typer.Option(metavar="ZONE", help="Time zone of --cron.", show_default="UTC")
-    ] = None,
+    every: Annotated[str | None, option("TIME", "Interval: seconds, or with units such as 5m or 1h30m.")] = None,
+    timezone: Annotated[str | None, option("ZONE", "Time zone of --cron.", default="UTC")] = None,
     start_at: Annotated[
-        str | None, typer.Option(metavar="TIME", help="No due time is before this time (ISO 8601, UTC by default).")
+        str | None, option("TIME", "No due time is before this time (ISO 8601, UTC by default).")
     ] = None,
-    jitter: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Delay each due time by a part of this time.")
-    ] = None,
+    jitter: Annotated[str | None, option("TIME", "Delay each due time by a part of this time.")] = None,
     overlap: Annotated[
         str | None,
-        typer.Option(
-            metavar="allow|skip",
-            help="skip: skip a due time while the message of the run before is not settled.",
-            show_default="allow",
+        option(
+            "allow|skip",
+            "skip: skip a due time while the message of the run before is not settled.",
+            default="allow",
         ),
     ] = None,
     catch_up: Annotated[
-        str | None,
-        typer.Option(metavar="none|latest|all", help="Which missed due times are pushed later.", show_default="latest"),
+        str | None, option("none|latest|all", "Which missed due times are pushed later.", default="latest")
     ] = None,
-    partition: Annotated[
-        str | None,
-        typer.Option(metavar="PARTITION", callback=params.not_empty, help="Partition.", show_default="Default"),
-    ] = None,
-    priority: Annotated[
-        int | None, typer.Option(min=0, max=9, metavar="N", help="Priority of the messages.", show_default="0")
-    ] = None,
-    ttl: Annotated[
-        int | None, typer.Option(min=1, metavar="MS", help="Time to live of the messages, in milliseconds.")
-    ] = None,
+    partition: Annotated[str | None, option("PARTITION", "Partition.", empty=False, default="Default")] = None,
+    priority: Annotated[int | None, option("N", "Priority of the messages.", least=0, most=9, default="0")] = None,
+    ttl: Annotated[int | None, option("MS", "Time to live of the messages, in milliseconds.", least=1)] = None,
 ) -> None:
     """Create a schedule, or replace its settings.
 
@@ -107,16 +89,14 @@ def put(
 def list_schedules(
     server: Server,
     queue: params.OnlyQueue = None,
-    search: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Only schedules whose name contains this text.")
-    ] = None,
+    search: Annotated[str | None, option("TEXT", "Only schedules whose name contains this text.")] = None,
     limit: params.Limit = 1000,
     offset: params.Offset = 0,
 ) -> None:
     """List schedules with their next and last runs."""
     query = {"queue": queue, "search": search, "limit": limit, "offset": offset}
     table(
-        server.ask(operations.LIST_SCHEDULES, query=query).schedules,
+        server.ask(operations.LIST_SCHEDULES, query=query).items,
         {
             "Name": lambda s: s.name,
             "Queue": lambda s: s.queue,

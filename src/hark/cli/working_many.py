@@ -7,13 +7,12 @@ for whatever reason. The processes of a server are supervised by the same code (
 from __future__ import annotations
 
 import asyncio
-import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
@@ -22,14 +21,14 @@ from hark.cli.output import FAILED
 from hark.cli.working import LiveDisplay, LogDisplay, ProcessLine, QueueLine, Report, TaskLine, View, display_for, log
 from hark.errors import HarkError
 from hark.prometheus import counter, gauge, one, text
-from hark.serving.merging import Merger, packed, unpacked
-from hark.serving.supervising import reason, supervise
+from hark.serving.supervising import ChildProcess, Merger, packed, reason, supervise, unpacked
 from hark.worker.stats import OUTCOMES, Health, HealthEndpoint
 from hark.worker.worker import WorkerRunOptions, plan_for
 
 if TYPE_CHECKING:
     from hark.settings import Settings
 
+Line = TypeVar("Line", TaskLine, QueueLine)
 _LOOK_SECONDS = 0.25
 _LONGEST = 16 * 2**20
 """Maximum size of a report in bytes."""
@@ -41,17 +40,13 @@ _COUNTS = ("done", "failed", "retried", "dead")
 _SUMMED = (*OUTCOMES, "running", "stuck", "slots", "per_second", "polls", "empty_polls")
 
 
-class WorkerProcess:
+class WorkerProcess(ChildProcess):
     """A process of the worker."""
 
     def __init__(self, number: int, arguments: Sequence[str], show: Callable[[str], None] | None) -> None:
-        self.number = number
-        self.serves = False
-        """Whether the process reported, and has not exited since."""
+        super().__init__(number)
         self.reported = False
         """Whether the last process reported."""
-        self.lives = 0
-        """Number of processes so far."""
         self.report: Report | None = None
         """The last report."""
         self.unread: list[tuple[int, str]] = []
@@ -61,8 +56,6 @@ class WorkerProcess:
         self._arguments = arguments
         self._show = show
         """Shows a line of output above the live view. None: the process has the same output as this one."""
-        self._process: asyncio.subprocess.Process | None = None
-        self._writer: asyncio.StreamWriter | None = None
         self._following: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -106,22 +99,8 @@ class WorkerProcess:
         self.lives += 1
         self._following.append(asyncio.create_task(self._follow(reader)))
 
-    def send(self, number: signal.Signals) -> bool:
-        """Send a signal to the process, if it runs. Returns whether it does."""
-        if self._process is None or self._process.returncode is not None:
-            return False
-        self._process.send_signal(number)
-        return True
-
-    async def ended(self) -> int:
-        """Wait until the process exits and all that it reported is read. Returns its exit code."""
-        if self._process is None or self._writer is None:
-            return 0
-        code = await self._process.wait()
+    async def _exited(self) -> None:
         await asyncio.gather(*self._following)
-        self._writer.close()
-        self.serves = False
-        return code
 
     @property
     def line(self) -> ProcessLine:
@@ -177,13 +156,16 @@ def together(views: Sequence[View], *, ended: bool = False) -> View:
     )
 
 
+def _by_name(lines: Iterable[Line]) -> dict[str, list[Line]]:
+    by_name: dict[str, list[Line]] = {}
+    for line in lines:
+        by_name.setdefault(line.name, []).append(line)
+    return by_name
+
+
 def _tasks(views: Sequence[View]) -> list[TaskLine]:
-    by_name: dict[str, list[TaskLine]] = {}
-    for view in views:
-        for line in view.tasks:
-            by_name.setdefault(line.name, []).append(line)
     found = []
-    for name, lines in sorted(by_name.items()):
+    for name, lines in sorted(_by_name(line for view in views for line in view.tasks).items()):
         sums = {field: sum(getattr(line, field) for line in lines) for field in (*_COUNTS, "ended")}
         spent = sum(line.mean_ms * line.ended for line in lines if line.mean_ms is not None)
         found.append(TaskLine(name=name, mean_ms=spent / sums["ended"] if sums["ended"] else None, **sums))
@@ -191,17 +173,13 @@ def _tasks(views: Sequence[View]) -> list[TaskLine]:
 
 
 def _queues(views: Sequence[View]) -> list[QueueLine]:
-    by_name: dict[str, list[QueueLine]] = {}
-    for view in views:
-        for line in view.queues:
-            by_name.setdefault(line.name, []).append(line)
     return [
         QueueLine(
             name=name,
             weight=lines[-1].weight,
             **{field: sum(getattr(line, field) for line in lines) for field in (*_COUNTS, "running")},
         )
-        for name, lines in by_name.items()
+        for name, lines in _by_name(line for view in views for line in view.queues).items()
     ]
 
 

@@ -2,40 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Literal, TypedDict, Unpack
+from typing import Literal
 
-from hark.api import operations
-from hark.api.types import Page
-from hark.api.types.dead_letters import ListedDeadLetter, RequeuedDeadLetter
-from hark.api.types.flows import FlowStatus
-from hark.api.types.groups import (
-    DeletedGroup,
-    LaggingPosition,
-    ListedGroup,
-    Resubscribed,
-    SeekBody,
-    ShownPosition,
-    SubscriptionBody,
-    WaitingConsumer,
-)
-from hark.api.types.keys import KeyvalMetrics
-from hark.api.types.messages import (
-    ActiveLease,
-    ExplainedMessage,
-    ListedMessage,
-    NamedTrace,
-    ShownMessage,
-    TraceBody,
-    TraceEvent,
-    TraceName,
-)
-from hark.api.types.queues import ListedQueue, Namespace, Overview, Task
-from hark.api.types.server import Health, Maintenance, MaintenanceBody, SystemMetrics
-from hark.client.arguments import Identified, Wrapped, a_moment, ids_of, json_value, optional_moment
+from hark.api import operations, types
+from hark.client import arguments
+from hark.client.arguments import Identified, Wrapped, a_moment, a_name, ids_of, json_value, optional_moment
 from hark.client.calling import Caller
-from hark.errors import Conflict, InvalidInput, NotFound, Unavailable
+from hark.errors import InvalidInput, Unavailable
 from hark.model import Limits, MessageState, SeekOutcome
 
 
@@ -63,7 +38,7 @@ class Traces:
         """
         partition, transaction = ids_of(message, partition_id, transaction_id)
         delivered = getattr(message, "delivered", message)
-        body = TraceBody(
+        body = types.messages.TraceBody(
             partition_id=partition,
             transaction_id=transaction,
             data=json_value(data, "data"),
@@ -71,7 +46,7 @@ class Traces:
             event_type=event,
             trace_names=[names] if isinstance(names, str) else list(names),
         )
-        return (await self._caller.ask(operations.RECORD, body=body)).trace_id
+        return (await self._caller.ask(operations.RECORD, body=body)).value
 
     async def of(
         self,
@@ -81,18 +56,18 @@ class Traces:
         transaction_id: str | None = None,
         limit: int = 1000,
         offset: int = 0,
-    ) -> tuple[TraceEvent, ...]:
+    ) -> tuple[types.messages.TraceEvent, ...]:
         """The trace events of a message, oldest first."""
         partition, transaction = ids_of(message, partition_id, transaction_id)
         query = {"limit": limit, "offset": offset}
         return (await self._caller.ask(operations.LIST_OF_MESSAGE, partition, transaction, query=query)).value
 
-    async def by_name(self, name: str, *, limit: int = 100, offset: int = 0) -> Page[NamedTrace]:
+    async def by_name(self, name: str, *, limit: int = 100, offset: int = 0) -> types.Page[types.messages.NamedTrace]:
         """The trace events with a name, over all messages, newest first."""
         query = {"limit": limit, "offset": offset}
         return await self._caller.ask(operations.LIST_BY_NAME, name, query=query)
 
-    async def names(self, *, limit: int = 50, offset: int = 0) -> Page[TraceName]:
+    async def names(self, *, limit: int = 50, offset: int = 0) -> types.Page[types.messages.TraceName]:
         """The names of recorded trace events."""
         query = {"limit": limit, "offset": offset}
         return await self._caller.ask(operations.LIST_NAMES, query=query)
@@ -119,7 +94,7 @@ class Admin:
         sort: Literal["newest", "name", "backlog"] = "newest",
         limit: int = 10_000,
         offset: int = 0,
-    ) -> tuple[ListedQueue, ...]:
+    ) -> tuple[types.queues.ListedQueue, ...]:
         """List queues with their message counts.
 
         `search` matches a part of the name. `sort` is `newest` (newest queue first), `name`, or `backlog` (largest
@@ -128,21 +103,23 @@ class Admin:
         query = {"search": search, "namespace": namespace, "task": task, "sort": sort, "limit": limit, "offset": offset}
         return (await self._caller.ask(operations.LIST_QUEUES, query=query)).items
 
-    async def namespaces(self, *, limit: int = 10_000, offset: int = 0) -> tuple[Namespace, ...]:
+    async def namespaces(self, *, limit: int = 10_000, offset: int = 0) -> tuple[types.queues.Namespace, ...]:
         """List the namespaces of queues."""
         query = {"limit": limit, "offset": offset}
         return (await self._caller.ask(operations.LIST_NAMESPACES, query=query)).value
 
-    async def tasks(self, *, limit: int = 10_000, offset: int = 0) -> tuple[Task, ...]:
+    async def tasks(self, *, limit: int = 10_000, offset: int = 0) -> tuple[types.queues.Task, ...]:
         """List the task labels of queues."""
         query = {"limit": limit, "offset": offset}
         return (await self._caller.ask(operations.LIST_TASKS, query=query)).value
 
-    async def overview(self) -> Overview:
+    async def overview(self) -> types.queues.Overview:
         """Totals over all queues, and the lag of the consumer groups."""
         return await self._caller.ask(operations.SHOW_OVERVIEW)
 
-    async def consumers(self, *, queue: str | None = None, limit: int = 100, offset: int = 0) -> Page[WaitingConsumer]:
+    async def consumers(
+        self, *, queue: str | None = None, limit: int = 100, offset: int = 0
+    ) -> types.Page[types.groups.WaitingConsumer]:
         """List waiting consumers of the server process that answers. `queue` selects consumers that name that queue."""
         query = {"queue": queue, "limit": limit, "offset": offset}
         return await self._caller.ask(operations.LIST_CONSUMERS, query=query)
@@ -155,7 +132,7 @@ class Admin:
         group: str | None = None,
         limit: int = 100,
         offset: int = 0,
-    ) -> Page[ActiveLease]:
+    ) -> types.Page[types.messages.ActiveLease]:
         """List active leases: one entry for each lease and partition, oldest first."""
         query = {"queue": queue, "partition": partition, "consumerGroup": group, "limit": limit, "offset": offset}
         return await self._caller.ask(operations.LIST_LEASES, query=query)
@@ -174,7 +151,7 @@ class Admin:
         until: datetime | None = None,
         limit: int = 200,
         offset: int = 0,
-    ) -> tuple[ListedMessage, ...]:
+    ) -> tuple[types.messages.ListedMessage, ...]:
         """List messages, newest first and without payloads.
 
         The default time range is the last hour. `since` and `until` are datetimes with a time zone.
@@ -192,14 +169,14 @@ class Admin:
         }
         return (await self._caller.ask(operations.LIST_MESSAGES, query=query)).messages
 
-    async def message(self, partition_id: str, transaction_id: str) -> ShownMessage:
+    async def message(self, partition_id: str, transaction_id: str) -> types.messages.ShownMessage:
         """One message with its payload and its state in each group.
 
         `transaction_id` is the idempotency key or the message id. Raises `NotFound` if there is no such message.
         """
         return await self._caller.ask(operations.SHOW_MESSAGE, partition_id, transaction_id)
 
-    async def explain(self, id: str, group: str | None = None) -> ExplainedMessage:
+    async def explain(self, id: str, group: str | None = None) -> types.messages.ExplainedMessage:
         """Explain why a message has not been delivered or settled: for one group, or for each group of the queue.
 
         `id` is the message id. Raises `NotFound` if there never was such a message.
@@ -226,7 +203,7 @@ class Admin:
         query = {"running": "true"} if running else None
         await self._caller.send(operations.CANCEL_MESSAGE, id, query=query)
 
-    async def flow(self, queue: str, id: str) -> FlowStatus:
+    async def flow(self, queue: str, id: str) -> types.flows.FlowStatus:
         """The state of a flow and of its steps. Raises `NotFound` if it is not stored any more.
 
         `queue` is the queue of its first step.
@@ -239,14 +216,14 @@ class Admin:
 
     # The server itself -------------------------------------------------------------------------------------
 
-    async def health(self) -> Health:
+    async def health(self) -> types.server.Health:
         """Whether the server can reach its store. Not retried: raises `ConnectionFailed` if no server answers."""
         try:
             return await self._caller.ask(operations.HEALTH, final=_AS_IT_IS)
         except Unavailable as error:
             if error.code != "unhealthy":
                 raise
-            return Health(
+            return types.server.Health(
                 status="unhealthy",
                 database="disconnected",
                 server="",
@@ -258,11 +235,11 @@ class Admin:
                 code=error.code,
             )
 
-    async def metrics(self) -> SystemMetrics:
+    async def metrics(self) -> types.server.SystemMetrics:
         """Metrics of the store, of waiting consumers and of batched calls."""
         return await self._caller.ask(operations.METRICS)
 
-    async def key_metrics(self, queue: str | None = None) -> KeyvalMetrics:
+    async def key_metrics(self, queue: str | None = None) -> types.keys.KeyvalMetrics:
         """Metrics of the key-value API and of one of its queues."""
         return await self._caller.ask(operations.KEYVAL_METRICS, query={"queue": queue})
 
@@ -271,17 +248,17 @@ class Admin:
         answer = await self._caller.send(operations.KEYVAL_PROMETHEUS, query={"queue": queue})
         return answer.body.decode()
 
-    async def maintenance(self) -> Maintenance:
+    async def maintenance(self) -> types.server.Maintenance:
         """Whether pushes or pops are in maintenance mode."""
         return await self._caller.ask(operations.SHOW_MAINTENANCE)
 
     async def set_push_maintenance(self, enabled: bool) -> None:
         """Turn push maintenance on or off: all pushes are rejected. The state survives restarts."""
-        await self._caller.send(operations.SET_MAINTENANCE, body=MaintenanceBody(enabled), safe=True)
+        await self._caller.send(operations.SET_MAINTENANCE, body=types.server.MaintenanceBody(enabled), safe=True)
 
     async def set_pop_maintenance(self, enabled: bool) -> None:
         """Turn pop maintenance on or off: all pops return nothing. The state survives restarts."""
-        await self._caller.send(operations.SET_POP_MAINTENANCE, body=MaintenanceBody(enabled), safe=True)
+        await self._caller.send(operations.SET_POP_MAINTENANCE, body=types.server.MaintenanceBody(enabled), safe=True)
 
 
 class Groups:
@@ -292,17 +269,21 @@ class Groups:
 
     # Inspection --------------------------------------------------------------------------------------------
 
-    async def list(self, queue: str | None = None, *, limit: int = 10_000, offset: int = 0) -> list[ListedGroup]:
+    async def list(
+        self, queue: str | None = None, *, limit: int = 10_000, offset: int = 0
+    ) -> list[types.groups.ListedGroup]:
         """List groups, one entry per group and queue."""
         query = {"queue": queue, "limit": limit, "offset": offset}
         return await self._caller.ask(operations.LIST_GROUPS, query=query)
 
-    async def get(self, name: str, *, limit: int = 1000) -> dict[str, tuple[ShownPosition, ...]]:
+    async def get(self, name: str, *, limit: int = 1000) -> dict[str, tuple[types.groups.ShownPosition, ...]]:
         """The position of a group in each partition, by queue. Empty for an unknown group."""
         queues = await self._caller.ask(operations.SHOW_GROUP, name, query={"limit": limit})
         return {queue: partitions.partitions for queue, partitions in queues.items()}
 
-    async def lagging(self, *, min_lag_seconds: int = 3600, limit: int = 1000) -> tuple[LaggingPosition, ...]:
+    async def lagging(
+        self, *, min_lag_seconds: int = 3600, limit: int = 1000
+    ) -> tuple[types.groups.LaggingPosition, ...]:
         """Partitions in which a message has waited at least this many seconds for a group."""
         query = {"minLagSeconds": min_lag_seconds, "limit": limit}
         return tuple(await self._caller.ask(operations.LIST_LAGGING, query=query))
@@ -326,20 +307,27 @@ class Groups:
         """
         if sum((to_end, timestamp is not None, offset is not None)) != 1:
             raise InvalidInput("seek: expected exactly one of to_end, timestamp, offset")
-        body = SeekBody(to_end=to_end or None, timestamp=optional_moment(timestamp, "timestamp"), offset=offset)
+        body = types.groups.SeekBody(
+            to_end=to_end or None, timestamp=optional_moment(timestamp, "timestamp"), offset=offset
+        )
         if partition is None:
             whole = await self._caller.ask(operations.SEEK_QUEUE, name, queue, body=body, safe=True)
             return SeekOutcome(whole.partitions_updated)
         moved = await self._caller.ask(operations.SEEK_PARTITION, name, queue, partition, body=body, safe=True)
         return SeekOutcome(int(moved.updated), moved.next_offset)
 
-    async def set_subscription(self, name: str, timestamp: datetime) -> Resubscribed:
+    async def set_subscription(self, name: str, timestamp: datetime) -> types.groups.Resubscribed:
         """Set where the group starts in partitions that it has not consumed from yet."""
         return await self._caller.ask(
-            operations.RESUBSCRIBE, name, body=SubscriptionBody(a_moment(timestamp, "timestamp")), safe=True
+            operations.RESUBSCRIBE,
+            name,
+            body=types.groups.SubscriptionBody(a_moment(timestamp, "timestamp")),
+            safe=True,
         )
 
-    async def delete(self, name: str, queue: str | None = None, *, delete_metadata: bool = True) -> DeletedGroup:
+    async def delete(
+        self, name: str, queue: str | None = None, *, delete_metadata: bool = True
+    ) -> types.groups.DeletedGroup:
         """Delete the positions of a group and invalidate its leases, in one queue or in all queues.
 
         `delete_metadata=False` keeps where the group started.
@@ -359,7 +347,7 @@ class Groups:
 
     async def purge(self, name: str, queue: str) -> int:
         """Settle all open messages of the group in this queue. Returns their number. Other groups keep the messages."""
-        return (await self._caller.ask(operations.PURGE_GROUP, queue, name, safe=True)).purged
+        return (await self._caller.ask(operations.PURGE_GROUP, queue, name, safe=True)).value
 
     async def limits(self, name: str, queue: str) -> Limits:
         """The limits of the group in this queue. 0 means no limit."""
@@ -379,131 +367,97 @@ class Groups:
         return (await self._caller.ask(operations.LIMIT_GROUP, name, queue, body=body)).limits
 
 
-_AT_ONCE = 100
-_NOT_FOUND = "dead_letter_not_found"
-_GRAIN = timedelta(milliseconds=1)
-"""Resolution of failure times."""
+Interval = float | str | timedelta
+"""Seconds, a `timedelta`, or a text such as `"90s"` or `"1h30m"`."""
 
 
-class DeadLetterFilter(TypedDict, total=False):
-    """Which dead letters of a queue and group. All conditions must match."""
-
-    since: datetime | None
-    """Failures from this time on, which must have a time zone."""
-    until: datetime | None
-    """Failures before this time, which must have a time zone."""
-    partition: str | None
-    """The name of the partition."""
-    search: str | None
-    """A part of the error text. ASCII letters match in any case."""
+def seconds_or_text(value: Interval | None) -> float | str | None:
+    """An interval as the API takes it. The server checks it."""
+    return value.total_seconds() if isinstance(value, timedelta) else value
 
 
-class DeadLetters:
-    """The dead letters of all queues, of one queue, or of one group: `client.dlq()` or `queue.dlq()`.
+class Schedules:
+    """Schedules of the server, `client.schedules`."""
 
-    `async for letter in dead_letters` iterates over all of them, newest failure first. You can requeue or delete
-    letters during the iteration. The filters of the methods are those of `DeadLetterFilter`.
-    """
-
-    def __init__(self, caller: Caller, queue: str | None = None, group: str | None = None) -> None:
+    def __init__(self, caller: Caller) -> None:
         self._caller = caller
-        self.queue = queue
-        self.group = group
 
-    def __aiter__(self) -> AsyncIterator[ListedDeadLetter]:
-        return self.all()
+    async def put(
+        self,
+        name: str,
+        queue: str,
+        data: object = None,
+        *,
+        cron: str | None = None,
+        every: Interval | None = None,
+        timezone: str | None = None,
+        start_at: datetime | None = None,
+        jitter: Interval | None = None,
+        overlap: types.schedules.Overlap = "allow",
+        catch_up: types.schedules.CatchUp = "latest",
+        partition: str | None = None,
+        priority: int | None = None,
+        ttl: float | timedelta | None = None,
+        retry_delays: Sequence[float | timedelta] | None = None,
+    ) -> types.schedules.ShownSchedule:
+        """Create a schedule, or replace its settings: at its due times the server pushes `data` to the queue.
+
+        Give exactly one of `cron` (such as `"30 8 * * MON-FRI"`, in `timezone`) and `every` (seconds, a `timedelta`, or
+        a text such as `"90s"`). An equal schedule is not changed, so a program can call this at every start.
+
+        - `start_at`: no due time is before this time, and intervals count from it.
+        - `jitter`: delay each due time by a part of this time.
+        - `overlap`: `skip` skips a due time while the message of the run before is not settled.
+        - `catch_up`: what happens with due times at which no server ran: `none` of them is pushed, the `latest`
+          (default), or `all`.
+        - `partition`, `priority`, `ttl`, `retry_delays`: of the messages, as for `push`.
+
+        Raises `InvalidInput` if an argument is invalid.
+        """
+        if (cron is None) == (every is None):
+            raise InvalidInput("cron, every: expected exactly one of them, such as every='5m'")
+        body = types.schedules.ScheduleBody(
+            queue=a_name(queue, "queue"),
+            partition=None if partition is None else a_name(partition, "partition"),
+            payload=json_value(data, "data"),
+            cron=cron,
+            every=seconds_or_text(every),
+            timezone=timezone,
+            start_at=optional_moment(start_at, "start_at"),
+            jitter=seconds_or_text(jitter),
+            overlap=overlap,
+            catch_up=catch_up,
+            priority=None
+            if priority is None
+            else arguments.an_integer(priority, "priority", 0, arguments.MAX_PRIORITY),
+            ttl=arguments.time_to_live(ttl, "ttl"),
+            backoff_schedule=None if retry_delays is None else arguments.retry_schedule(retry_delays),
+        )
+        return await self._caller.ask(operations.PUT_SCHEDULE, name, body=body)
 
     async def list(
-        self, *, limit: int = 100, offset: int = 0, **filters: Unpack[DeadLetterFilter]
-    ) -> Page[ListedDeadLetter]:
-        """A page of dead letters, newest failure first, with the number of all matches."""
-        query = self._query(**filters) | {"limit": limit, "offset": offset}
-        return await self._caller.ask(operations.LIST_DEAD_LETTERS, query=query)
+        self, queue: str | None = None, *, search: str | None = None, limit: int = 10_000, offset: int = 0
+    ) -> tuple[types.schedules.ListedSchedule, ...]:
+        """List schedules by name. `search` matches a part of the name."""
+        query = {"queue": queue, "search": search, "limit": limit, "offset": offset}
+        return (await self._caller.ask(operations.LIST_SCHEDULES, query=query)).items
 
-    async def all(
-        self, *, page_size: int = 100, **filters: Unpack[DeadLetterFilter]
-    ) -> AsyncIterator[ListedDeadLetter]:
-        """Iterate over all matching dead letters, page by page. The filters are those of `list`."""
-        offset = 0
-        seen: set[str] = set()
-        while True:
-            page = await self.list(limit=page_size, offset=offset, **filters)
-            fresh = [letter for letter in page.items if letter.dead_letter_id not in seen]
-            for letter in fresh:
-                yield letter
-            if len(page.items) < page_size:
-                return
-            # By time, not by offset: offsets move if letters are removed during the iteration. Letters that failed in
-            # the same millisecond are read again, and skipped by offset if a page has nothing else.
-            ids = {letter.dead_letter_id for letter in page.items}
-            end, until = page.items[-1].failed_at + _GRAIN, filters.get("until")
-            if until is None or end < until:
-                seen, offset, filters["until"] = ids, 0, end
-            elif fresh:
-                seen |= ids
-            else:
-                offset += page_size
+    async def get(self, name: str) -> types.schedules.ShownSchedule:
+        """A schedule with its next and last runs. Raises `NotFound` if it does not exist."""
+        return await self._caller.ask(operations.SHOW_SCHEDULE, name)
 
-    async def get(self, id: str, *, group: str | None = None) -> ListedDeadLetter:
-        """One dead letter, by its own id or by the message id.
+    async def pause(self, name: str) -> types.schedules.ShownSchedule:
+        """Pause a schedule. Due times until it is resumed are not caught up."""
+        return await self._caller.ask(operations.PAUSE_SCHEDULE, name, safe=True)
 
-        Raises `NotFound` if there is none, and `Conflict` if the message is a dead letter in several groups.
-        """
-        query = {"id": id, "queue": self.queue, "consumerGroup": group or self.group, "limit": 2}
-        found = (await self._caller.ask(operations.LIST_DEAD_LETTERS, query=query)).items
-        if not found:
-            raise NotFound(f"dead letter {id} not found", code=_NOT_FOUND)
-        if len(found) > 1:
-            text = f"message {id} is a dead letter in several groups; give the group, or use the dead_letter_id"
-            raise Conflict(text, code="ambiguous")
-        return found[0]
+    async def resume(self, name: str) -> types.schedules.ShownSchedule:
+        """Resume a schedule. Its next due time is the first one after now."""
+        return await self._caller.ask(operations.RESUME_SCHEDULE, name, safe=True)
 
-    async def requeue(self, id: str, *, group: str | None = None) -> RequeuedDeadLetter:
-        """Requeue one dead letter: it goes to the front of its partition, for its group only.
+    async def run(self, name: str) -> types.schedules.ScheduleRun:
+        """Push one message of a schedule now. Its due times do not change."""
+        return await self._caller.ask(operations.RUN_SCHEDULE, name)
 
-        Raises the same errors as `get`.
-        """
-        query = {"consumerGroup": group or self.group}
-        return await self._caller.ask(operations.REQUEUE, id, query=query)
-
-    async def requeue_all(self, **filters: Unpack[DeadLetterFilter]) -> int:
-        """Requeue all matching dead letters, with the earliest failure in front. Returns their number.
-
-        Letters that fail again meanwhile are not requeued a second time.
-        """
-        # All ids are read before the first letter is requeued, so that a letter that fails again is not requeued twice.
-        letters = self.all(page_size=_AT_ONCE, **filters)
-        ids = [*reversed(dict.fromkeys([letter.dead_letter_id async for letter in letters]))]
-        requeued = 0
-        for start in range(0, len(ids), _AT_ONCE):
-            body = {"ids": ids[start : start + _AT_ONCE]}
-            # Letters that another client requeued meanwhile do not count.
-            requeued += (await self._caller.ask(operations.REQUEUE_MANY, body=body, safe=True)).requeued
-        return requeued
-
-    async def delete(self, id: str, *, group: str | None = None) -> bool:
-        """Delete one dead letter, by its own id or by the message id. Returns whether it existed."""
-        query = {"consumerGroup": group or self.group}
-        return await self._caller.find(_NOT_FOUND, operations.DELETE_DEAD_LETTER, id, query=query) is not None
-
-    async def purge(self, **filters: Unpack[DeadLetterFilter]) -> int:
-        """Delete all matching dead letters of the queue. Returns their number. The filters are those of `list`."""
-        if self.queue is None:
-            raise InvalidInput('queue: is required to purge dead letters; use client.dlq("orders").purge()')
-        return (await self._caller.ask(operations.PURGE_DEAD_LETTERS, query=self._query(**filters))).deleted
-
-    def _query(
-        self,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        partition: str | None = None,
-        search: str | None = None,
-    ) -> dict[str, str | int | None]:
-        return {
-            "queue": self.queue,
-            "consumerGroup": self.group,
-            "partition": partition,
-            "from": optional_moment(since, "since"),
-            "to": optional_moment(until, "until"),
-            "search": search,
-        }
+    async def delete(self, name: str) -> bool:
+        """Delete a schedule. Returns whether it existed. Messages that it pushed stay."""
+        return await self._caller.find("schedule_not_found", operations.DELETE_SCHEDULE, name) is not None

@@ -131,8 +131,8 @@ KeyParts = Sequence[str | float | bool]
 """A key of the key-value store as users write it, for example `("users", 17)`."""
 
 
-class PushOptions(TypedDict, total=False):
-    """Options of a push. Times are seconds or a `timedelta`."""
+class DeliveryOptions(TypedDict, total=False):
+    """When and how often a message is delivered. Times are seconds or a `timedelta`."""
 
     key: str | None
     """Idempotency key, 1 to 255 bytes. A second push with the same key to the same partition is a `duplicate`, for
@@ -145,13 +145,23 @@ class PushOptions(TypedDict, total=False):
     """0 to 9, default 0. Shared groups receive messages with a higher priority first."""
     ttl: float | timedelta | None
     """Expire the message if it was not delivered within this time. The default is the `ttl` of the queue."""
+
+
+class SendOptions(DeliveryOptions, total=False):
+    """Options of a message that is not pushed by a task."""
+
     retry_delays: Sequence[float | timedelta] | None
     """Delay before each retry, at most 100. The number of delays is the number of retries. The default is the
     queue's policy."""
-    keys_if_undelivered: Sequence[KeyParts] | None
-    """Keys of the key-value store that get the payload if the message is dead-lettered."""
     trace_id: str | UUID | None
     """A UUID that consumers get with the message, for your own tracing."""
+
+
+class PushOptions(SendOptions, total=False):
+    """Options of a push."""
+
+    keys_if_undelivered: Sequence[KeyParts] | None
+    """Keys of the key-value store that get the payload if the message is dead-lettered."""
     unique_key: str | None
     """Key that at most one message of the queue holds, 1 to 255 bytes. Another push with it, to any partition, is a
     `duplicate` of that message."""

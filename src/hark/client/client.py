@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from functools import cached_property
 from typing import Any, Self, TypeVar, overload
 
-from hark.client.admin import Admin, DeadLetters, Groups, Traces
+from hark.client.admin import Admin, Groups, Schedules, Traces
 from hark.client.arguments import a_name
 from hark.client.builder import Choices
 from hark.client.calling import Caller, CallPolicy, Transport, client_closed
@@ -19,8 +19,7 @@ from hark.client.delivery.socket import SocketSource, source_of
 from hark.client.handle import TaskHandle, handle_of
 from hark.client.keys import KeyValue
 from hark.client.pushing import Buffers, Pusher
-from hark.client.queue import Queue
-from hark.client.schedules import Schedules
+from hark.client.queue import DeadLetters, Queue
 from hark.client.transaction import Transaction
 from hark.polling import PollingStrategy
 

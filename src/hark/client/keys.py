@@ -341,7 +341,7 @@ class KeyValue:
             query={"expiresIn": time_to_live(expires_in, "expires_in")},
             raw_body=bytes(json_value(value, "value")),
         )
-        return answer.versionstamp
+        return answer.value
 
     async def delete(self, key: KeyParts, *, exact: bool = True) -> int:
         """Delete a key. Returns the number of deleted entries.

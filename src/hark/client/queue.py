@@ -1,24 +1,26 @@
-"""The queue as producers and consumers use it, and its administration."""
+"""The queue as producers and consumers use it, its administration, and its dead letters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Unpack, cast
+from collections.abc import AsyncIterator, Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, TypedDict, Unpack, cast
 
 import msgspec
 
 from hark.api import operations
 from hark.api.options import QueueOptionsGiven, limits_of, with_backoff
+from hark.api.types import Page
+from hark.api.types.dead_letters import ListedDeadLetter, RequeuedDeadLetter
 from hark.api.types.keys import WorkSettings, WorkStats
 from hark.api.types.queues import ConfiguredQueue, Depth, ShownPartition, ShownQueue
-from hark.client.admin import DeadLetters
-from hark.client.arguments import NewMessage, PushOptions, an_integer, new_message
+from hark.client.arguments import NewMessage, PushOptions, an_integer, new_message, optional_moment
 from hark.client.builder import MAX_BATCH, Builder
 from hark.client.calling import Caller
 from hark.client.delivery.consuming import Consumption, Handler, Messages
 from hark.client.delivery.message import Message
 from hark.client.pushing import Pushed
-from hark.errors import InvalidInput, did_you_mean
+from hark.errors import Conflict, InvalidInput, NotFound, did_you_mean
 from hark.model import Limits, QueueOptions
 
 if TYPE_CHECKING:
@@ -296,7 +298,7 @@ class QueueAdmin:
 
         If the request is repeated after a lost reply, the number is that of the second request.
         """
-        return (await self._caller.ask(operations.PURGE_QUEUE, self.name, safe=True)).purged
+        return (await self._caller.ask(operations.PURGE_QUEUE, self.name, safe=True)).value
 
     async def work_stats(self) -> WorkStats:
         """Message counts of the default group, by state."""
@@ -320,3 +322,135 @@ def wire_options(given: Mapping[str, object]) -> dict[str, object]:
         hint = did_you_mean(unknown[0], _WIRE_NAMES) or f"; expected one of {', '.join(_WIRE_NAMES)}"
         raise InvalidInput(f"{unknown[0]}: unknown queue option{hint}")
     return {_WIRE_NAMES[name]: value for name, value in given.items() if value is not None}
+
+
+# Dead letters ----------------------------------------------------------------------------------------------
+
+_AT_ONCE = 100
+_NOT_FOUND = "dead_letter_not_found"
+_GRAIN = timedelta(milliseconds=1)
+"""Resolution of failure times."""
+
+
+class DeadLetterFilter(TypedDict, total=False):
+    """Which dead letters of a queue and group. All conditions must match."""
+
+    since: datetime | None
+    """Failures from this time on, which must have a time zone."""
+    until: datetime | None
+    """Failures before this time, which must have a time zone."""
+    partition: str | None
+    """The name of the partition."""
+    search: str | None
+    """A part of the error text. ASCII letters match in any case."""
+
+
+class DeadLetters:
+    """The dead letters of all queues, of one queue, or of one group: `client.dlq()` or `queue.dlq()`.
+
+    `async for letter in dead_letters` iterates over all of them, newest failure first. You can requeue or delete
+    letters during the iteration. The filters of the methods are those of `DeadLetterFilter`.
+    """
+
+    def __init__(self, caller: Caller, queue: str | None = None, group: str | None = None) -> None:
+        self._caller = caller
+        self.queue = queue
+        self.group = group
+
+    def __aiter__(self) -> AsyncIterator[ListedDeadLetter]:
+        return self.all()
+
+    async def list(
+        self, *, limit: int = 100, offset: int = 0, **filters: Unpack[DeadLetterFilter]
+    ) -> Page[ListedDeadLetter]:
+        """A page of dead letters, newest failure first, with the number of all matches."""
+        query = self._query(**filters) | {"limit": limit, "offset": offset}
+        return await self._caller.ask(operations.LIST_DEAD_LETTERS, query=query)
+
+    async def all(
+        self, *, page_size: int = 100, **filters: Unpack[DeadLetterFilter]
+    ) -> AsyncIterator[ListedDeadLetter]:
+        """Iterate over all matching dead letters, page by page. The filters are those of `list`."""
+        offset = 0
+        seen: set[str] = set()
+        while True:
+            page = await self.list(limit=page_size, offset=offset, **filters)
+            fresh = [letter for letter in page.items if letter.dead_letter_id not in seen]
+            for letter in fresh:
+                yield letter
+            if len(page.items) < page_size:
+                return
+            # By time, not by offset: offsets move if letters are removed during the iteration. Letters that failed in
+            # the same millisecond are read again, and skipped by offset if a page has nothing else.
+            ids = {letter.dead_letter_id for letter in page.items}
+            end, until = page.items[-1].failed_at + _GRAIN, filters.get("until")
+            if until is None or end < until:
+                seen, offset, filters["until"] = ids, 0, end
+            elif fresh:
+                seen |= ids
+            else:
+                offset += page_size
+
+    async def get(self, id: str, *, group: str | None = None) -> ListedDeadLetter:
+        """One dead letter, by its own id or by the message id.
+
+        Raises `NotFound` if there is none, and `Conflict` if the message is a dead letter in several groups.
+        """
+        query = {"id": id, "queue": self.queue, "consumerGroup": group or self.group, "limit": 2}
+        found = (await self._caller.ask(operations.LIST_DEAD_LETTERS, query=query)).items
+        if not found:
+            raise NotFound(f"dead letter {id} not found", code=_NOT_FOUND)
+        if len(found) > 1:
+            text = f"message {id} is a dead letter in several groups; give the group, or use the dead_letter_id"
+            raise Conflict(text, code="ambiguous")
+        return found[0]
+
+    async def requeue(self, id: str, *, group: str | None = None) -> RequeuedDeadLetter:
+        """Requeue one dead letter: it goes to the front of its partition, for its group only.
+
+        Raises the same errors as `get`.
+        """
+        query = {"consumerGroup": group or self.group}
+        return await self._caller.ask(operations.REQUEUE, id, query=query)
+
+    async def requeue_all(self, **filters: Unpack[DeadLetterFilter]) -> int:
+        """Requeue all matching dead letters, with the earliest failure in front. Returns their number.
+
+        Letters that fail again meanwhile are not requeued a second time.
+        """
+        # All ids are read before the first letter is requeued, so that a letter that fails again is not requeued twice.
+        letters = self.all(page_size=_AT_ONCE, **filters)
+        ids = [*reversed(dict.fromkeys([letter.dead_letter_id async for letter in letters]))]
+        requeued = 0
+        for start in range(0, len(ids), _AT_ONCE):
+            body = {"ids": ids[start : start + _AT_ONCE]}
+            # Letters that another client requeued meanwhile do not count.
+            requeued += (await self._caller.ask(operations.REQUEUE_MANY, body=body, safe=True)).requeued
+        return requeued
+
+    async def delete(self, id: str, *, group: str | None = None) -> bool:
+        """Delete one dead letter, by its own id or by the message id. Returns whether it existed."""
+        query = {"consumerGroup": group or self.group}
+        return await self._caller.find(_NOT_FOUND, operations.DELETE_DEAD_LETTER, id, query=query) is not None
+
+    async def purge(self, **filters: Unpack[DeadLetterFilter]) -> int:
+        """Delete all matching dead letters of the queue. Returns their number. The filters are those of `list`."""
+        if self.queue is None:
+            raise InvalidInput('queue: is required to purge dead letters; use client.dlq("orders").purge()')
+        return (await self._caller.ask(operations.PURGE_DEAD_LETTERS, query=self._query(**filters))).deleted
+
+    def _query(
+        self,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        partition: str | None = None,
+        search: str | None = None,
+    ) -> dict[str, str | int | None]:
+        return {
+            "queue": self.queue,
+            "consumerGroup": self.group,
+            "partition": partition,
+            "from": optional_moment(since, "since"),
+            "to": optional_moment(until, "until"),
+            "search": search,
+        }

@@ -19,10 +19,10 @@ The rule numbers refer to `docs/rules.md`.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol, TypeVar
 
 from hark import model
-from hark.engine.inbox import Inbox
 from hark.errors import HarkError
 
 T = TypeVar("T")
@@ -33,6 +33,28 @@ KeyListener = Callable[[model.KeyNotification], None]
 
 def ignore_keys(notification: model.KeyNotification) -> None:
     """The key listener if no client watches keys."""
+
+
+Seal = Callable[[Sequence[model.NewMessage]], Sequence[model.NewMessage]]
+"""Encrypts the payloads of encrypted queues. Raises `HarkError` if this server cannot."""
+NoteMoved = Callable[[Sequence[model.NewMessage], Sequence[model.PushOutcome]], None]
+"""Counts messages that were moved."""
+
+
+class Inbox(Protocol):
+    """Messages that applications sent in their own transactions. Servers share the work, and move each exactly once."""
+
+    def listening(self) -> AbstractAsyncContextManager[None]:
+        """Learn of commits while the context lasts."""
+
+    async def wait(self) -> None:
+        """Return when there may be something to move, at the latest when it is time to look."""
+
+    async def move(self, seal: Seal, note: NoteMoved) -> bool:
+        """Move what is committed, in order. Messages that a queue refuses stay, and are tried again later.
+
+        True if the encryption of a queue was changed: its messages wait until they are sealed accordingly.
+        """
 
 
 class KeyValueEngine(Protocol):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from hark.model import GroupView, Hint, HintKind, MessageState, MessageView
+from hark.ids import IdCodec
+from hark.model import Counts, GroupView, Hint, HintKind, MessageState, MessageView
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 MAX_REPLY_BYTES = 16 << 20
 """Bytes of payload at which a pop ends, because one turn of the event loop encodes them."""
@@ -35,6 +38,33 @@ def read_bound(requests: int) -> int:
 def reply_bound(requests: int) -> int:
     """Bytes of payload at which one of the pops of a call ends. It returns at least one message."""
     return min(MAX_REPLY_BYTES, max(1, CALL_BYTES // max(1, requests)))
+
+
+def struct_of(kind: type[S], row: Mapping[str, Any], **more: object) -> S:
+    """A struct of the columns and values that it has fields for."""
+    values = {**row, **more}
+    return kind(**{name: values[name] for name in kind.__struct_fields__ if name in values})
+
+
+def ids_of(row: Mapping[str, Any], codec: IdCodec) -> dict[str, str]:
+    """The ids of a message, of its number of partition, offset and transaction id."""
+    message_id = codec.encode(row["number"], row["offset"])
+    partition_id = codec.encode(row["number"], 0)
+    return {"id": message_id, "transaction_id": row["transaction_id"] or message_id, "partition_id": partition_id}
+
+
+def counts_of(row: Mapping[str, Any]) -> Counts:
+    """Messages by state, of a row that has what is stored, open, scheduled, held, failed and dead."""
+    total, open_, processing, dead = row["total"], row["open"], row["processing"], row["dead_letter"]
+    return Counts(
+        total=total,
+        pending=max(0, open_ - processing - row["scheduled"]),
+        scheduled=row["scheduled"],
+        processing=processing,
+        completed=max(0, total - open_ - dead),
+        failed=row["failed"],
+        dead_letter=dead,
+    )
 
 
 _BY_URGENCY: tuple[MessageState, ...] = ("dead_letter", "processing", "pending", "scheduled", "completed")

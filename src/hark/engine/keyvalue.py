@@ -14,7 +14,17 @@ import msgspec
 from hark.clock import SECOND
 from hark.errors import Conflict, HarkError, Overloaded
 from hark.keys import EXACT, encode_key, prefix_bounds
-from hark.model import KeyMutation, KeyRange, KeyStats, KeyWritten, PushOutcome, Transaction, TransactionOutcome
+from hark.model import (
+    KeyMutation,
+    KeyRange,
+    KeyStats,
+    KeyWritten,
+    NewMessage,
+    PushOutcome,
+    Settlement,
+    Transaction,
+    TransactionOutcome,
+)
 
 MOST_NAMED = 1000
 """Maximum number of keys in the notification of one deletion; above it, the notification covers every key."""
@@ -158,9 +168,14 @@ def parted(request: Transaction, outcome: TransactionOutcome) -> TransactionOutc
 # Refusals --------------------------------------------------------------------------------------------------
 
 
-def repeated(index: int) -> TransactionOutcome:
-    """The outcome of a transaction that was not applied because a settlement repeats an earlier one."""
-    return TransactionOutcome(False, (), REPEATED, "ACK operation failed: the message is settled already", index)
+def repeated(index: int, operation: NewMessage | Settlement) -> TransactionOutcome:
+    """The outcome of a transaction that was not applied because an operation repeats an earlier one."""
+    text = (
+        "ACK operation failed: the message is settled already"
+        if isinstance(operation, Settlement)
+        else "PUSH operation failed: the message is a duplicate"
+    )
+    return TransactionOutcome(False, (), REPEATED, text, index)
 
 
 def failed_check(index: int) -> TransactionOutcome:

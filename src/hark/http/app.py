@@ -38,7 +38,6 @@ from hark.http.responses import (
     wait_until_left,
 )
 from hark.http.routes import dead_letters, groups, messages, queues, schedules, status, system, transactions
-from hark.http.routes.flows import FlowRoutes
 from hark.http.routes.status import SampleEvents
 from hark.http.routes.tasks import TaskRoutes
 from hark.http.routing import Call, Endpoint, Operation, PathParams, Table
@@ -70,7 +69,6 @@ def all_routes(broker: Broker, settings: Settings, ping_seconds: float) -> Table
         QueueRoutes(broker, settings),
         KeyvalStreams(broker, settings),
         TaskRoutes(broker, settings),
-        FlowRoutes(broker, settings),
     )
     tables = [*(routes.table() for routes in bound), *_TABLES]
     return {path: operations for table in tables for path, operations in table.items()}

@@ -92,6 +92,7 @@ class Scan:
 
 
 MAX_NAME_BYTES = 255
+_SURELY_SHORT = MAX_NAME_BYTES // 4
 MAX_PARAMS = 1000
 MAX_NUMBER = 2**53 - 1
 """The largest integer that every JSON parser represents exactly."""
@@ -137,7 +138,7 @@ _PATH = re.compile(r"(.*) - at `\$\.?([^`]*)`", re.DOTALL)
 def check_name(value: str, field: str) -> str:
     """Check the name of a queue, partition or group: 1 to 255 bytes, no NUL."""
     # A character has at most four bytes, so the length of short names is known without encoding them.
-    if 0 < len(value) < 64 and "\0" not in value:
+    if 0 < len(value) <= _SURELY_SHORT and "\0" not in value:
         return value
     if not value:
         raise InvalidInput(f"{field}: must not be empty")
@@ -148,6 +149,8 @@ def check_text(value: str, field: str) -> str:
     """Check an identifier that may be empty: at most 255 bytes, no NUL."""
     if "\0" in value:
         raise InvalidInput(f"{field}: must not contain a NUL character")
+    if len(value) <= _SURELY_SHORT:
+        return value
     # Lone surrogates cannot come from JSON or from a path.
     size = len(value.encode("utf-8", "surrogatepass"))
     if size > MAX_NAME_BYTES:

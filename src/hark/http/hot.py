@@ -410,7 +410,7 @@ class HotRoutes:
         """
         lease_id = check_text(str(exchange.params["lease_id"]), "lease_id")
         body = decode_json(exchange.body or b"{}", ExtendBody, "extend")
-        future = self._broker.renew(Renewal(lease_id, renewal_seconds(body.seconds)))
+        future = self._broker.renew(Renewal(lease_id, renewal_seconds(body.value)))
         when_done(future, partial(_answer, exchange, partial(extended_lease, lease_id)))
 
 

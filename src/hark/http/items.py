@@ -251,8 +251,11 @@ def _task_end(end: TaskEndBody, status: str, where: str) -> TaskEnd:
     transaction_id = check_name(end.transaction_id, f"{where}transactionId")
     flow = None
     if end.flow is not None:
-        names = {name: check_text(getattr(end.flow, name), f"{where}flow.{name}") for name in ("queue", "id", "path")}
-        flow = StepRef(**names)
+        flow = StepRef(
+            check_text(end.flow.queue, f"{where}flow.queue"),
+            check_text(end.flow.id, f"{where}flow.id"),
+            check_text(end.flow.path, f"{where}flow.path"),
+        )
     ttl_ms = seconds * 1000
     return TaskEnd(transaction_id=transaction_id, state=state, result=bytes(end.result), ttl_ms=ttl_ms, flow=flow)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import cast
 from urllib.parse import parse_qsl
 
@@ -17,8 +17,7 @@ from hark.errors import InvalidInput, Refused
 from hark.http.checks import MAX_NAME_BYTES, check_name, parse_time
 from hark.http.exchange import Exchange
 from hark.http.items import MAX_SECONDS
-from hark.http.params import BoolParam, ChoiceParam, IntParam, NameParam, Param
-from hark.http.routing import PathParams
+from hark.http.routing import BoolParam, ChoiceParam, IntParam, NameParam, Param, PathParams, Query
 from hark.model import QUEUE_MODE, GroupMode, PopRequest, PopResult, StoredMessage, Subscription
 from hark.model.messages import parted
 from hark.settings import Settings
@@ -156,6 +155,12 @@ def timeout_param(settings: Settings) -> IntParam:
     return IntParam("timeout", meaning, pop.default_timeout_ms, 0, pop.max_timeout_ms)
 
 
+def wait_seconds(query: Query, wait: BoolParam, timeout: IntParam) -> float:
+    """Return how long a request waits. Its timeout is checked even if it does not wait."""
+    milliseconds = timeout.of(query)
+    return milliseconds / 1000 if wait.of(query) else 0
+
+
 def parse_pop(target: QueuePath, query_string: bytes, settings: Settings) -> Pop:
     """Return the pop of a path, which may name a queue, and a query string."""
     try:
@@ -169,7 +174,7 @@ def parse_pop(target: QueuePath, query_string: bytes, settings: Settings) -> Pop
     return Pop(request, timeout / 1000 if WAIT.of(query) else 0, PRIORITY.of(query))
 
 
-def pop_request(query: Mapping[str, str], target: QueuePath, default_batch: int, settings: Settings) -> PopRequest:
+def pop_request(query: Query, target: QueuePath, default_batch: int, settings: Settings) -> PopRequest:
     """Return the request of a pop, or of another route that receives messages."""
     queue, partition = target
     namespace, task = _NAMESPACE.of(query), _TASK.of(query)
@@ -201,7 +206,7 @@ def queue_in_path(params: PathParams) -> QueuePath:
     return cast(QueuePath, (params.get("queue"), params.get("partition")))
 
 
-def queue_of(named: QueuePath, query: Mapping[str, str]) -> QueuePath:
+def queue_of(named: QueuePath, query: Query) -> QueuePath:
     """Return the queue and partition in the path, checked, or else those in the parameters."""
     queue, partition = named
     if queue is None:
@@ -210,7 +215,7 @@ def queue_of(named: QueuePath, query: Mapping[str, str]) -> QueuePath:
     return check_name(queue, "queue"), None if partition is None else check_name(partition, "partition")
 
 
-def _subscription(query: Mapping[str, str], default: str) -> Subscription:
+def _subscription(query: Query, default: str) -> Subscription:
     """Return where a new group starts. Clients also send `new-only` for `new` and `from_beginning` for `all`."""
     since, mode = _SUBSCRIPTION_FROM.text(query), _SUBSCRIPTION_MODE.of(query)
     if since and since != "now":

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Scope = MutableMapping[str, Any]
 Event = MutableMapping[str, Any]
 Receive = Callable[[], Coroutine[Any, Any, Event]]
@@ -88,6 +89,18 @@ async def wait_until_left(receive: Receive) -> None:
     """Return when the client has disconnected or has received the whole response."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def unless_left(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of some work, which is cancelled if the client disconnects."""
+    waiting, left = asyncio.ensure_future(work), asyncio.ensure_future(wait_until_left(receive))
+    try:
+        await asyncio.wait((waiting, left), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        left.cancel()
+        if not waiting.done():
+            waiting.cancel()
+    return await waiting
 
 
 Response = tuple[int, tuple[Header, ...], bytes]
@@ -153,9 +166,6 @@ def known_error(error: Exception) -> HarkError:
         return error
     log.error("a request failed because of a bug; please report it", exc_info=error)
     return HarkError("internal error; the log of the server has the details", code=_INTERNAL)
-
-
-T = TypeVar("T")
 
 
 def body_limit(operation: Operation, settings: Settings) -> int:
@@ -394,7 +404,6 @@ def is_from_browser(headers: Headers) -> bool:
 
 
 def _is_own(origin: bytes, headers: Headers) -> bool:
-    """Return whether an origin is this server."""
     _, separator, host = origin.partition(b"://")
     return bool(separator) and host == headers.get(b"host")
 

@@ -19,10 +19,9 @@ from hark.http import pops, responses
 from hark.http.admission import check_pop, check_role, identity_of
 from hark.http.checks import parse_time, query_params, short
 from hark.http.exchange import exchange_of
-from hark.http.params import BoolParam, Param
 from hark.http.pops import PARTITION, PRIORITY, QueuePath, named, pop_request, queue_in_path, queue_of, taking_params
 from hark.http.responses import Receive, Scope, Send, encode, send_failure
-from hark.http.routing import ANOTHER_MODE, EVENTS, NOT_SUPPORTED, Bound, Table, bind, table
+from hark.http.routing import ANOTHER_MODE, EVENTS, NOT_SUPPORTED, BoolParam, Bound, Param, Table, bind, table
 from hark.http.wire.asgi import TRANSPORT
 from hark.model import BrowseFrom, PopRequest
 from hark.settings import Settings
@@ -164,7 +163,7 @@ async def send_events(
     except Exception as error:
         await send_failure(send, error)
         return
-    watch = asyncio.create_task(_close_when_left(receive, source))
+    watch = asyncio.create_task(close_when_left(receive, source))
     headers = [
         (b"content-type", b"text/event-stream"),
         (b"cache-control", sse_options.cache_control),
@@ -221,7 +220,8 @@ async def take(stream: Stream, writer: ClientWriter, render: Callable[[Arrival],
         stream.written()
 
 
-async def _close_when_left(receive: Receive, source: Source) -> None:
+async def close_when_left(receive: Receive, source: Source) -> None:
+    """Close a source when the client has disconnected."""
     await responses.wait_until_left(receive)
     source.close()
 
@@ -341,7 +341,7 @@ class EventStreams:
             return await delivery.browsers.open(params.queue, params.partition, params.start)
         check_role(identity, Role.READ_WRITE)
         check_pop(identity, params.request)
-        stream = delivery.open_stream(prefetch, mute=True)
+        stream = delivery.streams.open(prefetch, mute=True)
         stream.subscribe("", named(params.request, exchange_of(scope)), params.priority)
         return stream
 

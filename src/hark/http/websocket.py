@@ -21,10 +21,9 @@ from hark.http.admission import check_pop, check_role, identity_of, settle
 from hark.http.checks import check_int, check_name, decode_json, query_params, short
 from hark.http.exchange import exchange_of
 from hark.http.items import ack_answers, renew_all, settlement_of, too_many
-from hark.http.params import IntParam
 from hark.http.pops import browsed_messages, caller, wire_messages
 from hark.http.responses import Receive, Scope, Send, encode, error_response, known_error, refuse_websocket
-from hark.http.routing import Table, bind, table
+from hark.http.routing import IntParam, Table, bind, table
 from hark.http.sse import PING_SECONDS, Browsing, ClientWriter, Gone, subscribing
 from hark.http.wire.asgi import TRANSPORT
 from hark.model import QUEUE_MODE, Settlement
@@ -285,7 +284,7 @@ class WebSockets:
         """
         try:
             credit = self._credit.of(query_params(scope["query_string"]))
-            stream = self._broker.delivery.open_stream(credit)
+            stream = self._broker.delivery.streams.open(credit)
         except Exception as error:
             await refuse_websocket(receive, send, error_response(error))
             return

@@ -3,7 +3,7 @@
 Each worker is a complete server with its own connection pool, and runs this module as its program. One socket connects
 it to the parent. The parent sends the settings over this socket, so that passwords and keys do not appear in the list
 of processes. The worker answers once: it is ready, or it reports an error. Afterwards both sides request metrics over
-the socket (`merging.py`), and each side notices when the other one exits.
+the socket (`supervising.py`), and each side notices when the other one exits.
 
 Each worker is a peer of the others and has its own UDP port: of several sockets on one port only one would receive a
 datagram. The parent keeps these ports open, so that a replacement has the same address as the worker before it.
@@ -24,8 +24,8 @@ import msgspec
 from hark.errors import HarkError, InvalidSetting, StoreUnusable
 from hark.serving import listening, supervising
 from hark.serving.listening import Endpoint, endpoints, remembering
-from hark.serving.merging import LONGEST, Answer, Family, Merger, ProcessLink
 from hark.serving.server import log_to_stderr, run, serve_on
+from hark.serving.supervising import LONGEST, Answer, ChildProcess, Family, Merger, ProcessLink
 from hark.settings import Address, Settings
 
 _ANSWER_SECONDS = 3.0
@@ -87,20 +87,14 @@ def supervise(settings: Settings, ready: Callable[[str], None]) -> None:
         asyncio.run(supervising.supervise(workers, lambda: ready(address), limit, lambda _failures: _PAUSE_SECONDS))
 
 
-class Worker:
+class Worker(ChildProcess):
     """A server process, from the parent's view."""
 
     def __init__(self, number: int, order: Order) -> None:
-        self.number = number
-        self.serves = False
-        """Whether the process reported that it is ready, and has not exited since."""
+        super().__init__(number)
         self.answer: Answer | None = None
         """Function that answers its requests for metrics."""
-        self.lives = 0
-        """Number of processes so far."""
         self._order = order
-        self._process: asyncio.subprocess.Process | None = None
-        self._writer: asyncio.StreamWriter | None = None
         self._link: ProcessLink | None = None
         self._listening: asyncio.Task[None] | None = None
 
@@ -142,23 +136,9 @@ class Worker:
         async with asyncio.timeout(_ANSWER_SECONDS):
             return await self._link.ask()
 
-    def send(self, number: signal.Signals) -> bool:
-        """Send a signal to the process, if it runs, ready or not. Returns whether it does."""
-        if self._process is None or self._process.returncode is not None:
-            return False
-        self._process.send_signal(number)
-        return True
-
-    async def ended(self) -> int:
-        """Wait until the process exits. Returns its exit code."""
-        if self._process is None or self._writer is None:
-            return 0
-        code = await self._process.wait()
-        self._writer.close()
+    async def _exited(self) -> None:
         if self._listening is not None:
             self._listening.cancel()
-        self.serves = False
-        return code
 
 
 # The program of a worker -----------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from hark.model import NewMessage, Transaction
 from hark.polling import PollingStrategy, strategy_from
 from hark.serving import listening
 from hark.serving.listening import Endpoint, endpoints, make_authenticator, make_peers, reload_certificate, tls_context
-from hark.serving.merging import ProcessLink, share
+from hark.serving.supervising import ProcessLink, share
 from hark.settings import Loaded, Settings, shown
 from hark.settings.sections import check_security, security_notes
 

@@ -6,70 +6,64 @@ import asyncio
 import atexit
 import inspect
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast, overload
+from functools import update_wrapper
+from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from hark.client.arguments import NewMessage, PushOptions, a_function, a_name, name_of
 from hark.client.builder import Builder, Choices
-from hark.client.calling import CallPolicy, Transport
 from hark.client.client import Client as AsyncClient
 from hark.client.delivery.consuming import Consumed, what_ran
 from hark.client.delivery.consuming import Messages as AsyncMessages
 from hark.client.delivery.message import Message as AsyncMessage
 from hark.client.handle import SyncTaskHandle
-from hark.client.inprocess import AsgiApp
 from hark.client.queue import BufferedQueue as AsyncBufferedQueue
 from hark.client.queue import Queue as AsyncQueue
-from hark.clock import Clock
 from hark.connecting import connect as connect_async
 from hark.errors import InvalidInput
-from hark.polling import PollingStrategy
-from hark.settings import Settings
-from hark.sync.parts import Admin, DeadLetters, Groups, KeyValue, Message, QueueAdmin, Schedules, Traces, Transaction
-from hark.sync.portal import BorrowedLoop, Portal, blocking
+from hark.sync.parts import (
+    Admin,
+    BorrowedLoop,
+    DeadLetters,
+    Groups,
+    KeyValue,
+    Message,
+    Portal,
+    QueueAdmin,
+    Schedules,
+    Traces,
+    Transaction,
+    blocking,
+)
 
-if TYPE_CHECKING:
-    from hark.engine.api import Engine
-
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _EXIT_SECONDS = 5.0
 """Maximum number of seconds that a program waits at its exit for a client that it did not close."""
 
 
-def connect(
-    target: str | Sequence[str] | AsgiApp | Engine | Transport | None = None,
-    *,
-    token: str | None = None,
-    ca_file: str | None = None,
-    retry: CallPolicy | None = None,
-    polling: PollingStrategy | None = None,
-    headers: Mapping[str, str] | None = None,
-    settings: Settings | None = None,
-    clock: Clock | None = None,
-) -> Client:
-    """Connect to a Hark server with a blocking client. The arguments are those of `hark.connect`.
+def _blocking_client(connect: Callable[P, AsyncClient]) -> Callable[P, Client]:
+    def connected(*args: P.args, **kwargs: P.kwargs) -> Client:
+        """Connect to a Hark server with a blocking client. The arguments are those of `hark.connect`.
 
-    ```python
-    with hark.sync.connect("http://localhost:6632") as client:
-        client.queue("orders").push({"id": 1})
-    ```
+        ```python
+        with hark.sync.connect("http://localhost:6632") as client:
+            client.queue("orders").push({"id": 1})
+        ```
 
-    Use the client as a context manager, or call `close` at the end. Raises `InvalidInput` if an argument is invalid.
-    """
-    inner = connect_async(
-        target,
-        token=token,
-        ca_file=ca_file,
-        retry=retry,
-        polling=polling,
-        headers=headers,
-        settings=settings,
-        clock=clock,
-    )
-    return Client(inner, Portal())
+        Use the client as a context manager, or call `close` at the end. Raises `InvalidInput` if an argument is
+        invalid.
+        """
+        return Client(connect(*args, **kwargs), Portal())
+
+    update_wrapper(connected, connect, ("__name__", "__qualname__"))
+    return connected
+
+
+connect = _blocking_client(connect_async)
 
 
 class Client:

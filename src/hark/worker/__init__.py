@@ -2,13 +2,22 @@
 
 from hark.client.handle import ResultMissing, SyncTaskHandle, TaskCancelled, TaskFailed, TaskHandle
 from hark.worker.flow import Flow, FlowHandle, SyncFlowHandle, chain, group
-from hark.worker.middleware import LoggingContext, MetricsMiddleware, Middleware, Outgoing, TaskContext, current
+from hark.worker.middleware import (
+    CallNext,
+    LoggingContext,
+    MetricsMiddleware,
+    Middleware,
+    Outgoing,
+    TaskContext,
+    current,
+)
 from hark.worker.retrying import Discard, Retry, RetryPolicy
 from hark.worker.stats import Counts, QueueState, Snapshot, Summary, TaskEvent
 from hark.worker.task import Task, WrongArguments
 from hark.worker.worker import Worker, WorkerRunOptions
 
 __all__ = [
+    "CallNext",
     "Counts",
     "Discard",
     "Flow",

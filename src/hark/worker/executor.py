@@ -321,7 +321,8 @@ class Executor:
             envelope.own_schedule,
             context,
             self._monotonic(),
-            envelope.result_ttl,
+            # Schedules and other clients push without it.
+            task.result_ttl if envelope.result_ttl is None else envelope.result_ttl,
             envelope.transaction_id or message.transaction_id,
             envelope.flow,
         )

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-import time
 import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
-
-import msgspec
 
 from hark.api import operations
 from hark.api.types.flows import FlowBody, FlowNode, FlowStatus, FlowStep
 from hark.client.arguments import seconds_of
-from hark.client.handle import WAIT_SECONDS, ResultMissing, TaskCancelled, TaskFailed
+from hark.client.handle import Handle, SyncHandle
 from hark.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -187,8 +182,10 @@ def group(*members: Flow[T]) -> Flow[list[T]]:
     return Group(members)
 
 
-class FlowHandle(Generic[T]):
+class FlowHandle(Handle[FlowStatus, T]):
     """A pushed flow. `await handle.result()` waits until its last step is done."""
+
+    _cancelled = "was cancelled, or a step was discarded"
 
     def __init__(
         self,
@@ -198,48 +195,21 @@ class FlowHandle(Generic[T]):
         result_type: Any = Any,
         status: Literal["queued", "duplicate"] = "queued",
     ) -> None:
+        super().__init__(caller, result_type)
         self.queue = queue
         """The queue that the flow belongs to: that of its first step."""
         self.id = id
         """Id of the flow."""
         self.status = status
         """`queued`, or `duplicate` if a flow with the same id was pushed before."""
-        self._caller = caller
-        self._type = result_type
 
     def __repr__(self) -> str:
         return f"<FlowHandle {self.queue!r} {self.id}>"
-
-    async def state(self) -> FlowStatus:
-        """The state of the flow and of its steps now."""
-        return await self._show(None)
 
     async def steps(self) -> Mapping[str, FlowStep]:
         """The state of each step now, by its path: `waiting`, `pending`, `scheduled`, `running`, `done`, `failed` or
         `cancelled`."""
         return {step.path: step for step in (await self.state()).steps}
-
-    async def result(self, timeout: float | timedelta | None = None) -> T:  # noqa: ASYNC109  # As asyncio.wait has it.
-        """Wait until the flow is done, and return the result of its last step.
-
-        Raises `TaskFailed`, which names the step and has the remote traceback, if a step is dead-lettered;
-        `TaskCancelled` if the flow was cancelled or a step was discarded; and `TimeoutError` if the flow has not ended
-        within `timeout` seconds (default: no limit).
-        """
-        end = math.inf if timeout is None else time.monotonic() + seconds_of(timeout, "timeout")
-        while True:
-            left = end - time.monotonic()
-            status: FlowStatus | None = None
-            if left <= 0:
-                status = await self._show(None)
-            else:
-                with suppress(TimeoutError):  # The time of a server in tests can stand still.
-                    async with asyncio.timeout(None if left == math.inf else left):
-                        status = await self._show(min(left, WAIT_SECONDS))
-            if status is not None and status.state in ("done", "failed", "cancelled"):
-                return self._outcome(status)
-            if status is not None and left <= 0:
-                raise TimeoutError(f"flow {self.id} of queue {self.queue!r} has not ended: it is {status.state}")
 
     async def cancel(self) -> bool:
         """Cancel the flow. Returns False if it has ended before.
@@ -248,64 +218,30 @@ class FlowHandle(Generic[T]):
         """
         return (await self._caller().ask(operations.CANCEL_FLOW, self.queue, self.id, safe=True)).success
 
+    @property
+    def _what(self) -> str:
+        return f"flow {self.id} of queue {self.queue!r}"
+
     async def _show(self, seconds: float | None) -> FlowStatus:
-        query = {} if seconds is None else {"wait": "true", "timeout": str(round(seconds * 1000))}
-        seconds = (seconds or 0) + 10
-        return await self._caller().ask(operations.SHOW_FLOW, self.queue, self.id, query=query, seconds=seconds)
+        return await self._ask(operations.SHOW_FLOW, (self.queue, self.id), seconds, {})
 
     def _outcome(self, status: FlowStatus) -> T:
-        what = f"flow {self.id} of queue {self.queue!r}"
-        if status.state == "cancelled":
-            raise TaskCancelled(f"{what} was cancelled, or a step was discarded")
-        if status.state == "failed":
-            first, _, trace = (status.error or "no error text").partition("\n")
-            raise TaskFailed(f"{what} failed: {first}", traceback=trace)
-        if status.result is msgspec.UNSET:
-            raise ResultMissing(f"{what} is done, but its result is not stored any more")
-        try:
-            found = msgspec.json.decode(status.result, type=self._type)
-        except msgspec.ValidationError as error:
-            raise InvalidInput(f"the result of {what} is not of its declared type: {error}") from error
-        return cast(T, list(found) if isinstance(found, tuple) and _is_of_a_group(self._type) else found)
+        found = super()._outcome(status)
+        # The members of a group have types of their own, but the result is a list.
+        is_of_a_group = getattr(self._type, "__origin__", None) is tuple
+        return cast(T, list(found) if isinstance(found, tuple) and is_of_a_group else found)
 
 
-class SyncFlowHandle(Generic[T]):
+class SyncFlowHandle(SyncHandle[FlowStatus, T]):
     """The handle of a pushed flow with blocking calls, for functions that are not async."""
 
     def __init__(self, inner: FlowHandle[T], run: Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any]) -> None:
-        self.inner = inner
-        """The async handle that does the work."""
-        self._run = run
-
-    def __repr__(self) -> str:
-        return repr(self.inner)
-
-    @property
-    def queue(self) -> str:
+        super().__init__(inner, run)
+        self.queue = inner.queue
         """The queue that the flow belongs to: that of its first step."""
-        return self.inner.queue
-
-    @property
-    def id(self) -> str:
+        self.id = inner.id
         """Id of the flow."""
-        return self.inner.id
-
-    def state(self) -> FlowStatus:
-        """The state of the flow and of its steps now."""
-        return cast(FlowStatus, self._run(self.inner.state))
 
     def steps(self) -> Mapping[str, FlowStep]:
         """The state of each step now, by its path."""
-        return cast(Mapping[str, FlowStep], self._run(self.inner.steps))
-
-    def result(self, timeout: float | timedelta | None = None) -> T:
-        """Wait until the flow is done, and return its result. Raises what `FlowHandle.result` raises."""
-        return cast(T, self._run(lambda: self.inner.result(timeout)))
-
-    def cancel(self) -> bool:
-        """Cancel the flow. Returns False if it has ended before. See `FlowHandle.cancel`."""
-        return cast(bool, self._run(self.inner.cancel))
-
-
-def _is_of_a_group(kind: object) -> bool:
-    return getattr(kind, "__origin__", None) is tuple
+        return {step.path: step for step in self.state().steps}

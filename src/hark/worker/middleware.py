@@ -155,6 +155,7 @@ BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0)
 
 
 CallNext = Callable[[], Awaitable[Any]]
+"""What a middleware awaits to run the rest of the middleware and the handler."""
 AnyMiddleware = Callable[[TaskContext, CallNext], Awaitable[Any]]
 
 

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-import msgspec
-
-from hark.api.types.schedules import CatchUp, Overlap
 from hark.client.arguments import a_name
-from hark.client.schedules import Interval
 from hark.errors import HarkError, InvalidInput
 from hark.worker.task import Envelope, Task
 
 if TYPE_CHECKING:
-    from hark.client.schedules import Schedules
+    from hark.client.admin import Schedules
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -26,47 +21,15 @@ _log = logging.getLogger("hark.worker")
 _RETRY_SECONDS = 5.0
 
 
-class Declaration(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule that a worker declares."""
-
-    queue: str
-    payload: msgspec.Raw
-    cron: str | None
-    every: Interval | None
-    timezone: str | None
-    start_at: datetime | None
-    jitter: Interval | None
-    overlap: Overlap
-    catch_up: CatchUp
-    partition: str | None
-    priority: int | None
-    retry_delays: Sequence[float] | None
-
-    async def put(self, name: str, schedules: Schedules) -> None:
-        """Create the schedule, or change it if it differs."""
-        await schedules.put(
-            name,
-            self.queue,
-            self.payload,
-            cron=self.cron,
-            every=self.every,
-            timezone=self.timezone,
-            start_at=self.start_at,
-            jitter=self.jitter,
-            overlap=self.overlap,
-            catch_up=self.catch_up,
-            partition=self.partition,
-            priority=self.priority,
-            retry_delays=self.retry_delays,
-        )
+Declaration = dict[str, Any]
+"""A schedule that a worker declares: the arguments of `Schedules.put` beside its name."""
 
 
 class Periodic:
     """Declares schedules with these times. `worker.periodic` creates it: use it above `@worker.task`, or call it."""
 
-    def __init__(self, declared: dict[str, Declaration], queue: str, name: str | None, **settings: Any) -> None:
+    def __init__(self, declared: dict[str, Declaration], name: str | None, **settings: Any) -> None:
         self._declared = declared
-        self._queue = queue
         self._name = name
         self._settings = settings
 
@@ -77,17 +40,12 @@ class Periodic:
         """
         if not isinstance(task, Task):
             raise InvalidInput("periodic: expected a task; write @worker.periodic(...) above @worker.task")
-        name = a_name(f"{self._queue}.{task.name}" if self._name is None else self._name, "name")
+        name = a_name(f"{task.queue}.{task.name}" if self._name is None else self._name, "name")
         if name in self._declared:
             raise InvalidInput(f"the worker already has a schedule {name!r}; give this one another name: name='...'")
         envelope = Envelope(task=task.name, arguments=task.signature.encode(args, kwargs))
-        self._declared[name] = Declaration(
-            queue=self._queue,
-            payload=msgspec.Raw(msgspec.json.encode(envelope)),
-            priority=task.priority,
-            retry_delays=task.retry.delays,
-            **self._settings,
-        )
+        message = {"priority": task.priority, "retry_delays": task.retry.delays}
+        self._declared[name] = {"queue": task.queue, "data": envelope, **message, **self._settings}
         return task
 
 
@@ -102,7 +60,7 @@ async def declare(
     for name, declaration in declared.items():
         while True:
             try:
-                await declaration.put(name, schedules())
+                await schedules().put(name, **declaration)
                 break
             except HarkError as error:
                 if not (until_stored and error.retryable):

@@ -7,7 +7,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -15,7 +15,6 @@ from typing import (
     Generic,
     Literal,
     ParamSpec,
-    TypedDict,
     TypeVar,
     Unpack,
     get_type_hints,
@@ -27,7 +26,7 @@ import msgspec
 from hark import postgres
 from hark.api.types.delivery import StepRefBody
 from hark.api.types.flows import FlowNode
-from hark.client.arguments import NewMessage, an_until, new_key, seconds_of
+from hark.client.arguments import DeliveryOptions, NewMessage, an_until, new_key, seconds_of
 from hark.client.handle import SyncTaskHandle, TaskHandle
 from hark.client.pushing import Pushed, new_message
 from hark.errors import HarkError, InvalidInput
@@ -269,29 +268,90 @@ DEFAULT_RETRY = RetryPolicy.exponential()
 _MAX_TASK_NAME = 200
 
 
-class PushOptions(TypedDict, total=False):
-    """Options of one push of a task. Times are seconds or a `timedelta`."""
+class PushOptions(DeliveryOptions, total=False):
+    """Options of one push of a task. Times are seconds or a `timedelta`. The default priority is that of the task."""
 
-    delay: float | timedelta | None
-    """Wait this long before the task can run."""
-    deliver_at: datetime | None
-    """Run the task not before this time, which must have a time zone. An alternative to `delay`."""
-    priority: int | None
-    """0 to 9. The default is the priority of the task."""
-    key: str | None
-    """Idempotency key. A second push with the same key is a `duplicate`, for as long as the first message is stored."""
     unique_key: str | None
     """Key that one task of the queue holds: another push with it is a `duplicate`. The default is `unique` of the
     task."""
     partition: str | None
     """The partition of the queue. The default is `Default`."""
-    ttl: float | timedelta | None
-    """Expire the task if it has not started within this time."""
     retry: RetryPolicy | int | None
     """The retry policy or the number of retries of this push. The default is the policy of the task."""
 
 
-class Task(Generic[P, R_co]):
+class Pushes(Generic[P, R_co]):
+    """The pushes and the steps of a task, with or without options."""
+
+    _task: Task[P, R_co]
+    _options: PushOptions
+
+    @overload
+    def push_sync(self: Pushes[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> SyncTaskHandle[T]: ...
+    @overload
+    def push_sync(self, *args: P.args, **kwargs: P.kwargs) -> SyncTaskHandle[R_co]: ...
+    def push_sync(self, *args: Any, **kwargs: Any) -> SyncTaskHandle[Any]:
+        """Push the task from a function that is not async, and wait until it is stored. Its handle has blocking calls.
+
+        In a handler's thread it uses the connection of the worker. Elsewhere each call opens and closes a connection:
+        use `hark.sync` in a program that is not async and pushes often.
+        """
+        return self._task.send_from_thread(self._options, args, kwargs)
+
+    @overload
+    async def push_many(
+        self: Pushes[P, Coroutine[Any, Any, T]], arguments: Iterable[Arguments]
+    ) -> list[TaskHandle[T]]: ...
+    @overload
+    async def push_many(self, arguments: Iterable[Arguments]) -> list[TaskHandle[R_co]]: ...
+    async def push_many(self, arguments: Iterable[Arguments]) -> list[TaskHandle[Any]]:
+        """Push the task many times, once for each tuple or dict of arguments. Returns the handles in their order.
+
+        `await send_email.push_many([("a@b.c", "hi"), {"to": "d@e.f", "subject": "hi"}])`. A request carries up to 1,000
+        tasks. Raises `WrongArguments`, which names the index, if the function does not take some of them. Nothing is
+        sent then.
+        """
+        return await self._task.send_many(self._options, arguments)
+
+    @overload
+    def s(self: Pushes[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> Flow[T]: ...
+    @overload
+    def s(self, *args: P.args, **kwargs: P.kwargs) -> Flow[R_co]: ...
+    @overload
+    def s(self: Pushes[Concatenate[Any, Q], Coroutine[Any, Any, T]], *args: Q.args, **kwargs: Q.kwargs) -> Flow[T]: ...
+    @overload
+    def s(self: Pushes[Concatenate[Any, Q], R_co], *args: Q.args, **kwargs: Q.kwargs) -> Flow[R_co]: ...
+    def s(self, *args: Any, **kwargs: Any) -> Flow[Any]:
+        """A step of a flow: `hark.chain(a.s(1), b.s())`.
+
+        The first step of a flow has all its arguments here. A later one gets the result of the step before as its first
+        argument, and has the others here.
+        """
+        return Step(self._task, self._options, args, kwargs, takes_result=True)
+
+    @overload
+    def si(self: Pushes[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> Flow[T]: ...
+    @overload
+    def si(self, *args: P.args, **kwargs: P.kwargs) -> Flow[R_co]: ...
+    def si(self, *args: Any, **kwargs: Any) -> Flow[Any]:
+        """A step of a flow that does not get the result of the step before."""
+        return Step(self._task, self._options, args, kwargs, takes_result=False)
+
+    async def push_in(self, connection: postgres.AsyncConnection, /, *args: P.args, **kwargs: P.kwargs) -> str:
+        """Push the task in your own PostgreSQL transaction. It is stored when that commits. Returns its key.
+
+        See `hark.postgres`. `connection` is one of asyncpg, psycopg or SQLAlchemy.
+        """
+        return await postgres.send_message(connection, await self._task.message(self._options, args, kwargs))
+
+    def push_in_sync(
+        self, connection: postgres.Connection | postgres.Cursors, /, *args: P.args, **kwargs: P.kwargs
+    ) -> str:
+        """Push the task in your own PostgreSQL transaction, on a connection that is not async."""
+        return postgres.send_message_sync(connection, _completed(self._task.message(self._options, args, kwargs)))
+
+
+class Task(Pushes[P, R_co]):
     """A function that workers run by name. `@worker.task` creates it.
 
     Calling it runs the function directly. `push` sends it to the queue, to run in a worker.
@@ -315,6 +375,7 @@ class Task(Generic[P, R_co]):
     ) -> None:
         if not name or len(name) > _MAX_TASK_NAME:
             raise InvalidInput(f"task name {name!r}: expected 1 to {_MAX_TASK_NAME} characters")
+        self._task, self._options = self, {}
         self.name = name
         self.function = function
         self.signature = Signature(name, function)
@@ -365,57 +426,6 @@ class Task(Generic[P, R_co]):
         delay: float | timedelta | None = kwargs.pop("delay", None)  # No parameter of a task can have this name.
         return await self.send({"delay": delay}, args, kwargs)
 
-    @overload
-    def push_sync(self: Task[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> SyncTaskHandle[T]: ...
-    @overload
-    def push_sync(self, *args: P.args, **kwargs: P.kwargs) -> SyncTaskHandle[R_co]: ...
-    def push_sync(self, *args: Any, **kwargs: Any) -> SyncTaskHandle[Any]:
-        """Push the task from a function that is not async, and wait until it is stored. Its handle has blocking calls.
-
-        In a handler's thread it uses the connection of the worker. Elsewhere each call opens and closes a connection:
-        use `hark.sync` in a program that is not async and pushes often.
-        """
-        return self.send_from_thread({}, args, kwargs)
-
-    @overload
-    async def push_many(
-        self: Task[P, Coroutine[Any, Any, T]], arguments: Iterable[Arguments]
-    ) -> list[TaskHandle[T]]: ...
-    @overload
-    async def push_many(self, arguments: Iterable[Arguments]) -> list[TaskHandle[R_co]]: ...
-    async def push_many(self, arguments: Iterable[Arguments]) -> list[TaskHandle[Any]]:
-        """Push the task many times, once for each tuple or dict of arguments. Returns the handles in their order.
-
-        `await send_email.push_many([("a@b.c", "hi"), {"to": "d@e.f", "subject": "hi"}])`. A request carries up to 1,000
-        tasks. Raises `WrongArguments`, which names the index, if the function does not take some of them. Nothing is
-        sent then.
-        """
-        return await self.send_many({}, arguments)
-
-    @overload
-    def s(self: Task[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> Flow[T]: ...
-    @overload
-    def s(self, *args: P.args, **kwargs: P.kwargs) -> Flow[R_co]: ...
-    @overload
-    def s(self: Task[Concatenate[Any, Q], Coroutine[Any, Any, T]], *args: Q.args, **kwargs: Q.kwargs) -> Flow[T]: ...
-    @overload
-    def s(self: Task[Concatenate[Any, Q], R_co], *args: Q.args, **kwargs: Q.kwargs) -> Flow[R_co]: ...
-    def s(self, *args: Any, **kwargs: Any) -> Flow[Any]:
-        """A step of a flow: `hark.chain(a.s(1), b.s())`.
-
-        The first step of a flow has all its arguments here. A later one gets the result of the step before as its first
-        argument, and has the others here.
-        """
-        return Step(self, {}, args, kwargs, takes_result=True)
-
-    @overload
-    def si(self: Task[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> Flow[T]: ...
-    @overload
-    def si(self, *args: P.args, **kwargs: P.kwargs) -> Flow[R_co]: ...
-    def si(self, *args: Any, **kwargs: Any) -> Flow[Any]:
-        """A step of a flow that does not get the result of the step before."""
-        return Step(self, {}, args, kwargs, takes_result=False)
-
     @property
     def returns(self) -> Any:
         """The type of the function's results; Any without an annotation."""
@@ -453,19 +463,6 @@ class Task(Generic[P, R_co]):
             raise TypeError(f"options() got an unexpected keyword argument {min(unknown)!r}")
         retry = options.get("retry")
         return TaskPush(self, {**options, "retry": None if retry is None else policy_of(retry)})
-
-    async def push_in(self, connection: postgres.AsyncConnection, /, *args: P.args, **kwargs: P.kwargs) -> str:
-        """Push the task in your own PostgreSQL transaction. It is stored when that commits. Returns its key.
-
-        See `hark.postgres`. `connection` is one of asyncpg, psycopg or SQLAlchemy.
-        """
-        return await postgres.send_message(connection, await self.message({}, args, kwargs))
-
-    def push_in_sync(
-        self, connection: postgres.Connection | postgres.Cursors, /, *args: P.args, **kwargs: P.kwargs
-    ) -> str:
-        """Push the task in your own PostgreSQL transaction, on a connection that is not async."""
-        return postgres.send_message_sync(connection, _completed(self.message({}, args, kwargs)))
 
     async def send(self, options: PushOptions, args: Sequence[object], kwargs: dict[str, object]) -> TaskHandle[Any]:
         """Check the arguments and push with these options."""
@@ -563,10 +560,8 @@ class Task(Generic[P, R_co]):
         return outgoing.headers
 
 
-class TaskPush(Generic[P, R_co]):
+class TaskPush(Pushes[P, R_co]):
     """A task with push options."""
-
-    __slots__ = ("_options", "_task")
 
     def __init__(self, task: Task[P, R_co], options: PushOptions) -> None:
         self._task = task
@@ -579,58 +574,6 @@ class TaskPush(Generic[P, R_co]):
     async def push(self, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
         """Push the task to the queue. It is stored when this returns."""
         return await self._task.send(self._options, args, kwargs)
-
-    @overload
-    async def push_many(
-        self: TaskPush[P, Coroutine[Any, Any, T]], arguments: Iterable[Arguments]
-    ) -> list[TaskHandle[T]]: ...
-    @overload
-    async def push_many(self, arguments: Iterable[Arguments]) -> list[TaskHandle[R_co]]: ...
-    async def push_many(self, arguments: Iterable[Arguments]) -> list[TaskHandle[Any]]:
-        """Push the task once for each tuple or dict of arguments, all with these options."""
-        return await self._task.send_many(self._options, arguments)
-
-    @overload
-    def s(self: TaskPush[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> Flow[T]: ...
-    @overload
-    def s(self, *args: P.args, **kwargs: P.kwargs) -> Flow[R_co]: ...
-    @overload
-    def s(
-        self: TaskPush[Concatenate[Any, Q], Coroutine[Any, Any, T]], *args: Q.args, **kwargs: Q.kwargs
-    ) -> Flow[T]: ...
-    @overload
-    def s(self: TaskPush[Concatenate[Any, Q], R_co], *args: Q.args, **kwargs: Q.kwargs) -> Flow[R_co]: ...
-    def s(self, *args: Any, **kwargs: Any) -> Flow[Any]:
-        """A step of a flow with these options."""
-        return Step(self._task, self._options, args, kwargs, takes_result=True)
-
-    @overload
-    def si(self: TaskPush[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> Flow[T]: ...
-    @overload
-    def si(self, *args: P.args, **kwargs: P.kwargs) -> Flow[R_co]: ...
-    def si(self, *args: Any, **kwargs: Any) -> Flow[Any]:
-        """A step of a flow with these options, that does not get the result of the step before."""
-        return Step(self._task, self._options, args, kwargs, takes_result=False)
-
-    @overload
-    def push_sync(
-        self: TaskPush[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
-    ) -> SyncTaskHandle[T]: ...
-    @overload
-    def push_sync(self, *args: P.args, **kwargs: P.kwargs) -> SyncTaskHandle[R_co]: ...
-    def push_sync(self, *args: Any, **kwargs: Any) -> SyncTaskHandle[Any]:
-        """Push the task from a function that is not async, and wait until it is stored."""
-        return self._task.send_from_thread(self._options, args, kwargs)
-
-    async def push_in(self, connection: postgres.AsyncConnection, /, *args: P.args, **kwargs: P.kwargs) -> str:
-        """Push the task in your own PostgreSQL transaction. It is stored when that commits. Returns its key."""
-        return await postgres.send_message(connection, await self._task.message(self._options, args, kwargs))
-
-    def push_in_sync(
-        self, connection: postgres.Connection | postgres.Cursors, /, *args: P.args, **kwargs: P.kwargs
-    ) -> str:
-        """Push the task in your own PostgreSQL transaction, on a connection that is not async."""
-        return postgres.send_message_sync(connection, _completed(self._task.message(self._options, args, kwargs)))
 
 
 def _completed(message: Coroutine[Any, Any, NewMessage]) -> NewMessage:

@@ -14,11 +14,11 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from hark.api.types.schedules import CatchUp, Overlap
+from hark.client.admin import Interval
 from hark.client.arguments import a_name, an_integer
 from hark.client.calling import Caller, Transport
 from hark.client.inprocess import PollAs
 from hark.client.pushing import NewMessage, Pushed
-from hark.client.schedules import Interval
 from hark.errors import HarkError, InvalidInput
 from hark.model import QUEUE_MODE
 from hark.model.messages import UniqueUntil
@@ -238,19 +238,7 @@ class Worker:
         pool: Literal["thread", "process"] | None = None,
     ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
     def task(
-        self,
-        name: str | Callable[P, R] | None = None,
-        /,
-        *,
-        retry: RetryPolicy | int | None = None,
-        timeout: float | timedelta | None = None,
-        unique: bool | Sequence[str] = False,
-        unique_until: UniqueUntil = "done",
-        priority: int | None = None,
-        result: bool = False,
-        result_ttl: float | timedelta | None = None,
-        queue: str | None = None,
-        pool: Literal["thread", "process"] | None = None,
+        self, name: str | Callable[P, R] | None = None, /, **options: Any
     ) -> Task[P, R] | Callable[[Callable[P, R]], Task[P, R]]:
         """Register a function as a task of this worker. The function can be async or not.
 
@@ -280,21 +268,7 @@ class Worker:
             own = name if isinstance(name, str) else getattr(function, "__name__", "")
             if own in self.tasks:
                 raise InvalidInput(f"the worker already has a task {own!r}; choose another: @worker.task('...')")
-            task = Task(
-                self,
-                own,
-                function,
-                retry=retry,
-                timeout=timeout,
-                unique=unique,
-                unique_until=unique_until,
-                priority=priority,
-                result=result,
-                result_ttl=result_ttl,
-                queue=queue,
-                pool=pool,
-            )
-            self.tasks[own] = task
+            self.tasks[own] = task = Task(self, own, function, **options)
             return task
 
         return make if name is None or isinstance(name, str) else make(name)
@@ -340,7 +314,6 @@ class Worker:
             raise InvalidInput("periodic: expected exactly one of cron and every, such as every='5m'")
         return Periodic(
             self.schedules,
-            self.queue,
             None if name is None else a_name(name, "name"),
             cron=cron,
             every=every,

@@ -96,7 +96,7 @@ class Bench:
 
     async def stream(self, credit: int, request: PopRequest = ANY, priority: int = 0) -> Stream:
         """A stream with one subscription, which has found nothing."""
-        stream = self.delivery.open_stream(credit)
+        stream = self.delivery.streams.open(credit)
         stream.subscribe("s", request, priority)
         await turns()
         while self.pops.open:

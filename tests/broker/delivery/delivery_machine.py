@@ -173,7 +173,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.run(self._open(params, priority, credit, turns))
 
     async def _open(self, params: PopRequest, priority: int, credit: int, turns: int | None) -> None:
-        stream = self.server.delivery.open_stream(credit)
+        stream = self.server.delivery.streams.open(credit)
         self.streams.append(stream)
         self.credit[stream] = credit
         stream.subscribe("0", params, priority)

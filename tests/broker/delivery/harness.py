@@ -202,7 +202,7 @@ class Server:
 
     async def stream(self, credit: int, request: PopRequest = ANY, priority: int = 0) -> Stream:
         """A stream with one subscription, which has got what it gets at once."""
-        stream = self.delivery.open_stream(credit)
+        stream = self.delivery.streams.open(credit)
         stream.subscribe("s", request, priority)
         await self.quiet()
         return stream

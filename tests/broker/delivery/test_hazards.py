@@ -96,7 +96,7 @@ async def test_h2_consumers_of_other_partitions_are_not_notified_and_an_idle_pum
 
 async def test_h2_a_look_that_no_one_wants_is_not_given_to_those_who_can_not_make_it(bench: Bench) -> None:
     """A stream of one partition without credit: somebody should look there, but not a wildcard again and again."""
-    stream = bench.delivery.open_stream(0)
+    stream = bench.delivery.streams.open(0)
     stream.subscribe("s", named("p1"))
     await bench.parked()
     looks = len(bench.pops.requests)

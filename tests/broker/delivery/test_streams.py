@@ -211,7 +211,7 @@ async def test_an_event_stream_that_stays_silent_is_ended_because_its_client_may
     server: Server,
 ) -> None:
     await server.broker.configure(QueueSpec(name=QUEUE, options=QueueOptions(lease_time=2)))
-    stream = server.delivery.open_stream(1, mute=True)
+    stream = server.delivery.streams.open(1, mute=True)
     stream.subscribe("s", ANY)
     await server.push("p")
     await server.quiet()
@@ -266,7 +266,7 @@ async def test_a_lease_that_was_renewed_on_another_server_is_checked_at_its_end_
 
 
 async def test_credit_is_shared_by_all_subscriptions_of_a_connection(server: Server) -> None:
-    stream = server.delivery.open_stream(3)
+    stream = server.delivery.streams.open(3)
     for name in ("a", "b"):
         stream.subscribe(name, PopRequest(queue=name, group=GROUP, batch=2))
         await server.broker.push([NewMessage(name, "p") for _ in range(5)])
@@ -364,7 +364,7 @@ async def test_a_name_that_is_used_again_does_not_get_what_was_meant_for_the_one
 
 
 async def test_a_refused_subscription_ends_alone(bench: Bench) -> None:
-    stream = bench.delivery.open_stream(5)
+    stream = bench.delivery.streams.open(5)
     stream.subscribe("bad", ANY)
     await turns()
     bench.pops.answer(Conflict("no", code="group_mode_conflict"))
@@ -389,7 +389,7 @@ async def test_a_second_subscription_of_the_same_name_too_many_streams_and_too_m
         with pytest.raises(Conflict):
             stream.subscribe("s", ANY)
         with pytest.raises(Overloaded):
-            server.delivery.open_stream(1)
+            server.delivery.streams.open(1)
         assert server.numbers()["subscriptions"] == 1
         await server.delivery.browsers.open(QUEUE, None, "tail")
         with pytest.raises(Overloaded):

@@ -25,9 +25,7 @@ from websockets.exceptions import ConnectionClosed
 from hark.http.app import App
 from hark.http.exchange import Exchange
 from hark.http.responses import Receive, Scope, Send
-from hark.http.wire.asgi import SMALL
-from hark.http.wire.connection import Connection
-from hark.http.wire.limits import (
+from hark.http.wire.asgi import (
     IDLE_SECONDS,
     LINGER_SECONDS,
     MAX_FRAMING_BYTES,
@@ -36,7 +34,9 @@ from hark.http.wire.limits import (
     MAX_PIPELINED,
     MAX_TARGET_BYTES,
     MIN_BODY_BYTES_PER_SECOND,
+    SMALL,
 )
+from hark.http.wire.connection import Connection
 from hark.http.wire.server import Server
 from hark.serving import listening
 from hark.settings import Limits, Settings

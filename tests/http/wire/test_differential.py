@@ -31,8 +31,8 @@ from hark.errors import Forbidden
 from hark.http.app import App
 from hark.http.exchange import Exchange
 from hark.http.responses import Receive, Scope, Send
+from hark.http.wire.asgi import MAX_HEADER_BYTES, MAX_HEADERS, MAX_PIPELINED, MAX_TARGET_BYTES
 from hark.http.wire.connection import _CHUNK, Connection
-from hark.http.wire.limits import MAX_HEADER_BYTES, MAX_HEADERS, MAX_PIPELINED, MAX_TARGET_BYTES
 from hark.http.wire.server import Server
 from tests.http.wire.streams import HIDDEN, MAX_BODY_BYTES, Generator
 

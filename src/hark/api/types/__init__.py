@@ -52,6 +52,12 @@ class Single(Answer, Generic[T]):
     value: T
 
 
+class SingleBody(Body, Generic[T]):
+    """A body with one field, which can be absent, and whose name `renamed` gives."""
+
+    value: T | None = None
+
+
 class Page(Answer, Generic[T]):
     """A page of a list, in a field whose name `renamed` gives, and the number of all matches."""
 
@@ -65,7 +71,7 @@ def renamed(shape: type[Shape], name: str, text: str, **names: str) -> type[Shap
     fields = msgspec.structs.fields(shape)
     return msgspec.defstruct(  # type: ignore[return-value]  # It inherits from the shape.
         name,
-        [(field.name, field.type) for field in fields],
+        [(field.name, field.type, *(() if field.required else (field.default,))) for field in fields],
         bases=(get_origin(shape) or shape,),
         namespace={"__doc__": text},
         rename={field.name: names.get(field.name, field.encode_name) for field in fields},
@@ -76,6 +82,12 @@ class Success(Answer):
     """A successful operation."""
 
     success: bool
+
+
+class SuccessWith(Success, Generic[T]):
+    """A successful operation with a value, in fields whose names `renamed` gives."""
+
+    value: T
 
 
 class ErrorAnswer(Answer):
@@ -100,6 +112,23 @@ def decode_value(raw: msgspec.Raw, shape: type[T], what: str) -> T:
         return msgspec.json.decode(raw, type=shape)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{what} does not have the expected type: {error}", code="unexpected_value") from error
+
+
+class WithPayload:
+    """An answer with a payload, which is not decoded."""
+
+    __slots__ = ()
+    payload: msgspec.Raw
+    _source = "message {0.id}"
+
+    @property
+    def data(self) -> Any:
+        """The payload, decoded from JSON."""
+        return msgspec.json.decode(self.payload)
+
+    def decode(self, shape: type[T]) -> T:
+        """Decode the payload as a type. Raises `InvalidInput` if it does not fit."""
+        return decode_value(self.payload, shape, f"the payload of {self._source.format(self)}")
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 from msgspec import UNSET
 
-from hark.api.types import Answer, Body, OptionalRaw, Page, Success, decode_value, renamed
+from hark.api.types import Answer, Body, OptionalRaw, Page, Success, WithPayload, renamed
 
 T = TypeVar("T")
 
 
-class ListedDeadLetter(Answer):
+class ListedDeadLetter(WithPayload, Answer):
     """A dead letter: a message that could not be delivered to a consumer group."""
 
+    _source = "dead letter {0.dead_letter_id}"
     id: str
     dead_letter_id: str
     """Id of the dead letter. A message can be a dead letter in several groups."""
@@ -35,15 +36,6 @@ class ListedDeadLetter(Answer):
     failed_at: datetime
     payload_error: str | None = None
     """Error code and text if the server cannot read the payload, which is null then."""
-
-    @property
-    def data(self) -> Any:
-        """The payload, decoded from JSON."""
-        return msgspec.json.decode(self.payload)
-
-    def decode(self, shape: type[T]) -> T:
-        """Decode the payload as a type. Raises `InvalidInput` if it does not fit."""
-        return decode_value(self.payload, shape, f"the payload of dead letter {self.dead_letter_id}")
 
 
 DeadLetterPage = renamed(
@@ -64,18 +56,17 @@ class RequeuedDeadLetter(Success):
     consumer_group: str
 
 
-class DeletedDeadLetter(Success):
-    """The dead letter was deleted."""
+class DeletedCount(Success):
+    """One dead letter, or those of a queue, were deleted. `renamed` gives the name of the first field."""
 
-    dead_letter_id: str
+    what: str
     deleted: int
 
 
-class PurgedDeadLetters(Success):
-    """The matching dead letters of a queue were deleted."""
-
-    queue: str
-    deleted: int
+DeletedDeadLetter = renamed(DeletedCount, "DeletedDeadLetter", "The dead letter was deleted.", what="deadLetterId")
+PurgedDeadLetters = renamed(
+    DeletedCount, "PurgedDeadLetters", "The matching dead letters of a queue were deleted.", what="queue"
+)
 
 
 # Many at a time --------------------------------------------------------------------------------------------
@@ -120,16 +111,19 @@ class DeadLetterItem(Body, forbid_unknown_fields=True, kw_only=True):
     tracestate: str | None = None
 
 
-class ImportBody(Body, forbid_unknown_fields=True):
-    """The dead letters to import."""
+class ItemsBody(Body, Generic[T], forbid_unknown_fields=True):
+    """Several items, in a field whose name `renamed` gives."""
 
-    items: list[DeadLetterItem]
+    items: list[T]
 
 
-class IdsBody(Body, forbid_unknown_fields=True):
-    """The ids of dead letters, or of messages that are dead letters in one consumer group."""
-
-    ids: list[str]
+ImportBody = renamed(ItemsBody[DeadLetterItem], "ImportBody", "The dead letters to import.")
+IdsBody = renamed(
+    ItemsBody[str],
+    "IdsBody",
+    "The ids of dead letters, or of messages that are dead letters in one consumer group.",
+    items="ids",
+)
 
 
 class DeadLetterResult(Answer, omit_defaults=True):

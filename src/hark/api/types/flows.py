@@ -11,7 +11,7 @@ from hark.api.types import Answer, Body
 from hark.model.messages import DEFAULT_PARTITION
 
 
-class FlowNode(Body):
+class FlowNode(Body, forbid_unknown_fields=True):
     """A step of a flow, which is one task; or a group of steps that run side by side."""
 
     queue: str = ""
@@ -26,7 +26,7 @@ class FlowNode(Body):
     """The members of a group, each with its steps. The other fields are those of a step."""
 
 
-class FlowBody(Body):
+class FlowBody(Body, forbid_unknown_fields=True):
     """The steps of a flow, in order."""
 
     steps: list[FlowNode]

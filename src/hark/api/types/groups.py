@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from hark.api.types import Answer, Body, Page, Success, renamed
+from hark.api.types import Answer, Body, Page, SingleBody, Success, renamed
 from hark.model import GroupMode, Limits
 
 
@@ -84,10 +84,12 @@ class DeletedGroup(Success, omit_defaults=True):
     queue_name: str | None = None
 
 
-class SubscriptionBody(Body):
-    """The new start position of a consumer group."""
-
-    subscription_timestamp: str | int | None = None
+SubscriptionBody = renamed(
+    SingleBody[str | int],
+    "SubscriptionBody",
+    "The new start position of a consumer group.",
+    value="subscriptionTimestamp",
+)
 
 
 class Resubscribed(Success):

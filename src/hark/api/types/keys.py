@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 import msgspec
 from msgspec import UNSET
 
-from hark.api.types import Answer, Body, Number, OptionalRaw, Single, renamed
+from hark.api.types import Answer, Body, Number, OptionalRaw, Single, SuccessWith, renamed
 
 T = TypeVar("T")
 
@@ -75,10 +75,7 @@ class WireMessage(msgspec.Struct, gc=False, omit_defaults=True):
     tracestate: str | None = None
 
 
-class Enqueued(Ok):
-    """The message was stored."""
-
-    id: str
+Enqueued = renamed(SuccessWith[str], "Enqueued", "The message was stored.", success="ok", value="id")
 
 
 Polled = renamed(
@@ -209,10 +206,13 @@ class WireEntry(msgspec.Struct, gc=False):
 Deleted = renamed(Single[int], "Deleted", "The number of deleted entries or dead letters.", value="deletedCount")
 
 
-class Written(Ok):
-    """The key was written and has a new version."""
-
-    versionstamp: str
+Written = renamed(
+    SuccessWith[str],
+    "Written",
+    "The key was written and has a new version.",
+    success="ok",
+    value="versionstamp",
+)
 
 
 class AtomicResult(Ok, omit_defaults=True):

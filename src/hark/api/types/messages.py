@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from hark.api.types import Answer, Body, OptionalRaw, Page, Single, Success, decode_value, renamed
+from hark.api.types import (
+    Answer,
+    Body,
+    OptionalRaw,
+    Page,
+    Single,
+    SingleBody,
+    Success,
+    SuccessWith,
+    WithPayload,
+    renamed,
+)
 from hark.api.types.delivery import AckBody, PushItem
 from hark.model import GroupMode, MessageState, Reason, ScheduledReason
-
-T = TypeVar("T")
 
 
 class BusStatus(Answer):
@@ -91,7 +100,7 @@ class MessageQueue(Answer):
     priority: int
 
 
-class ShownMessage(ListedMessage):
+class ShownMessage(WithPayload, ListedMessage):
     """A message with its payload and its state in each consumer group."""
 
     payload: msgspec.Raw
@@ -103,15 +112,6 @@ class ShownMessage(ListedMessage):
     queue_config: MessageQueue
     mode: Mode
     groups: tuple[MessageGroup, ...] = msgspec.field(name="consumerGroups")
-
-    @property
-    def data(self) -> Any:
-        """The payload, decoded from JSON."""
-        return msgspec.json.decode(self.payload)
-
-    def decode(self, shape: type[T]) -> T:
-        """Decode the payload as a type. Raises `InvalidInput` if it does not fit."""
-        return decode_value(self.payload, shape, f"the payload of message {self.id}")
 
 
 class DeletedMessage(Success):
@@ -144,7 +144,7 @@ class TaskStatus(Answer, omit_defaults=True):
     note: str | None = None
 
 
-class ProgressBody(Body):
+class ProgressBody(Body, forbid_unknown_fields=True):
     """The progress of a running task."""
 
     lease_id: str
@@ -176,10 +176,9 @@ class ActiveLease(Answer):
 LeasePage = renamed(Page[ActiveLease], "LeasePage", "A page of leases, the oldest first.", items="leases")
 
 
-class ExtendBody(Body):
-    """The length of the renewal. The body can be empty."""
-
-    seconds: int | None = None
+ExtendBody = renamed(
+    SingleBody[int], "ExtendBody", "The length of the renewal. The body can be empty.", value="seconds"
+)
 
 
 class ExtendManyBody(Body):
@@ -376,15 +375,13 @@ class TraceBody(Body):
     trace_names: str | list[str] | None = None
 
 
-class RecordedTrace(Success):
-    """The trace event was recorded."""
-
-    trace_id: str
+RecordedTrace = renamed(SuccessWith[str], "RecordedTrace", "The trace event was recorded.", value="traceId")
 
 
-class TraceEvent(Answer, rename=None):
+class TraceEvent(WithPayload, Answer, rename=None):
     """A trace event that a consumer recorded about a message."""
 
+    _source = "trace {0.id}"
     id: str
     event_type: str
     payload: msgspec.Raw = msgspec.field(name="data")
@@ -392,15 +389,6 @@ class TraceEvent(Answer, rename=None):
     worker_id: None
     created_at: datetime
     trace_names: Sequence[str]
-
-    @property
-    def data(self) -> Any:
-        """The recorded data, decoded from JSON."""
-        return msgspec.json.decode(self.payload)
-
-    def decode(self, shape: type[T]) -> T:
-        """Decode the recorded data as a type. Raises `InvalidInput` if it does not fit."""
-        return decode_value(self.payload, shape, f"the data of trace {self.id}")
 
 
 TracesOfMessage = renamed(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Generic, TypeVar
 
 from hark.api.types import Answer, Page, Single, Success, renamed
 from hark.model import Counts, QueueOptions
+
+T = TypeVar("T")
 
 
 class ConfiguredQueue(Answer):
@@ -119,20 +122,21 @@ class DeletedQueue(Answer):
     existed: bool
 
 
-class Paused(Success, omit_defaults=True):
-    """Whether a queue, or a consumer group of it, is paused."""
+class OfQueue(Success, Generic[T], omit_defaults=True):
+    """What was done to a queue or to a consumer group of it, in a field whose name `renamed` gives."""
 
     queue: str
-    paused: bool
+    value: T
     consumer_group: str | None = None
 
 
-class Purged(Success, omit_defaults=True):
-    """The messages of the queue were deleted, or settled for a consumer group."""
-
-    queue: str
-    purged: int
-    consumer_group: str | None = None
+Paused = renamed(OfQueue[bool], "Paused", "Whether a queue, or a consumer group of it, is paused.", value="paused")
+Purged = renamed(
+    OfQueue[int],
+    "Purged",
+    "The messages of the queue were deleted, or settled for a consumer group.",
+    value="purged",
+)
 
 
 # Overview --------------------------------------------------------------------------------------------------

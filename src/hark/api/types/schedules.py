@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from hark.api.types import Answer, Body, Pagination
+from hark.api.types import Answer, Body, Page, SuccessWith, renamed
 
 Overlap = Literal["allow", "skip"]
 CatchUp = Literal["none", "latest", "all"]
@@ -100,16 +100,7 @@ class ShownSchedule(ListedSchedule):
     last_runs: tuple[ScheduleRun, ...]
 
 
-class SchedulePage(Answer):
-    """A page of schedules, by name."""
-
-    schedules: tuple[ListedSchedule, ...]
-    total: int
-    pagination: Pagination
-
-
-class DeletedSchedule(Answer):
-    """The schedule was deleted."""
-
-    deleted: bool
-    name: str
+SchedulePage = renamed(Page[ListedSchedule], "SchedulePage", "A page of schedules, by name.", items="schedules")
+DeletedSchedule = renamed(
+    SuccessWith[str], "DeletedSchedule", "The schedule was deleted.", success="deleted", value="name"
+)

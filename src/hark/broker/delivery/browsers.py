@@ -7,10 +7,11 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 
 from hark.broker.delivery.consumers import ConsumerManager
+from hark.broker.delivery.streams import admit_stream
 from hark.broker.timers import FallbackPolls, Timers
 from hark.clock import SECOND
 from hark.engine.api import Engine
-from hark.errors import EngineFailure, HarkError, Overloaded, Unavailable
+from hark.errors import EngineFailure, HarkError
 from hark.model import BrowseFrom, Read, ReadResult, StoredMessage
 from hark.settings import Settings
 
@@ -186,13 +187,7 @@ class Browsers:
 
     async def open(self, queue: str, partition: str | None, start: BrowseFrom) -> Browser:
         """Open a browser. Raises if there are too many."""
-        if self._closed:
-            raise Unavailable("the server is shutting down; retry", code="stopping")
-        if len(self) >= self._most:
-            raise Overloaded(
-                f"{len(self)} queue browsers are already open; retry later or raise limits.max_streams",
-                code="too_many_streams",
-            )
+        admit_stream(self._closed, len(self), self._most, "queue browsers are already open")
         browser = Browser(self, queue, partition, start)
         manager = self.by_queue.setdefault(queue, ConsumerManager(1))
         # Before it finds its start offsets, so that it is notified of messages that arrive meanwhile.

@@ -13,7 +13,6 @@ import msgspec
 
 from hark.batching import Answer
 from hark.broker.delivery.browsers import Browsers
-from hark.broker.delivery.stream import Stream
 from hark.broker.delivery.streams import Streams
 from hark.broker.delivery.subscription import DeliveryMetrics, Key, Source, Subscription
 from hark.broker.tallies import Tallies
@@ -47,14 +46,6 @@ class Intention(msgspec.Struct, eq=False):
     timer: Timer | None = None
     """The timer of the deadline; None during the first look."""
 
-    @property
-    def partition(self) -> str | None:
-        return self.request.partition
-
-    @property
-    def batch(self) -> int:
-        return self.request.batch
-
     def next_pull(self) -> PopRequest | None:
         return None if self.answer.done() else self.request
 
@@ -71,9 +62,6 @@ class Intention(msgspec.Struct, eq=False):
             self.end(self.reason)
 
     def failed(self, failure: HarkError) -> None:
-        if self.request.auto_ack and failure.code == "outcome_unknown":
-            self.refuse(failure)  # Messages with auto-ack are not redelivered, so the client must get the error.
-            return
         self.failure = failure  # The store may respond again before the deadline.
         if self.reason is not None:
             self.end(self.reason)
@@ -286,7 +274,7 @@ class Delivery:
                 answer.set_exception(failure)
                 return
             intention.failure = failure
-            subscription.note_failure(intention.partition)
+            subscription.note_failure(intention.request.partition)
         except Exception as error:
             answer.set_exception(error)
             return
@@ -295,7 +283,7 @@ class Delivery:
             if result.messages:
                 answer.set_result(result)
                 return
-            subscription.note_empty(intention.partition, result.look_again_at)
+            subscription.note_empty(intention.request.partition, result.look_again_at)
         self._park(intention)
 
     def _park(self, intention: Intention) -> None:
@@ -315,10 +303,6 @@ class Delivery:
         """
         subscription, mode = intention.subscription, intention.request.group_mode
         return mode not in (None, subscription.mode) or not subscription.waits_before(intention)
-
-    def open_stream(self, credit: int, *, mute: bool = False) -> Stream:
-        """Open a stream of messages to a client. `mute`: the client cannot send on its connection."""
-        return self.streams.open(credit, mute=mute)
 
     def subscription(self, request: PopRequest) -> Subscription:
         """The subscription of a request. Creates it if there is none."""

@@ -72,25 +72,14 @@ class Arrival(NamedTuple):
     error: HarkError | None = None
 
 
-class StreamConsumer:
+class StreamConsumer(msgspec.Struct, eq=False):
     """A stream as a consumer of one subscription."""
 
-    def __init__(
-        self, name: str, stream: Stream, request: PopRequest, priority: int, subscription: Subscription
-    ) -> None:
-        self.name = name
-        self.stream = stream
-        self.request = request
-        self.priority = priority
-        self.subscription = subscription
-
-    @property
-    def partition(self) -> str | None:
-        return self.request.partition
-
-    @property
-    def batch(self) -> int:
-        return self.request.batch
+    name: str
+    stream: Stream
+    request: PopRequest
+    priority: int
+    subscription: Subscription
 
     def next_pull(self) -> PopRequest | None:
         batch = self.stream.begin_pull(self)
@@ -104,11 +93,8 @@ class StreamConsumer:
     def came_up_empty(self) -> None:
         self.stream.end_pull()
 
-    def failed(self, failure: HarkError) -> None:
-        if self.request.auto_ack and failure.code == "outcome_unknown":
-            self.refuse(failure)  # Messages with auto-ack are not redelivered, so the client must get the error.
-        else:
-            self.stream.end_pull()
+    def failed(self, _failure: HarkError) -> None:
+        self.stream.end_pull()
 
     def refuse(self, error: HarkError) -> None:
         self.stream.refused(self, error)

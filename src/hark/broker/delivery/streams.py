@@ -26,6 +26,15 @@ _REMEMBERED = 1024
 """Maximum number of remembered leases that ended before their messages reached a stream."""
 
 
+def admit_stream(closed: bool, number: int, most: int, what: str) -> None:
+    """Refuse a client that wants to read on, if the server shuts down or has `most` of its kind already."""
+    if closed:
+        raise Unavailable("the server is shutting down; retry", code="stopping")
+    if number >= most:
+        text = f"{number} {what}; retry later or raise limits.max_streams"
+        raise Overloaded(text, code="too_many_streams")
+
+
 class Streams:
     """All streams of this server, and the stream of each lease."""
 
@@ -60,15 +69,9 @@ class Streams:
     def __iter__(self) -> Iterator[Stream]:
         return iter(list(self.by_number.values()))
 
-    def open(self, credit: int, *, mute: bool) -> Stream:
-        """Open a stream. Raises if there are too many."""
-        if self._closed:
-            raise Unavailable("the server is shutting down; retry", code="stopping")
-        if len(self.by_number) >= self._most:
-            raise Overloaded(
-                f"{len(self.by_number)} streams are already open; retry later or raise limits.max_streams",
-                code="too_many_streams",
-            )
+    def open(self, credit: int, *, mute: bool = False) -> Stream:
+        """Open a stream of messages to a client. `mute`: the client cannot send on its connection."""
+        admit_stream(self._closed, len(self.by_number), self._most, "streams are already open")
         self._next += 1
         stream = self.by_number[self._next] = Stream(self, self._next, credit, self.timers.now(), mute=mute)
         return stream

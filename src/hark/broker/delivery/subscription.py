@@ -37,12 +37,8 @@ class Consumer(Hashable, Protocol):
         """Consumers with a higher priority are notified first."""
 
     @property
-    def partition(self) -> str | None:
-        """The partition that it names; None for any partition."""
-
-    @property
-    def batch(self) -> int:
-        """The number of messages that it takes at once, with enough credit."""
+    def request(self) -> PopRequest:
+        """The pop that it repeats; it takes the whole batch only with enough credit."""
 
     def next_pull(self) -> PopRequest | None:
         """The pop to submit now; None if the consumer does not want messages any more."""
@@ -144,7 +140,7 @@ class Subscription:
 
     def join(self, consumer: Consumer) -> None:
         """Add a consumer, not interested yet. From now on it misses no hint."""
-        partition, batch = consumer.partition, consumer.batch
+        partition, batch = consumer.request.partition, consumer.request.batch
         if partition not in self._lanes and self._delivery.shared:
             self._delivery.fallback.watch((self.key, partition))
         self._lanes[partition] += 1
@@ -161,7 +157,7 @@ class Subscription:
         self.manager.remove(consumer)
         self._woken_by.pop(consumer, None)
         self._late.pop(consumer, None)
-        partition, batch = consumer.partition, consumer.batch
+        partition, batch = consumer.request.partition, consumer.request.batch
         self._batches[batch] -= 1
         if not self._batches[batch]:
             del self._batches[batch]
@@ -212,7 +208,7 @@ class Subscription:
     def welcome(self, consumer: Consumer) -> None:
         """Start a look for a new consumer that does not pop itself, if work may exist."""
         if not self.waits_before(consumer):
-            self._ready.look(consumer.partition)
+            self._ready.look(consumer.request.partition)
             self._rebalance("handover")
 
     def waits_before(self, consumer: Consumer) -> bool:
@@ -222,7 +218,7 @@ class Subscription:
         has come since. A consumer that names a partition looks in any case: the timers of consumers for any partition
         end with them.
         """
-        if consumer.partition is not None:
+        if consumer.request.partition is not None:
             return False
         was_kept = self._is_complete and len(self.manager) == 1
         return (was_kept and not self._ready) or self.manager.waits(None, consumer.priority)
@@ -415,7 +411,10 @@ class Subscription:
         try:
             result = answer.result()
         except (EngineFailure, Overloaded) as failure:
-            consumer.failed(failure)
+            if consumer.request.auto_ack and failure.code == "outcome_unknown":
+                consumer.refuse(failure)  # Its messages are not redelivered, so the client must get the error.
+            else:
+                consumer.failed(failure)
             return "failed"
         except HarkError as error:
             consumer.refuse(error)

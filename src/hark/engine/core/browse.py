@@ -15,15 +15,15 @@ from hark.engine.core.explain import LeaseView
 from hark.engine.core.groups import conditions
 from hark.engine.core.position import Stored
 from hark.engine.core.schema import HAS_LANES, LAST_CREATED, TAIL
-from hark.engine.core.store import NO_EXTRA, Extra, Value, extra_of, payload_of, rows_of, scalar
-from hark.engine.hints import read_bound, set_state
+from hark.engine.core.store import NO_EXTRA, Extra, Value, extra_of, payload_of, records_of, rows_of, scalar
+from hark.engine.hints import ids_of, read_bound, set_state, struct_of
 from hark.ids import IdCodec
 from hark.keys import decode_key
 
 MESSAGE = """
-select message.partition, message.offset, message.created_at, message.transaction_id, message.extra,
-    queues.name, partition.name, queues.namespace, queues.task, queues.options ->> 'priority', message.priority,
-    message.deliver_at, message.owner
+select message.partition as number, message.offset, message.created_at, message.transaction_id, message.extra,
+    queues.name as queue, partition.name as partition, queues.namespace, queues.task, message.priority,
+    ifnull(queues.options ->> 'priority', 0) as queue_priority, message.deliver_at, message.owner
 """
 """The columns of a message, its partition and its queue."""
 
@@ -172,9 +172,9 @@ order by message.offset desc
 """
 
 
-def newest_in_state(
+def _newest_in_state(
     connection: apsw.Connection, where: model.MessageFilter, parameters: dict[str, Value]
-) -> Iterator[apsw.SQLiteValues]:
+) -> Iterator[dict[str, Any]]:
     """Messages that may be pending or completed, newest first.
 
     The partitions are sorted by their newest message that may be in the state, and each is read only when needed.
@@ -188,26 +188,28 @@ def newest_in_state(
     named = {name: value for name, value in parameters.items() if f":{name}" in sql}
     newest_first = [(-seq, *partition_id) for seq, *partition_id in rows_of(connection, sql, **named)]
     heapq.heapify(newest_first)
-    read: dict[int, tuple[apsw.SQLiteValues, Iterator[apsw.SQLiteValues]]] = {}
+    read: dict[int, tuple[dict[str, Any], Iterator[dict[str, Any]]]] = {}
     while newest_first:
         _, partition_id, edge, newest = heapq.heappop(newest_first)
         if partition_id in read:
             row, rest = read.pop(partition_id)
-            yield row[:-1]
+            yield row
         else:
-            bounds = {"partition_id": partition_id, "edge": edge, "since": where.since, "until": newest}
-            rest = iter(connection.cursor().execute(_BACK, bounds))
+            bounds: dict[str, Value] = {"partition_id": partition_id, "edge": edge, "since": where.since}
+            rest = records_of(connection, _BACK, **bounds, until=newest)
         following = next(rest, None)
         if following is not None:
             read[partition_id] = (following, rest)
-            heapq.heappush(newest_first, (-int(str(following[-1])), partition_id, edge, newest))
+            heapq.heappush(newest_first, (-following["seq"], partition_id, edge, newest))
 
 
-def page_of(connection: apsw.Connection, where: model.MessageFilter, leases: LeaseView) -> tuple[str, dict[str, Value]]:
+def _page_of(
+    connection: apsw.Connection, where: model.MessageFilter, leases: LeaseView
+) -> tuple[str, dict[str, Value]]:
     """The query for messages, newest first, with its parameters.
 
     Without a state it returns the page itself, else all candidates, which the caller checks. Pending and completed
-    messages are searched among the latest messages only; `newest_in_state` finds the others.
+    messages are searched among the latest messages only; `_newest_in_state` finds the others.
     """
     given: dict[str, Value] = {
         "queue": where.queue,
@@ -275,231 +277,204 @@ order by groups.name
 """
 
 
-class Browser:
-    """Reads lists with one connection and one copy of the leases."""
-
-    def __init__(self, connection: apsw.Connection, leases: LeaseView) -> None:
-        self._connection = connection
-        self._leases = leases
-        self._codec = leases.codec
-
-    def messages(self, where: model.MessageFilter) -> list[model.MessageView]:
-        """A page of messages, newest first."""
-        sql, parameters = page_of(self._connection, where, self._leases)
-        anywhere = where.state in ("pending", "completed")
+def messages(connection: apsw.Connection, leases: LeaseView, where: model.MessageFilter) -> list[model.MessageView]:
+    """A page of messages, newest first."""
+    sql, parameters = _page_of(connection, where, leases)
+    found = (_view(connection, leases, row) for row in records_of(connection, sql, **parameters))
+    if where.state is None:
+        return list(found)
+    pages = [found]
+    if where.state in ("pending", "completed"):
+        older = _newest_in_state(connection, where, parameters)
         # The latest messages of the store may all be of other queues.
-        if not anywhere or where.queue is None:
-            rows: Iterator[apsw.SQLiteValues] = iter(self._connection.execute(sql, parameters))
-            if where.state is None:
-                return [self._view(row) for row in rows]
-            page = self._in_state(where, rows)
-            if not anywhere or len(page) == where.limit:
-                return page
-        return self._in_state(where, newest_in_state(self._connection, where, parameters))
+        pages = [*(pages if where.queue is None else ()), (_view(connection, leases, row) for row in older)]
+    page: list[model.MessageView] = []
+    for views in pages:
+        matching = (view for view in views if view.state == where.state)
+        page = list(islice(matching, where.offset, where.offset + where.limit))
+        if len(page) == where.limit:
+            break
+    return page
 
-    def _in_state(self, where: model.MessageFilter, rows: Iterator[apsw.SQLiteValues]) -> list[model.MessageView]:
-        matching = (view for view in map(self._view, rows) if view.state == where.state)
-        return list(islice(matching, where.offset, where.offset + where.limit))
 
-    def message(self, partition_id: str, transaction_id: str) -> model.MessageView | None:
-        """One message with its payload."""
-        address = self._codec.decode(partition_id)
-        if address is None:
-            return None
-        own = self._codec.decode(transaction_id)
-        offset = own.offset if own is not None and own.partition == address.partition else None
-        sql = (
-            f"{MESSAGE}, message.payload {_FROM} and message.partition = ?1"
-            " and (message.transaction_id = ?2 or message.offset = ?3) order by message.transaction_id is null"
-        )
-        for *columns, payload in rows_of(self._connection, sql, address.partition, transaction_id, offset):
-            view = self._view(columns)
-            view.payload = payload_of(msgspec.Raw(payload), extra_of(columns[4]))
-            return view
+def message(
+    connection: apsw.Connection, leases: LeaseView, partition_id: str, transaction_id: str
+) -> model.MessageView | None:
+    """One message with its payload."""
+    address = leases.codec.decode(partition_id)
+    if address is None:
         return None
+    own = leases.codec.decode(transaction_id)
+    offset = own.offset if own is not None and own.partition == address.partition else None
+    sql = (
+        f"{MESSAGE}, message.payload {_FROM} and message.partition = ?1"
+        " and (message.transaction_id = ?2 or message.offset = ?3) order by message.transaction_id is null limit 1"
+    )
+    found = records_of(connection, sql, address.partition, transaction_id, offset)
+    return next((_view(connection, leases, row) for row in found), None)
 
-    def _view(self, row: Sequence[Any]) -> model.MessageView:
-        partition, offset, created_at, transaction_id, text, queue, name, namespace, task, *rest = row
-        queue_priority, priority, deliver_at, owner = rest
-        extra, message_id = extra_of(text), self._codec.encode(partition, offset)
-        message = Stored(partition, offset, priority, deliver_at, owner)
-        groups = list(self._groups(queue, message, created_at))
-        view = model.MessageView(
-            id=message_id,
-            transaction_id=message_id if transaction_id is None else transaction_id,
-            partition_id=self._codec.encode(partition, 0),
-            queue=queue,
-            partition=name,
-            namespace=namespace,
-            task=task,
-            offset=offset,
-            state="pending",
-            trace_id=extra.t,
-            producer=extra.u,
-            priority=message.priority,
-            queue_priority=queue_priority or 0,
-            created_at=int(str(created_at)),
-            deliver_at=deliver_at,
-            groups=groups,
-            sealed=extra.s,
-        )
-        set_state(view, groups, self._leases.now)
-        return view
 
-    def _groups(self, queue: str, message: Stored, created_at: int) -> Iterator[model.GroupView]:
-        partition, offset, _, deliver_at, owner = message
-        for group_id, name, since, highest, cursor, in_range, is_requeued, retry, dead, passed, exception in rows_of(
-            self._connection, _GROUPS, queue, *message
-        ):
-            if owner not in (None, group_id):
-                continue
-            expires_at = self._leases.leased.get((group_id, partition), {}).get(offset)
-            before_start = cursor is None and since is not None and partition <= highest and created_at <= since
-            done = before_start or in_range or passed or (cursor is not None and offset <= cursor)
-            settled = done and not is_requeued and exception is None
-            attempts, error, due = msgspec.json.decode(dead or retry or exception or b"[0,null,0]")
-            due = max(due, deliver_at or 0)
-            state: model.MessageState = "pending"
-            if dead:
-                state = "dead_letter"
-            elif settled:
-                state = "completed"
-            elif expires_at is not None:
-                state = "processing"
-            elif due > self._leases.now:
-                state = "scheduled"
-            yield model.GroupView(
-                group=name,
-                state=state,
-                attempts=attempts,
-                error=error,
-                lease_expires_at=expires_at,
-                reason="delayed" if due == deliver_at else "retry",
-                due_at=due,
-            )
+def _values_of(row: dict[str, Any], codec: IdCodec) -> dict[str, Any]:
+    """The fields of a message that rows have encoded: its ids, its rare attributes, and its payload if it was read."""
+    extra = extra_of(row["extra"])
+    values = ids_of(row, codec) | attributes_of(extra)
+    return values | {"payload": payload_of(msgspec.Raw(row["payload"]), extra)} if "payload" in row else values
 
-    # Dead letters ------------------------------------------------------------------------------------------
 
-    def dead_letters(self, where: model.DeadLetterFilter) -> model.DeadLetters:
-        """A page of dead letters, in the order of their failures."""
-        matching, values = conditions(where, self._codec)
-        total = scalar(self._connection, f"select count(*) from dead_letters where {matching}", *values)
-        payload = "payload" if where.payloads else "cast('null' as blob)"
-        order = "asc" if where.oldest_first else "desc"
-        rows = rows_of(
-            self._connection,
-            f"select uid, partition, offset, transaction_id, queue, partition_name, grp, {payload}, extra, attempts,"
-            f" error, created_at, failed_at, priority from dead_letters where {matching}"
-            f" order by failed_at {order}, id {order} limit ? offset ?",
-            *values,
-            where.limit,
-            where.offset,
-        )
-        return model.DeadLetters([self._dead_letter(row, where.payloads) for row in rows], int(total))
+def attributes_of(extra: Extra) -> dict[str, Any]:
+    """The rare attributes of a message, by the names of the fields."""
+    return {
+        "trace_id": extra.t,
+        "producer": extra.u,
+        "sealed": extra.s,
+        "backoff_ms": extra.b,
+        "undelivered_keys": tuple(decode_key(bytes.fromhex(key)) for key in extra.k),
+        "trace_context": extra.c,
+    }
 
-    def _dead_letter(self, row: Sequence[Any], with_payload: bool) -> model.DeadLetter:
-        uid, partition, offset, transaction_id, queue, name, group, payload, text, *rest = row
-        attempts, error, created, failed, priority = rest
-        extra = extra_of(text)
-        message_id = self._codec.encode(partition, offset)
-        return model.DeadLetter(
-            id=uid,
-            message_id=message_id,
-            transaction_id=transaction_id or message_id,
-            partition_id=self._codec.encode(partition, 0),
-            queue=queue,
-            partition=name,
-            group=group,
-            payload=payload_of(msgspec.Raw(payload), extra if with_payload else None),
-            sealed=extra.s,
-            producer=extra.u,
-            trace_id=extra.t,
+
+def _view(connection: apsw.Connection, leases: LeaseView, row: dict[str, Any]) -> model.MessageView:
+    message = Stored(row["number"], row["offset"], row["priority"], row["deliver_at"], row["owner"])
+    groups = list(_groups(connection, leases, row["queue"], message, row["created_at"]))
+    view = struct_of(model.MessageView, row, **_values_of(row, leases.codec), state="pending", groups=groups)
+    set_state(view, groups, leases.now)
+    return view
+
+
+def _groups(
+    connection: apsw.Connection, leases: LeaseView, queue: str, message: Stored, created_at: int
+) -> Iterator[model.GroupView]:
+    partition, offset, _, deliver_at, owner = message
+    for group_id, name, since, highest, cursor, in_range, is_requeued, retry, dead, passed, exception in rows_of(
+        connection, _GROUPS, queue, *message
+    ):
+        if owner not in (None, group_id):
+            continue
+        expires_at = leases.leased.get((group_id, partition), {}).get(offset)
+        before_start = cursor is None and since is not None and partition <= highest and created_at <= since
+        done = before_start or in_range or passed or (cursor is not None and offset <= cursor)
+        settled = done and not is_requeued and exception is None
+        attempts, error, due = msgspec.json.decode(dead or retry or exception or b"[0,null,0]")
+        due = max(due, deliver_at or 0)
+        state: model.MessageState = "pending"
+        if dead:
+            state = "dead_letter"
+        elif settled:
+            state = "completed"
+        elif expires_at is not None:
+            state = "processing"
+        elif due > leases.now:
+            state = "scheduled"
+        yield model.GroupView(
+            group=name,
+            state=state,
             attempts=attempts,
             error=error,
-            created_at=created,
-            failed_at=failed,
-            priority=priority,
-            backoff_ms=extra.b,
-            undelivered_keys=tuple(decode_key(bytes.fromhex(key)) for key in extra.k),
-            trace_context=extra.c,
+            lease_expires_at=expires_at,
+            reason="delayed" if due == deliver_at else "retry",
+            due_at=due,
         )
 
-    # Traces ------------------------------------------------------------------------------------------------
 
-    def traces(
-        self,
-        partition_id: str | None = None,
-        transaction_id: str | None = None,
-        name: str | None = None,
-        limit: int = 100,
-        offset: int = 0,
-    ) -> tuple[list[model.Trace], int]:
-        """Events of one message, oldest first, or of one name, newest first."""
-        if name is not None:
-            condition = "traces.id in (select trace from trace_names where name = ?1)"
-            order = "desc"
-            values: list[str | int | None] = [name, None]
-        else:
-            view = self.message(partition_id or "", transaction_id or "")
-            address = None if view is None else self._codec.decode(view.id)
-            if address is None:
-                return [], 0
-            condition = "traces.partition = ?1 and traces.offset = ?2"
-            order, values = "asc", [*address]
-        total = scalar(self._connection, f"select count(*) from traces where {condition} and ?2 is ?2", *values)
-        rows = rows_of(
-            self._connection,
-            f"""
-            select traces.uid, traces.event, traces.data, traces.grp, traces.created_at,
-                (select json_group_array(name) from trace_names where trace = traces.id),
-                message.transaction_id, traces.partition, traces.offset, queues.name, partition.name,
-                message.payload, message.extra
-            from traces
-            join messages as message on message.partition = traces.partition and message.offset = traces.offset
-            join partitions as partition on partition.id = traces.partition
-            join queues on queues.id = partition.queue
-            where {condition} and ?2 is ?2
-            order by traces.id {order} limit ?3 offset ?4
-            """,
-            *values,
-            limit,
-            offset,
-        )
-        return [self._trace(row) for row in rows], int(total)
+# Dead letters ----------------------------------------------------------------------------------------------
 
-    def _trace(self, row: Sequence[Any]) -> model.Trace:
-        uid, event, data, group, created, names, transaction_id, partition, offset, queue, name, payload, text = row
-        extra = extra_of(text)
-        return model.Trace(
-            id=uid,
-            event=event,
-            data=msgspec.Raw(data),
-            group=group,
-            created_at=created,
-            names=msgspec.json.decode(names, type=list[str]),
-            transaction_id=transaction_id or self._codec.encode(partition, offset),
-            partition_id=self._codec.encode(partition, 0),
-            queue=queue,
-            partition=name,
-            payload=payload_of(msgspec.Raw(payload), extra),
-            sealed=extra.s,
-        )
 
-    def trace_names(self, limit: int = 50, offset: int = 0) -> tuple[list[model.TraceName], int]:
-        """Names of events, the last used first."""
-        total = scalar(self._connection, "select count(distinct name) from trace_names")
-        rows = rows_of(
-            self._connection,
-            """
-            select trace_names.name, count(*), count(distinct traces.partition || ':' || traces.offset),
-                max(traces.created_at)
-            from trace_names join traces on traces.id = trace_names.trace
-            group by trace_names.name order by max(traces.id) desc limit ?1 offset ?2
-            """,
-            limit,
-            offset,
-        )
-        return [model.TraceName(*row) for row in rows], int(total)
+def dead_letters(connection: apsw.Connection, leases: LeaseView, where: model.DeadLetterFilter) -> model.DeadLetters:
+    """A page of dead letters, in the order of their failures."""
+    matching, values = conditions(where, leases.codec)
+    total = scalar(connection, f"select count(*) from dead_letters where {matching}", *values)
+    payload = "payload, extra"
+    if not where.payloads:  # Then `extra` must not say where they are.
+        payload = "cast('null' as blob) as payload, json_remove(extra, '$.r') as extra"
+    order = "asc" if where.oldest_first else "desc"
+    rows = records_of(
+        connection,
+        'select uid, partition as number, offset, transaction_id, queue, partition_name as partition, grp as "group",'
+        f" attempts, error, created_at, failed_at, priority, {payload} from dead_letters where {matching}"
+        f" order by failed_at {order}, id {order} limit ? offset ?",
+        *values,
+        where.limit,
+        where.offset,
+    )
+    return model.DeadLetters([_dead_letter(row, leases.codec) for row in rows], int(total))
+
+
+def _dead_letter(row: dict[str, Any], codec: IdCodec) -> model.DeadLetter:
+    values = _values_of(row, codec)
+    return struct_of(model.DeadLetter, row, **values | {"id": row["uid"], "message_id": values["id"]})
+
+
+# Traces ----------------------------------------------------------------------------------------------------
+
+
+def traces(
+    connection: apsw.Connection,
+    leases: LeaseView,
+    partition_id: str | None = None,
+    transaction_id: str | None = None,
+    name: str | None = None,
+    limit: int = 100,
+    offset: int = 0,
+) -> tuple[list[model.Trace], int]:
+    """Events of one message, oldest first, or of one name, newest first."""
+    if name is not None:
+        condition = "traces.id in (select trace from trace_names where name = ?1)"
+        order = "desc"
+        values: list[str | int | None] = [name, None]
+    else:
+        view = message(connection, leases, partition_id or "", transaction_id or "")
+        address = None if view is None else leases.codec.decode(view.id)
+        if address is None:
+            return [], 0
+        condition = "traces.partition = ?1 and traces.offset = ?2"
+        order, values = "asc", [*address]
+    total = scalar(connection, f"select count(*) from traces where {condition} and ?2 is ?2", *values)
+    rows = records_of(
+        connection,
+        f"""
+        select traces.uid, traces.event, traces.data, traces.grp as "group", traces.created_at,
+            (select json_group_array(name) from trace_names where trace = traces.id) as names,
+            message.transaction_id, traces.partition as number, traces.offset, queues.name as queue,
+            partition.name as partition, message.payload, message.extra
+        from traces
+        join messages as message on message.partition = traces.partition and message.offset = traces.offset
+        join partitions as partition on partition.id = traces.partition
+        join queues on queues.id = partition.queue
+        where {condition} and ?2 is ?2
+        order by traces.id {order} limit ?3 offset ?4
+        """,
+        *values,
+        limit,
+        offset,
+    )
+    return [_trace(row, leases.codec) for row in rows], int(total)
+
+
+def _trace(row: dict[str, Any], codec: IdCodec) -> model.Trace:
+    values = _values_of(row, codec) | {"id": row["uid"], "data": msgspec.Raw(row["data"])}
+    return struct_of(model.Trace, row, **values | {"names": msgspec.json.decode(row["names"], type=list[str])})
+
+
+def trace_names(
+    connection: apsw.Connection, _leases: LeaseView, limit: int = 50, offset: int = 0
+) -> tuple[list[model.TraceName], int]:
+    """Names of events, the last used first."""
+    total = scalar(connection, "select count(distinct name) from trace_names")
+    rows = rows_of(
+        connection,
+        """
+        select trace_names.name, count(*), count(distinct traces.partition || ':' || traces.offset),
+            max(traces.created_at)
+        from trace_names join traces on traces.id = trace_names.trace
+        group by trace_names.name order by max(traces.id) desc limit ?1 offset ?2
+        """,
+        limit,
+        offset,
+    )
+    return [model.TraceName(*row) for row in rows], int(total)
+
+
+# Reads -----------------------------------------------------------------------------------------------------
 
 
 class ReadRow(msgspec.Struct, array_like=True, gc=False):
@@ -597,12 +572,10 @@ def _delivery(codec: IdCodec, request: model.Read, row: ReadRow) -> model.Stored
     extra = row.extra or NO_EXTRA
     message_id = codec.encode(row.partition, row.offset)
     return model.StoredMessage(
+        **attributes_of(extra),
         id=message_id,
         transaction_id=row.transaction_id or message_id,
-        trace_id=extra.t,
         payload=payload_of(row.payload, extra),
-        sealed=extra.s,
-        producer=extra.u,
         created_at=row.created_at,
         queue=request.queue,
         partition=request.partition,
@@ -610,11 +583,8 @@ def _delivery(codec: IdCodec, request: model.Read, row: ReadRow) -> model.Stored
         offset=row.offset,
         priority=row.priority,
         attempt=0,
-        trace_context=extra.c,
         deliver_at=row.deliver_at,
         expires_at=extra.x or None,
-        backoff_ms=extra.b,
-        undelivered_keys=tuple(decode_key(bytes.fromhex(key)) for key in extra.k),
     )
 
 

@@ -31,6 +31,9 @@ from ({rows})
 _WANTED = _ENTRIES.format(
     rows=f"select * from kv where key in (select unhex(value) from json_each(?1)) and {_LIVE.format(now='?2')}"
 )
+_VERSIONS = f"""
+select key, version from kv where key in (select unhex(value) from json_each(?1)) and {_LIVE.format(now="?2")}
+"""
 _RANGE = _ENTRIES.format(
     rows=f"select * from kv where key >= ?1 and key < ?2 and {_LIVE.format(now='?3')} order by key limit ?4"
 )
@@ -81,9 +84,8 @@ class KeyBook:
 
     def write(self, request: model.KeyWrite) -> model.KeyWritten | model.TransactionOutcome:
         """Apply a request completely, or return the `TransactionOutcome` with the reason why not."""
-        for index, check in enumerate(request.checks):
-            if self._version(encode_key(check.key)) != check.version:
-                return failed_check(index)
+        if request.checks and (failed := self._first_failed(request.checks)) is not None:
+            return failed_check(failed)
         version = int(scalar(self._connection, _NEXT_VERSION))
         run(self._connection, "savepoint keys")
         changed: dict[bytes, model.Key | None] = {}
@@ -132,10 +134,15 @@ class KeyBook:
     def _notify(self, keys: Iterable[bytes]) -> None:
         self._changed |= dict.fromkeys(keys)
 
-    def _version(self, key: bytes) -> int | None:
-        sql = f"select version from kv where key = ?1 and {_LIVE.format(now='?2')}"
-        version: int | None = scalar(self._connection, sql, key, self._now)
-        return version
+    def _first_failed(self, checks: Sequence[model.KeyCheck]) -> int | None:
+        """The index of the first check whose key has another version. One query reads all versions."""
+        encoded = [encode_key(check.key) for check in checks]
+        wanted = msgspec.json.encode([key.hex() for key in encoded]).decode()
+        versions: dict[bytes, int] = dict(rows_of(self._connection, _VERSIONS, wanted, self._now))
+        return next(
+            (index for index, key in enumerate(encoded) if versions.get(key) != checks[index].version),
+            None,
+        )
 
     def _mutate(self, mutation: model.KeyMutation, version: int, changed: dict[bytes, model.Key | None]) -> int:
         """Apply one mutation that is not a `set`. Returns the number of deleted entries."""

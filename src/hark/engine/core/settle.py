@@ -12,6 +12,8 @@ from hark.engine.api import Answers
 from hark.engine.core.position import Lease, LeasedMessage, Position, Retry, Stored
 from hark.engine.core.push import (
     NOT_YET,
+    Known,
+    PartitionsByName,
     find_duplicates,
     find_message,
     find_partitions,
@@ -48,6 +50,8 @@ class SettleAuthorizer(msgspec.Struct, eq=False):
     _transaction: WriteTransaction
     _required: Sequence[str] | None = None
     """The required leases of a transaction, if any; None for a request of `settle`."""
+    _once: bool = False
+    """Whether the transaction is refused if a settlement repeats an earlier one, under whichever lease."""
     _positions: dict[tuple[str, str], Position | None] = {}
 
     def authorize(self, item: Settlement) -> SettleDecision:
@@ -123,7 +127,7 @@ class SettleAuthorizer(msgspec.Struct, eq=False):
 
     def _may_repeat(self, position: Position, offset: int, lease_id: str | None) -> bool:
         """Whether a second completion succeeds: always in `settle`; in a transaction only under the same lease."""
-        if self._required is None:
+        if self._required is None or self._once:
             return True
         transaction, key = self._transaction, (position.group.id, position.partition.id, offset)
         lease: str | None = transaction.completed.get(key) or transaction.state.completed.get(key)
@@ -278,7 +282,7 @@ def _transact(transaction: WriteTransaction, request: Transaction) -> Transactio
         if lease is None or lease.expires_at <= transaction.now or not _holds(lease):
             code, text = EXPIRED if lease_id in transaction.state.expired_leases else SUPERSEDED
             return TransactionOutcome(False, (), code, f"{text} (required lease {lease_id})")
-    authorizer = SettleAuthorizer(transaction, request.required_leases)
+    authorizer = SettleAuthorizer(transaction, request.required_leases, request.once)
     decisions: dict[int, SettleDecision] = {}
     for index, operation in enumerate(request.operations):
         if isinstance(operation, Settlement):
@@ -288,30 +292,34 @@ def _transact(transaction: WriteTransaction, request: Transaction) -> Transactio
                 refused = apply(transaction, operation, decision)
                 return TransactionOutcome(False, [refused], code, f"ACK operation failed: {text}", index)
             if request.once and _is_repeated(decision):
-                return repeated(index)
+                return repeated(index, operation)
     pushes = [operation for operation in request.operations if isinstance(operation, NewMessage)]
-    refusal = _refuse_pushes(transaction, request, pushes)
+    names = [(item.queue, item.partition) for item in pushes]
+    partitions = find_partitions(transaction, names, make=False)
+    old = [item for item in pushes if (item.queue, item.partition) in partitions]
+    known = find_duplicates(transaction, old, [partitions[item.queue, item.partition] for item in old])
+    refusal = _refuse_pushes(transaction, request, partitions, known)
     if refusal is not None:
         return refusal
     # Keys come first, so the payload of a message that is dead-lettered here overwrites them (`keysIfUndelivered`).
     written = None if request.keys is None else transaction.key_book().write(request.keys)
     if isinstance(written, TransactionOutcome):
         return written
-    partitions = find_partitions(transaction, [(item.queue, item.partition) for item in pushes], messages=pushes)
-    known = find_duplicates(transaction, pushes, [partitions[item.queue, item.partition] for item in pushes])
+    if len(old) < len(pushes):  # What is new has no duplicates.
+        partitions = find_partitions(transaction, names, messages=pushes)
+    pushed = iter(push_all(transaction, pushes, [partitions[name] for name in names], known))
     results: list[PushOutcome | SettleOutcome] = []
     for index, operation in enumerate(request.operations):
         if isinstance(operation, Settlement):
             decision = decisions[index]
             outcome = apply(transaction, operation, decision)
             results.append(outcome)
-            if operation.status == "completed" and outcome.lease_id is not None:
+            if operation.status == "completed" and outcome.lease_id is not None and not request.once:
                 assert decision.position is not None and decision.leased is not None
                 key = (decision.position.group.id, decision.position.partition.id, decision.leased[0])
                 transaction.kept.append((*key, outcome.lease_id, transaction.now))
         else:
-            partition = partitions[operation.queue, operation.partition]
-            results += push_all(transaction, [operation], [partition], known)
+            results.append(next(pushed))
     return TransactionOutcome(True, results, keys=written)
 
 
@@ -330,12 +338,9 @@ def _holds(lease: Lease) -> bool:
 
 
 def _refuse_pushes(
-    transaction: WriteTransaction, request: Transaction, pushes: Sequence[NewMessage]
+    transaction: WriteTransaction, request: Transaction, partitions: PartitionsByName, known: Known
 ) -> TransactionOutcome | None:
     """The failure of a transaction if one of its pushes must be rejected. It creates nothing."""
-    partitions = find_partitions(transaction, [(item.queue, item.partition) for item in pushes], make=False)
-    old = [item for item in pushes if (item.queue, item.partition) in partitions]
-    known = find_duplicates(transaction, old, [partitions[item.queue, item.partition] for item in old])
     seen: set[tuple[str, str, str]] = set()
     wanted: dict[str, int] = {}
     for index, operation in enumerate(request.operations):
@@ -350,16 +355,15 @@ def _refuse_pushes(
                 else known.get((partition.id, operation.transaction_id)) == NOT_YET
             ):
                 return TransactionOutcome(False, (), RESERVED, f"PUSH operation failed: {RESERVED_TEXT}", index)
-            repeated = key in seen or (
-                partition is not None
-                and (
-                    (partition.id, operation.transaction_id) in known
-                    or (partition.id, operation.transaction_id) in transaction.new_transaction_ids
-                )
+            is_stored = partition is not None and (
+                (partition.id, operation.transaction_id) in known
+                or (partition.id, operation.transaction_id) in transaction.new_transaction_ids
             )
-            seen.add(key)
-            if repeated:
+            if is_stored and request.once:
+                return repeated(index, operation)
+            if is_stored or key in seen:
                 continue
+            seen.add(key)
         queue = transaction.state.queues.get(operation.queue)
         if operation.sealed is not (queue is not None and queue.info.options.encryption_enabled):
             text = f"the encryption of queue {operation.queue!r} was changed during the push; retry"

@@ -7,7 +7,7 @@ are inserted 64 at a time, and read as one JSON text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import apsw
@@ -55,13 +55,26 @@ def rows_of(connection: apsw.Connection, sql: str, *parameters: Value, **named: 
     return list(connection.execute(sql, named or parameters))
 
 
-class Elsewhere(NamedTuple):
-    """The place of a payload outside the tables: in a record of the log of the S3 engine."""
+def records_of(connection: apsw.Connection, sql: str, *parameters: Value, **named: Value) -> Iterator[dict[str, Any]]:
+    """Rows by the names of their columns, each read when it is needed."""
+    cursor = connection.execute(sql, named or parameters)
+    for row in cursor:
+        yield dict(zip((name for name, _ in cursor.get_description()), row, strict=True))
 
-    record: int
+
+class PayloadLocation(NamedTuple):
+    """The place of a payload outside the tables: a range of bytes in a record of the log of the S3 engine."""
+
+    seq: int
+    """The number of the record."""
     offset: int
     """Its first byte in the object of the record."""
     length: int
+
+    @property
+    def end(self) -> int:
+        """The offset behind the last byte."""
+        return self.offset + self.length
 
 
 class Extra(msgspec.Struct, omit_defaults=True, gc=False, frozen=True):
@@ -83,7 +96,7 @@ class Extra(msgspec.Struct, omit_defaults=True, gc=False, frozen=True):
     """Trace context."""
     a: int = 0
     """The delivery time by the system clock, if the producer gave one."""
-    r: Elsewhere | None = None
+    r: PayloadLocation | None = None
     """The place of the payload, if it is not in the column, which is `null` then."""
 
 
@@ -116,9 +129,9 @@ def extra_of(text: str | None) -> Extra:
 
 
 def payload_of(payload: msgspec.Raw, extra: Extra | None) -> msgspec.Raw:
-    """The payload of a row, or an `Elsewhere`.
+    """The payload of a row, or a `PayloadLocation`.
 
-    The type omits `Elsewhere` on purpose: only the engine that stores payloads elsewhere gets one, and it replaces it
+    The type omits the location on purpose: only the engine that stores payloads elsewhere gets one, and it replaces it
     before it answers.
     """
     if extra is None or extra.r is None:
@@ -148,8 +161,8 @@ from (
 """
 """Messages of many ranges (partition, first, last) as one JSON text, in offset order within a range."""
 
-Locate = Callable[[bytes], tuple[int, int, int] | None]
-"""Stores a payload elsewhere and returns its record, offset and length; None: it stays in its row."""
+Locate = Callable[[bytes], PayloadLocation | None]
+"""Stores a payload elsewhere; None: it stays in its row."""
 
 _EXTRA, _PAYLOAD = 6, 7
 
@@ -176,5 +189,5 @@ def set_locations(flat: list[Value], locate: Locate) -> None:
             location = locate(payload)
             if location is None:
                 continue
-            flat[start + _EXTRA] = encode_extra(msgspec.structs.replace(extra, r=Elsewhere(*location))).decode()
+            flat[start + _EXTRA] = encode_extra(msgspec.structs.replace(extra, r=location)).decode()
         flat[start + _PAYLOAD] = NULL_PAYLOAD

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
@@ -22,7 +24,6 @@ from hark.batching import Answer
 from hark.clock import Clock
 from hark.engine.api import Answers, KeyListener, Listener
 from hark.engine.core import browse, explain, groups, keyvalue, push, queues, settle, views
-from hark.engine.core.browse import Browser
 from hark.engine.core.claim import Claimer
 from hark.engine.core.collect import Collector
 from hark.engine.core.explain import Explainer, LeaseView
@@ -221,15 +222,6 @@ def _reads(
     return verb
 
 
-def _browses(body: Callable[Concatenate[Browser, P], T]) -> Callable[Concatenate[TableVerbs, P], Async[T]]:
-    """Bind a verb that lists stored messages."""
-
-    async def verb(self: TableVerbs, /, *args: P.args, **named: P.kwargs) -> T:
-        return await self._read(lambda connection, leases: body(Browser(connection, leases), *args, **named))
-
-    return verb
-
-
 def _looks(body: Callable[Concatenate[State, int, P], T]) -> Callable[Concatenate[TableVerbs, P], Async[T]]:
     """Bind a verb that needs only memory."""
 
@@ -247,6 +239,45 @@ def _queries(body: Callable[Concatenate[apsw.Connection, int, P], T]) -> Callabl
         return await self._read_committed(lambda connection: body(connection, now, *args, **named))
 
     return verb
+
+
+class Readers:
+    """Two threads that query the committed tables beside the writer, each with its own connection."""
+
+    def __init__(
+        self, threads: str, what: str, connect: Callable[[], apsw.Connection], generation: Callable[[], int]
+    ) -> None:
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix=threads)
+        self._what = what
+        """The name of the tables in errors."""
+        self._connect = connect
+        self._generation = generation
+        """Another number: connections must be opened again."""
+        self._local = threading.local()
+        self._connections: list[apsw.Connection] = []
+
+    async def run(self, body: Callable[[apsw.Connection], T]) -> T:
+        """Run a query."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._run, body)
+
+    def _run(self, body: Callable[[apsw.Connection], T]) -> T:
+        known: tuple[int, apsw.Connection] | None = getattr(self._local, "connection", None)
+        try:
+            if known is None or known[0] != self._generation():
+                if known is not None:
+                    self._connections.remove(known[1])
+                    known[1].close()
+                known = self._local.connection = (self._generation(), self._connect())
+                self._connections.append(known[1])
+            return body(known[1])
+        except apsw.Error as error:
+            raise EngineFailure(f"cannot read {self._what}: {error}; see the server log") from error
+
+    def close(self) -> None:
+        """Finish what runs, and close the connections."""
+        self._pool.shutdown()
+        for connection in self._connections:
+            connection.close()
 
 
 def stopping() -> EngineFailure:
@@ -399,12 +430,12 @@ class TableVerbs(ABC):
     requeue = _writes(groups.requeue)
     import_dead_letters = _writes(groups.import_letters)
     delete_dead_letters = _writes(groups.delete_dead_letters)
-    dead_letters = _browses(Browser.dead_letters)
-    messages = _browses(Browser.messages)
-    message = _browses(Browser.message)
+    dead_letters = _reads(browse.dead_letters)
+    messages = _reads(browse.messages)
+    message = _reads(browse.message)
     trace = _writes(queues.trace)
-    traces = _browses(Browser.traces)
-    trace_names = _browses(Browser.trace_names)
+    traces = _reads(browse.traces)
+    trace_names = _reads(browse.trace_names)
 
     async def explain(self, requests: Sequence[model.Explain]) -> Answers[model.Facts]:
         return await self._examine(lambda connection, state, now: Explainer(connection, state, now).explain(requests))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import apsw
 import msgspec
@@ -13,7 +12,8 @@ from hark.clock import SECOND
 from hark.engine.core.explain import LeaseView
 from hark.engine.core.schema import DELAYED, HAS_LANES, OPEN, POSITION, PRIORITIES, SCHEDULED, STORED, WANTS_PARTITION
 from hark.engine.core.state import State
-from hark.engine.core.store import Value, rows_of, scalar
+from hark.engine.core.store import Value, records_of, rows_of, scalar
+from hark.engine.hints import counts_of, struct_of
 
 # Partitions are chosen first, because it costs more to count their open messages.
 _CHOSEN = f"""
@@ -52,17 +52,18 @@ at as materialized (
     left join positions as position on position.grp = groups.id and position.partition = partition.id
     where {WANTS_PARTITION}),
 open as materialized (select grp, partition, {OPEN} as open, {SCHEDULED} as scheduled from at)
-select partition.id, partition.name, partition.created_at, {STORED},
+select partition.id, partition.name, partition.created_at, {STORED} as total,
     (select json_array(grp, open, scheduled) from open where open.partition = partition.id
-        order by open - scheduled desc, open desc limit 1),
-    {DELAYED},
-    (select count(*) from dead_letters where dead_letters.partition = partition.id),
+        order by open - scheduled desc, open desc limit 1) as worst,
+    {DELAYED} as delayed,
+    (select count(*) from dead_letters where dead_letters.partition = partition.id) as dead_letter,
     (select count(*) from retries where retries.partition = partition.id and retries.attempts > 0)
-    + (select count(*) from outstanding where outstanding.partition = partition.id and outstanding.attempts > 0),
+    + (select count(*) from outstanding where outstanding.partition = partition.id and outstanding.attempts > 0)
+        as failed,
     (select created_at from messages where messages.partition = partition.id and offset > partition.floor
-        order by offset limit 1),
+        order by offset limit 1) as oldest,
     (select created_at from messages where messages.partition = partition.id and offset > partition.floor
-        order by offset desc limit 1)
+        order by offset desc limit 1) as newest
 from page as partition
 order by partition.name
 """
@@ -137,23 +138,29 @@ _OLDEST_UNSETTLED_OPEN = f"""iif(open.shared, {_first_shared(delayed="min(create
 
 _BEHIND = f"""
 with chosen as ({_CHOSEN} and queues.name not in (select value from json_each(:uncounted))), {_OPEN}
-select grp, sum(open - scheduled), sum(open > scheduled), sum(scheduled), min({OLDEST_OPEN})
+select grp, sum(open - scheduled) as lag, sum(open > scheduled) as partitions_with_lag, sum(scheduled) as scheduled,
+    min({OLDEST_OPEN}) as oldest_waiting
 from open where open > 0 group by grp
 """
 _POSITIONS = f"""
 with chosen as (
     {_CHOSEN} {{named}} order by queues.name, partition.name, groups.id limit iif(:before is null, :limit, -1)),
 {_OPEN}
-select queue, grp, group_name, partition, name, cursor, settled_at, open, scheduled, oldest,
-    iif(open > 0, {_OLDEST_UNSETTLED_OPEN}, null)
+select queue, grp, group_name as "group", partition as number, name as partition, cursor, settled_at as last_settled,
+    open, scheduled, oldest as oldest_waiting, iif(open > 0, {_OLDEST_UNSETTLED_OPEN}, null) as oldest_unsettled
 from (select *, iif(open > scheduled, {OLDEST_OPEN}, null) as oldest from open) as open
 where :before is null or oldest <= :before
-order by queue, name, grp limit :limit
+order by open.queue, open.name, open.grp limit :limit
 """
 _ALL_POSITIONS = _POSITIONS.format(named="")
 _NAMED_POSITIONS = _POSITIONS.format(named="and partition.name in (select value from json_each(:names))")
 _decode_limits = msgspec.json.Decoder(model.Limits).decode
-_encode_names = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder().encode
+_NOT_BEHIND = {"lag": 0, "partitions_with_lag": 0, "scheduled": 0, "oldest_waiting": None}
+
+
+def _names(names: Sequence[str] | None) -> str | None:
+    return None if names is None else _encode(list(names)).decode()
 
 
 def partition_stats(
@@ -166,35 +173,16 @@ def partition_stats(
 ) -> list[model.PartitionStats]:
     """A page of a queue's partitions, with counts."""
     page = []
-    for row in rows_of(connection, _PARTITIONS, queue=queue, search=search, limit=limit, offset=offset, now=leases.now):
-        partition, name, created_at, total, worst, delayed, dead, failed, oldest, newest = row
-        group, open_, scheduled = (None, total, delayed) if worst is None else msgspec.json.decode(worst)
-        processing = 0 if group is None else len(leases.leased.get((group, partition), ()))
-        counts = counts_from(total, open_, scheduled, processing, failed, dead)
-        page.append(
-            model.PartitionStats(
-                id=leases.codec.encode(partition, 0),
-                name=name,
-                created_at=created_at,
-                counts=counts,
-                oldest=oldest,
-                newest=newest,
-            )
-        )
+    named: dict[str, Value] = {"queue": queue, "search": search, "limit": limit, "offset": offset, "now": leases.now}
+    for row in records_of(connection, _PARTITIONS, **named):
+        group = None
+        row["open"], row["scheduled"] = row["total"], row["delayed"]
+        if row["worst"] is not None:
+            group, row["open"], row["scheduled"] = msgspec.json.decode(row["worst"])
+        row["processing"] = 0 if group is None else len(leases.leased.get((group, row["id"]), ()))
+        partition_id = leases.codec.encode(row["id"], 0)
+        page.append(struct_of(model.PartitionStats, row, id=partition_id, counts=counts_of(row)))
     return page
-
-
-def counts_from(total: int, open_: int, scheduled: int, processing: int, failed: int, dead: int) -> model.Counts:
-    """Messages by state, from the numbers of stored, open, scheduled, leased, failed and dead-lettered ones."""
-    return model.Counts(
-        total=total,
-        pending=max(0, open_ - processing - scheduled),
-        scheduled=scheduled,
-        processing=processing,
-        completed=max(0, total - open_ - dead),
-        failed=failed,
-        dead_letter=dead,
-    )
 
 
 def position_stats(
@@ -215,27 +203,20 @@ def position_stats(
         "group": group,
         "before": None if min_lag_seconds is None else leases.now - min_lag_seconds * SECOND,
         "limit": limit,
-        "names": None if partitions is None else _encode_names(partitions).decode(),
-        "queues": None if queues is None else _encode_names(queues).decode(),
+        "names": _names(partitions),
+        "queues": _names(queues),
         "now": leases.now,
     }
-    for row in rows_of(connection, sql, **named):
-        queue_name, group_id, group_name, partition, name, cursor, settled_at, open_, scheduled, oldest, first = row
-        lease = leases.leases.get((group_id, partition))
+    for row in records_of(connection, sql, **named):
+        lease_id, expires_at = leases.leases.get((row["grp"], row["number"]), (None, None))
         stats.append(
-            model.PositionStats(
-                group=group_name,
-                queue=queue_name,
-                partition=name,
-                partition_id=leases.codec.encode(partition, 0),
-                cursor=cursor,
-                lag=open_ - scheduled,
-                oldest_waiting=oldest,
-                scheduled=scheduled,
-                oldest_unsettled=first,
-                last_settled=settled_at,
-                lease_id=None if lease is None else lease[0],
-                lease_expires_at=None if lease is None else lease[1],
+            struct_of(
+                model.PositionStats,
+                row,
+                partition_id=leases.codec.encode(row["number"], 0),
+                lag=row["open"] - row["scheduled"],
+                lease_id=lease_id,
+                lease_expires_at=expires_at,
             )
         )
     return stats
@@ -253,40 +234,28 @@ def group_stats(
     named: dict[str, Value] = {
         "queue": queue,
         "group": group,
-        "queues": None if queues is None else _encode_names(queues).decode(),
-        "uncounted": _encode_names(uncounted).decode(),
+        "queues": _names(queues),
+        "uncounted": _names(uncounted),
         "now": leases.now,
     }
-    totals: dict[int, tuple[int, int, int, int | None]] = {
-        row[0]: tuple(row[1:]) for row in rows_of(connection, _BEHIND, **named)
-    }
+    behind = {row["grp"]: row for row in records_of(connection, _BEHIND, **named)}
     sql = """
-        select id, queue, name, mode, subscription, since, paused, created_at, last_seen, limits from groups
+        select id, queue, name as "group", mode, subscription, since, paused, created_at, last_seen, limits from groups
         where (:group is null or name = :group) and (:queue is null or queue = :queue)
           and (:queues is null or queue in (select value from json_each(:queues))) order by name, queue
     """
-    stats = []
-    for row in rows_of(connection, sql, **named):
-        lag, lagging, scheduled, oldest = totals.get(row[0], (0, 0, 0, None))
-        stats.append(
-            model.GroupStats(
-                group=row[2],
-                queue=row[1],
-                mode=row[3],
-                subscription=model.Subscription(row[4], row[5]),
-                created_at=row[7],
-                last_seen=row[8],
-                paused=bool(row[6]),
-                lag=lag,
-                partitions_with_lag=lagging,
-                oldest_waiting=oldest,
-                leases=leases.leases_by_group.get(row[0], 0),
-                scheduled=scheduled,
-                in_flight=leases.messages_by_group.get(row[0], 0),
-                limits=_decode_limits(row[9]),
-            )
+    return [
+        struct_of(
+            model.GroupStats,
+            row | behind.get(row["id"], _NOT_BEHIND),
+            subscription=model.Subscription(row["subscription"], row["since"]),
+            paused=bool(row["paused"]),
+            leases=leases.leases_by_group.get(row["id"], 0),
+            in_flight=leases.messages_by_group.get(row["id"], 0),
+            limits=_decode_limits(row["limits"]),
         )
-    return stats
+        for row in records_of(connection, sql, **named)
+    ]
 
 
 _ORDERS = {"newest": "id desc", "name": "name"}
@@ -317,14 +286,15 @@ sizes as materialized (
     select partition.queue as queue, count(*) as partitions, sum({STORED}) as total,
         iif(exists (select 1 from groups where groups.queue = counted.name), 0, sum({DELAYED})) as delayed
     from counted cross join partitions as partition on partition.queue = counted.id group by partition.queue)
-select page.uid, page.name, page.namespace, page.task, page.options, page.created_at, page.paused, page.expired,
-    page.discarded, ifnull(sizes.partitions, 0), ifnull(sizes.total, 0), worst.grp,
-    ifnull(worst.open, ifnull(sizes.total, 0)), ifnull(worst.scheduled, ifnull(sizes.delayed, 0)),
-    (select count(*) from dead_letters where dead_letters.queue = page.name),
+select page.uid as id, page.name, page.namespace, page.task, page.options, page.created_at, page.paused, page.expired,
+    page.discarded, ifnull(sizes.partitions, 0) as partitions, ifnull(sizes.total, 0) as total, worst.grp,
+    ifnull(worst.open, ifnull(sizes.total, 0)) as open,
+    ifnull(worst.scheduled, ifnull(sizes.delayed, 0)) as scheduled,
+    (select count(*) from dead_letters where dead_letters.queue = page.name) as dead_letter,
     (select count(*) from groups cross join retries on retries.grp = groups.id
         where groups.queue = page.name and retries.attempts > 0)
     + (select count(*) from groups cross join outstanding on outstanding.grp = groups.id
-        where groups.queue = page.name and outstanding.attempts > 0)
+        where groups.queue = page.name and outstanding.attempts > 0) as failed
 from page
 left join sizes on sizes.queue = page.id
 left join worst on worst.queue = page.id and worst.rank = 1
@@ -337,7 +307,7 @@ decode_options = msgspec.json.Decoder(model.QueueOptions).decode
 def queue_stats(connection: apsw.Connection, leases: LeaseView, where: model.QueueFilter) -> model.QueuePage:
     """A page of queues with counts, and their total number."""
     given = {
-        "names": None if where.names is None else msgspec.json.encode(list(where.names)).decode(),
+        "names": _names(where.names),
         "search": where.search,
         "namespace": where.namespace,
         "task": where.task,
@@ -347,33 +317,17 @@ def queue_stats(connection: apsw.Connection, leases: LeaseView, where: model.Que
     total = int(connection.execute(f"select count(*) from queues where {matching}", given).get)
     sql = _PAGE.format(where=matching, order=_ORDERS[where.sort])
     page = given | {
-        "uncounted": msgspec.json.encode(list(where.uncounted)).decode(),
+        "uncounted": _names(where.uncounted),
         "now": leases.now,
         "limit": -1 if where.limit is None else where.limit,
         "offset": where.offset,
     }
-    return model.QueuePage([_stats(leases, row) for row in connection.execute(sql, page)], total)
-
-
-def _stats(leases: LeaseView, row: Sequence[Any]) -> model.QueueStats:
-    uid, name, namespace, task, options, created_at, paused, expired, discarded, partitions, *rest = row
-    total, group, open_, scheduled, dead, failed = rest
-    leased = 0 if group is None else leases.messages_by_group.get(group, 0)
-    return model.QueueStats(
-        info=model.QueueInfo(
-            id=uid,
-            name=name,
-            namespace=namespace,
-            task=task,
-            options=decode_options(options),
-            created_at=created_at,
-            paused=bool(paused),
-        ),
-        partitions=partitions,
-        counts=counts_from(total, open_, scheduled, leased, failed, dead),
-        expired=expired,
-        discarded=discarded,
-    )
+    items = []
+    for row in records_of(connection, sql, **page):
+        row["processing"] = leases.messages_by_group.get(row["grp"], 0)
+        row["options"], row["paused"] = decode_options(row["options"]), bool(row["paused"])
+        items.append(struct_of(model.QueueStats, row, info=struct_of(model.QueueInfo, row), counts=counts_of(row)))
+    return model.QueuePage(items, total)
 
 
 SurveyPoint = tuple[int, str]

@@ -12,7 +12,9 @@ from typing import Any
 import asyncpg
 import msgspec
 
+from hark import model
 from hark.engine.api import Answers
+from hark.engine.hints import struct_of
 from hark.engine.postgres import browse
 from hark.engine.postgres.partitions import Store
 from hark.engine.postgres.pool import Pool
@@ -21,26 +23,11 @@ from hark.engine.postgres.settle import lease_uuid
 from hark.engine.retries import compile_schedule
 from hark.errors import Conflict, HarkError, NotFound
 from hark.ids import IdCodec
-from hark.model import (
-    CancelOutcome,
-    Collected,
-    DeadLetterFilter,
-    GroupDeletion,
-    Hint,
-    Limits,
-    NewDeadLetter,
-    NewTrace,
-    QueueInfo,
-    QueueOptions,
-    QueueSpec,
-    Seek,
-    SeekOutcome,
-)
 
 log = logging.getLogger(__name__)
 
 _CONFIGURE = "select * from hark.configure_v1($1, $2, $3, $4, jsonb_populate_record(null::hark.queues, $5::jsonb), $6)"
-_CANCELLED: tuple[CancelOutcome, ...] = ("cancelled", "not_found", "leased", "settled")
+_CANCELLED: tuple[model.CancelOutcome, ...] = ("cancelled", "not_found", "leased", "settled")
 _IMPORT = (
     "select hark.import_dead_letters_v1($1, $2, $3::uuid[], $4::text[], $5::text[], $6::text[], $7::bigint[],"
     " $8::bigint[], $9::bigint[], $10::bytea[], $11::text[], $12::smallint[], $13::boolean[], $14::text[],"
@@ -53,7 +40,7 @@ _SEALING = 2
 # Queues ----------------------------------------------------------------------------------------------------
 
 
-async def configure(store: Store, specs: Sequence[QueueSpec]) -> Answers[QueueInfo]:
+async def configure(store: Store, specs: Sequence[model.QueueSpec]) -> Answers[model.QueueInfo]:
     """Make queues, or replace all options of those that exist."""
     partitions = {}
     for spec in specs:
@@ -62,11 +49,11 @@ async def configure(store: Store, specs: Sequence[QueueSpec]) -> Answers[QueueIn
     infos = {info.name: info for info in await queue_infos(store, list(partitions))}
     for spec in specs:
         store.forget_ready(spec.name)
-    store.hint(Hint(spec.name) for spec in specs)
+    store.hint(model.Hint(spec.name) for spec in specs)
     return [msgspec.structs.replace(infos[spec.name], partition_id=partitions[spec.name]) for spec in specs]
 
 
-async def make_queues(store: Store, specs: Sequence[QueueSpec]) -> None:
+async def make_queues(store: Store, specs: Sequence[model.QueueSpec]) -> None:
     """Make those queues that do not exist."""
     known = await store.pool.fetchval(
         "select array_agg(name) from hark.queues where name = any ($1::text[])", [spec.name for spec in specs]
@@ -76,12 +63,12 @@ async def make_queues(store: Store, specs: Sequence[QueueSpec]) -> None:
             await store.pool.call(_CONFIGURE, *_arguments(spec), True)
 
 
-def _arguments(spec: QueueSpec) -> tuple[str, str, str, str]:
+def _arguments(spec: model.QueueSpec) -> tuple[str, str, str, str]:
     options = msgspec.structs.asdict(spec.options) | {"schedule": compile_schedule(spec.options)}
     return spec.name, spec.namespace, spec.task, msgspec.json.encode(options).decode()
 
 
-async def queue_infos(store: Store, names: Sequence[str] | None = None) -> list[QueueInfo]:
+async def queue_infos(store: Store, names: Sequence[str] | None = None) -> list[model.QueueInfo]:
     """The named queues that exist, or all of them."""
     rows = await store.pool.fetch(
         "select * from hark.queues where $1::text[] is null or name = any ($1) order by id",
@@ -90,9 +77,9 @@ async def queue_infos(store: Store, names: Sequence[str] | None = None) -> list[
     return [info_of(row) for row in rows]
 
 
-def info_of(row: asyncpg.Record) -> QueueInfo:
+def info_of(row: asyncpg.Record) -> model.QueueInfo:
     """A queue, of a row that has all columns of `hark.queues`."""
-    return browse.struct_of(QueueInfo, row, id=str(row["uid"]), options=browse.struct_of(QueueOptions, row))
+    return struct_of(model.QueueInfo, row, id=str(row["uid"]), options=struct_of(model.QueueOptions, row))
 
 
 async def delete_queues(store: Store, names: Sequence[str]) -> list[bool]:
@@ -116,19 +103,19 @@ async def pause(store: Store, queue: str, group: str | None, paused: bool) -> bo
     """Pause or resume a queue or a group; False: it does not exist."""
     found = bool(await store.pool.fetchval("select hark.pause_v1($1, $2, $3)", queue, group, paused))
     if found and not paused:
-        store.hint([Hint(queue, group)])
+        store.hint([model.Hint(queue, group)])
     return found
 
 
 # Groups ----------------------------------------------------------------------------------------------------
 
 
-async def seek(store: Store, requests: Sequence[Seek]) -> Answers[SeekOutcome]:
+async def seek(store: Store, requests: Sequence[model.Seek]) -> Answers[model.SeekOutcome]:
     """Move groups."""
     return [await _seek(store, request) for request in requests]
 
 
-async def _seek(store: Store, to: Seek) -> SeekOutcome | HarkError:
+async def _seek(store: Store, to: model.Seek) -> model.SeekOutcome | HarkError:
     sql = "select * from hark.seek_v1($1, $2, $3, $4, $5, $6, $7)"
     try:
         [row] = await store.pool.call(sql, to.queue, to.group, to.partition, to.to_end, to.timestamp, to.offset or 1)
@@ -143,21 +130,21 @@ async def _seek(store: Store, to: Seek) -> SeekOutcome | HarkError:
     where = None if to.partition is None else (to.partition,)
     group = store.groups.get((to.queue, to.group))
     counts = () if where is None or group is None or group.shared is None else (max(1, row["o_left"] or 0),)
-    store.hint([Hint(to.queue, to.group, where, counts=counts)])
-    return SeekOutcome(row["o_number"], row["o_next"])
+    store.hint([model.Hint(to.queue, to.group, where, counts=counts)])
+    return model.SeekOutcome(row["o_number"], row["o_next"])
 
 
-async def limit_group(store: Store, queue: str, group: str, limits: Limits) -> bool:
+async def limit_group(store: Store, queue: str, group: str, limits: model.Limits) -> bool:
     """Limit what a group may take; False: it does not exist."""
     sql = "select hark.limit_group_v1($1, $2, $3, $4, $5)"
     bounds = (limits.max_in_flight, limits.rate_limit, limits.rate_burst)
     found = bool(await store.pool.fetchval(sql, queue, group, *bounds))
     if found:
-        store.hint([Hint(queue, group)])
+        store.hint([model.Hint(queue, group)])
     return found
 
 
-async def delete_group(store: Store, group: str, queue: str | None, forget_subscription: bool) -> GroupDeletion:
+async def delete_group(store: Store, group: str, queue: str | None, forget_subscription: bool) -> model.GroupDeletion:
     """Delete a group's positions, and its subscription if asked."""
     sql = "select * from hark.delete_group_v1($1, $2, $3, $4)"
     [row] = await store.pool.call(sql, group, queue, forget_subscription)
@@ -167,8 +154,8 @@ async def delete_group(store: Store, group: str, queue: str | None, forget_subsc
         known = store.groups.get((name, group))
         if known is not None:
             store.forget_group(known)
-    store.hint(Hint(name, group) for name in queues)
-    return GroupDeletion(row["o_partitions"], len(queues) if forget_subscription else 0)
+    store.hint(model.Hint(name, group) for name in queues)
+    return model.GroupDeletion(row["o_partitions"], len(queues) if forget_subscription else 0)
 
 
 async def resubscribe(store: Store, group: str, since: int) -> int:
@@ -176,7 +163,7 @@ async def resubscribe(store: Store, group: str, since: int) -> int:
     rows = await store.pool.call("select * from hark.resubscribe_v1($1, $2, $3)", group, since)
     for _, queue in rows:
         store.forget_ready(queue)
-    store.hint(Hint(queue, group) for _, queue in rows)
+    store.hint(model.Hint(queue, group) for _, queue in rows)
     return len(rows)
 
 
@@ -190,7 +177,7 @@ async def delete_messages(store: Store, message_ids: Sequence[str]) -> list[bool
     return removed
 
 
-async def cancel(store: Store, message_ids: Sequence[str]) -> list[CancelOutcome]:
+async def cancel(store: Store, message_ids: Sequence[str]) -> list[model.CancelOutcome]:
     """Remove messages that have not been delivered yet."""
     codes: list[int] = await _remove(store, "cancel_v1", message_ids)
     outcomes = [_CANCELLED[code] for code in codes]
@@ -218,7 +205,7 @@ async def _hint_removed(store: Store, message_ids: Iterable[str]) -> None:
     notifications.send()
 
 
-async def trace(store: Store, traces: Sequence[NewTrace]) -> list[str | HarkError]:
+async def trace(store: Store, traces: Sequence[model.NewTrace]) -> list[str | HarkError]:
     """Record events about messages; their ids."""
     partitions, own = [], []
     for item in traces:
@@ -271,11 +258,11 @@ async def _requeue(store: Store, dead_letter: str) -> str | HarkError:
     where = None if known is None else (known.name,)
     # One group may take the message. The other groups, and browsers, only see that one arrived.
     notified = tuple(one.name for one in store.groups_of.get(queue, {}).values())
-    store.hint([Hint(queue, None, where, "message", notified), Hint(queue, row["o_group"], where)])
+    store.hint([model.Hint(queue, None, where, "message", notified), model.Hint(queue, row["o_group"], where)])
     return store.codec.encode(number, row["o_offset"])
 
 
-async def import_dead_letters(store: Store, letters: Sequence[NewDeadLetter]) -> Answers[bool]:
+async def import_dead_letters(store: Store, letters: Sequence[model.NewDeadLetter]) -> Answers[bool]:
     """Store dead letters of another store; False: it is there already."""
     answers: list[bool | HarkError] = [False] * len(letters)
     queues: dict[str, list[int]] = {}
@@ -296,7 +283,7 @@ async def import_dead_letters(store: Store, letters: Sequence[NewDeadLetter]) ->
     return answers
 
 
-def _letter_row(codec: IdCodec, letter: NewDeadLetter) -> tuple[object, ...]:
+def _letter_row(codec: IdCodec, letter: model.NewDeadLetter) -> tuple[object, ...]:
     message = letter.message
     own = codec.decode(message.transaction_id or "") or (None, None)
     _, _, _, _, backoff, *rest = options_row(0, message)
@@ -316,7 +303,7 @@ def _letter_row(codec: IdCodec, letter: NewDeadLetter) -> tuple[object, ...]:
     )
 
 
-async def delete_dead_letters(store: Store, where: DeadLetterFilter, limit: int | None = None) -> int:
+async def delete_dead_letters(store: Store, where: model.DeadLetterFilter, limit: int | None = None) -> int:
     """Delete dead letters; the number of them."""
     matching = browse.dead_letters_where(where, store.codec)
     found = f"select id from hark.dead_letters where {matching} limit ${len(matching.args) + 1}"
@@ -448,7 +435,7 @@ class Retention:
         self._offset = 0
         self._expired = 0
 
-    async def step(self, limit: int) -> Collected:
+    async def step(self, limit: int) -> model.Collected:
         """Examine the next messages and remove the expired ones; at the end of a pass, empty child tables."""
         [row] = await self._store.pool.call(
             "select * from hark.collect_v1($1, $2, $3, $4, $5, $6, $7, $8)",
@@ -467,7 +454,7 @@ class Retention:
             notifications = Notifications(store=self._store)
             notifications.looked_behind()
             notifications.send()
-        return Collected(row["o_examined"], row["o_removed"], row["o_more"])
+        return model.Collected(row["o_examined"], row["o_removed"], row["o_more"])
 
     async def rotate(self) -> None:
         """Begin new child tables and empty old ones, as far as it is time for that (see rotate.sql)."""

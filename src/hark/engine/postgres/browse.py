@@ -4,32 +4,17 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from typing import TypeVar
 
 import asyncpg
 import msgspec
 
-from hark.engine.hints import read_bound, set_state
+from hark import model
+from hark.engine.hints import ids_of, read_bound, set_state, struct_of
 from hark.engine.postgres.partitions import Store
 from hark.engine.postgres.pop import NO_OPTIONS, decode_options
 from hark.engine.postgres.ready import BUCKET
 from hark.ids import IdCodec
 from hark.keys import decode_key
-from hark.model import (
-    BrowseFrom,
-    DeadLetter,
-    DeadLetterFilter,
-    DeadLetters,
-    GroupView,
-    MessageFilter,
-    MessageView,
-    PartitionOffset,
-    Read,
-    ReadResult,
-    StoredMessage,
-    Trace,
-    TraceName,
-)
 
 NOW = "(select hark.time_v1($1))"
 """The time of the call, worked out once. The first parameter is the time given; null: the database's own."""
@@ -69,27 +54,11 @@ def can_be_stored(*values: object) -> bool:
     return not any(isinstance(value, str) and "\0" in value for value in values)
 
 
-S = TypeVar("S", bound=msgspec.Struct)
-
-
-def struct_of(kind: type[S], row: asyncpg.Record, **more: object) -> S:
-    """A struct of the columns and values that it has fields for."""
-    values = {**row, **more}
-    return kind(**{name: values[name] for name in kind.__struct_fields__ if name in values})
-
-
-def _ids(row: asyncpg.Record, codec: IdCodec) -> dict[str, str]:
-    """The ids of a message, of its number of partition, offset and transaction id."""
-    message_id = codec.encode(row["number"], row["offset"])
-    partition_id = codec.encode(row["number"], 0)
-    return {"id": message_id, "transaction_id": row["transaction_id"] or message_id, "partition_id": partition_id}
-
-
 READ = "select * from hark.read_v1($1::text[], $2::text[], $3::bigint[], $4::int[], $5)"
 POSITIONS = "select * from hark.positions_v1($1, $2, $3, $4, $5)"
 
 
-async def read(store: Store, requests: Sequence[Read]) -> list[ReadResult]:
+async def read(store: Store, requests: Sequence[model.Read]) -> list[model.ReadResult]:
     """An answer to each request."""
     bound = read_bound(len(requests))
     possible = {n: one for n, one in enumerate(requests) if can_be_stored(one.queue, one.partition)}
@@ -108,17 +77,17 @@ async def read(store: Store, requests: Sequence[Read]) -> list[ReadResult]:
     return [_result(store.codec, request, found.get(n, ()), bound) for n, request in enumerate(requests)]
 
 
-def _result(codec: IdCodec, request: Read, rows: Sequence[asyncpg.Record], bound: int) -> ReadResult:
+def _result(codec: IdCodec, request: model.Read, rows: Sequence[asyncpg.Record], bound: int) -> model.ReadResult:
     if not rows:
-        return ReadResult((), request.offset, False)
+        return model.ReadResult((), request.offset, False)
     messages = [_delivery(codec, request, row) for row in rows if not row["requeued"]]
-    return ReadResult(messages, rows[-1]["offset"] + 1, len(rows) >= request.limit or rows[-1]["bytes"] >= bound)
+    return model.ReadResult(messages, rows[-1]["offset"] + 1, len(rows) >= request.limit or rows[-1]["bytes"] >= bound)
 
 
-def _delivery(codec: IdCodec, request: Read, row: asyncpg.Record) -> StoredMessage:
+def _delivery(codec: IdCodec, request: model.Read, row: asyncpg.Record) -> model.StoredMessage:
     options = NO_OPTIONS if row["options"] is None else decode_options(row["options"])
     message_id = codec.encode(row["partition"], row["offset"])
-    return StoredMessage(
+    return model.StoredMessage(
         id=message_id,
         transaction_id=row["transaction_id"] or message_id,
         trace_id=options.t,
@@ -141,12 +110,8 @@ def _delivery(codec: IdCodec, request: Read, row: asyncpg.Record) -> StoredMessa
 
 
 async def offsets(
-    store: Store,
-    queue: str,
-    start: BrowseFrom,
-    partition: str | None = None,
-    changed_since: int | None = None,
-) -> list[PartitionOffset]:
+    store: Store, queue: str, start: model.BrowseFrom, partition: str | None = None, changed_since: int | None = None
+) -> list[model.PartitionOffset]:
     """Where a browser starts in the partitions of a queue, or in one of them."""
     if not can_be_stored(queue, partition):
         return []
@@ -154,7 +119,7 @@ async def offsets(
     since = None if changed_since is None else store.late.since(changed_since - store.skew)
     changed_bucket = None if since is None else since // BUCKET
     rows = await store.pool.fetch(POSITIONS, queue, partition, start == "tail", time, changed_bucket)
-    return [PartitionOffset(name, offset) for name, offset in rows]
+    return [model.PartitionOffset(name, offset) for name, offset in rows]
 
 
 # Dead letters ----------------------------------------------------------------------------------------------
@@ -171,7 +136,7 @@ _BY_ID = """id in (
 )"""
 
 
-def dead_letters_where(where: DeadLetterFilter, codec: IdCodec) -> Where:
+def dead_letters_where(where: model.DeadLetterFilter, codec: IdCodec) -> Where:
     """The conditions on rows of `hark.dead_letters` that a filter stands for."""
     conditions = Where()
     conditions.also("queue = {}", where.queue)
@@ -199,7 +164,7 @@ def _uuid(text: str) -> uuid.UUID | None:
     return value if str(value) == text else None
 
 
-async def dead_letters(store: Store, where: DeadLetterFilter) -> DeadLetters:
+async def dead_letters(store: Store, where: model.DeadLetterFilter) -> model.DeadLetters:
     """A page of dead letters, in the order of their failures, and how many there are in all."""
     matching = dead_letters_where(where, store.codec)
     total = await store.pool.fetchval(f"select count(*) from hark.dead_letters where {matching}", *matching.args)
@@ -211,13 +176,13 @@ async def dead_letters(store: Store, where: DeadLetterFilter) -> DeadLetters:
         f" order by failed_at {order}, dead_letters.id {order} {page}",
         *args,
     )
-    return DeadLetters([_dead_letter(row, store.codec) for row in rows], total)
+    return model.DeadLetters([_dead_letter(row, store.codec) for row in rows], total)
 
 
-def _dead_letter(row: asyncpg.Record, codec: IdCodec) -> DeadLetter:
-    ids = _ids(row, codec)
+def _dead_letter(row: asyncpg.Record, codec: IdCodec) -> model.DeadLetter:
+    ids = ids_of(row, codec)
     return struct_of(
-        DeadLetter,
+        model.DeadLetter,
         row,
         **ids | {"id": str(row["uid"]), "message_id": ids["id"]},
         payload=msgspec.Raw(row["payload"]),
@@ -243,7 +208,7 @@ async def traces(
     name: str | None = None,
     limit: int = 100,
     offset: int = 0,
-) -> tuple[list[Trace], int]:
+) -> tuple[list[model.Trace], int]:
     """Events of one message, oldest first, or of one name, newest first; and how many there are in all."""
     where = Where()
     if name is not None:
@@ -279,12 +244,12 @@ async def traces(
     return [_trace(row, store.codec) for row in rows], total
 
 
-def _trace(row: asyncpg.Record, codec: IdCodec) -> Trace:
-    ids = _ids(row, codec) | {"id": str(row["uid"])}
-    return struct_of(Trace, row, **ids, data=msgspec.Raw(row["data"]), payload=msgspec.Raw(row["payload"]))
+def _trace(row: asyncpg.Record, codec: IdCodec) -> model.Trace:
+    ids = ids_of(row, codec) | {"id": str(row["uid"])}
+    return struct_of(model.Trace, row, **ids, data=msgspec.Raw(row["data"]), payload=msgspec.Raw(row["payload"]))
 
 
-async def trace_names(store: Store, limit: int = 50, offset: int = 0) -> tuple[list[TraceName], int]:
+async def trace_names(store: Store, limit: int = 50, offset: int = 0) -> tuple[list[model.TraceName], int]:
     """Names of events, the last used first, and how many there are."""
     named = f"hark.trace_names join ({_TRACES}) on trace.id = trace_names.trace"
     total = await store.pool.fetchval(f"select count(distinct trace_names.name) from {named}")
@@ -298,10 +263,10 @@ async def trace_names(store: Store, limit: int = 50, offset: int = 0) -> tuple[l
         limit,
         offset,
     )
-    return [TraceName(*row) for row in rows], total
+    return [model.TraceName(*row) for row in rows], total
 
 
-_decode_groups = msgspec.json.Decoder(list[GroupView]).decode
+_decode_groups = msgspec.json.Decoder(list[model.GroupView]).decode
 
 # The state of a message in each group of its queue. A requeued message belongs to one group only.
 _GROUPS = f"""(
@@ -382,7 +347,7 @@ from (select 1 as n, $2::bigint as partition, hark.find_message_v1($2, $3, $4) a
 """
 
 
-async def messages(store: Store, where: MessageFilter) -> list[MessageView]:
+async def messages(store: Store, where: model.MessageFilter) -> list[model.MessageView]:
     """A page of messages, newest first, without payloads."""
     names = (where.queue, where.partition, where.namespace, where.task)
     if not can_be_stored(*names):
@@ -393,7 +358,7 @@ async def messages(store: Store, where: MessageFilter) -> list[MessageView]:
     return [_view(row, store.codec) for row in rows]
 
 
-async def message(store: Store, partition_id: str, transaction_id: str) -> MessageView | None:
+async def message(store: Store, partition_id: str, transaction_id: str) -> model.MessageView | None:
     """One message with its payload, by transaction id or message id."""
     address = store.codec.decode(partition_id)
     if address is None or not can_be_stored(transaction_id):
@@ -407,8 +372,8 @@ async def message(store: Store, partition_id: str, transaction_id: str) -> Messa
     return None
 
 
-def _view(row: asyncpg.Record, codec: IdCodec) -> MessageView:
+def _view(row: asyncpg.Record, codec: IdCodec) -> model.MessageView:
     groups = [] if row["groups"] is None else _decode_groups(row["groups"])
-    view = struct_of(MessageView, row, **_ids(row, codec), state="pending", groups=groups)
+    view = struct_of(model.MessageView, row, **ids_of(row, codec), state="pending", groups=groups)
     set_state(view, groups, row["now"])
     return view

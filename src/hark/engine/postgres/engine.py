@@ -18,16 +18,7 @@ from hark.engine.postgres.pool import Pool, without_task
 from hark.engine.postgres.push import on_hints
 from hark.errors import EngineFailure, HarkError
 from hark.ids import IdCodec
-from hark.model import (
-    Collected,
-    Expired,
-    Hint,
-    KeyNotification,
-    KeyStats,
-    KeyWrite,
-    KeyWritten,
-    Transaction,
-)
+from hark.model import Collected, Expired, Hint, KeyNotification, KeyStats, KeyWrite, KeyWritten, Transaction
 
 P = ParamSpec("P")
 T = TypeVar("T")

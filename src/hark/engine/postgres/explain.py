@@ -10,8 +10,9 @@ import msgspec
 
 from hark.clock import SECOND
 from hark.engine.api import Answers
+from hark.engine.hints import struct_of
 from hark.engine.postgres.admin import info_of
-from hark.engine.postgres.browse import NOW, Where, can_be_stored, struct_of
+from hark.engine.postgres.browse import NOW, Where, can_be_stored
 from hark.engine.postgres.partitions import Store
 from hark.errors import NotFound
 from hark.model import (

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import asyncpg
 
 from hark.clock import MILLISECOND
-from hark.engine.inbox import Note, Seal
+from hark.engine.api import NoteMoved, Seal
 from hark.engine.postgres.partitions import Store
 from hark.engine.postgres.pool import Pool
 from hark.engine.postgres.push import PUSH, Notifications, Pushes
@@ -155,7 +155,7 @@ class PostgresInbox:
 
     # Moving ------------------------------------------------------------------------------------------------
 
-    async def move(self, seal: Seal, note: Note) -> bool:
+    async def move(self, seal: Seal, note: NoteMoved) -> bool:
         announced = self._announced or self._busy
         self._busy = False
         mover = _Mover(self._store, seal, note)
@@ -221,7 +221,7 @@ class PostgresInbox:
 class _Mover:
     """One run over planned rows."""
 
-    def __init__(self, store: Store, seal: Seal, note: Note) -> None:
+    def __init__(self, store: Store, seal: Seal, note: NoteMoved) -> None:
         self._store = store
         self._seal = seal
         self._note = note

@@ -79,9 +79,7 @@ class Call(Answer[T]):
                 when_done(future, self._step)
 
 
-def without_task(
-    body: Callable[[S, Sequence[Q]], Coroutine[Any, Any, T]],
-) -> Callable[[S, Sequence[Q]], Awaitable[T]]:
+def without_task(body: Callable[[S, Sequence[Q]], Coroutine[Any, Any, T]]) -> Callable[[S, Sequence[Q]], Awaitable[T]]:
     """Make a verb of many callers, which needs no task of its own."""
 
     def verb(store: S, requests: Sequence[Q]) -> Awaitable[T]:

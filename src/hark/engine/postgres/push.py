@@ -17,7 +17,7 @@ from hark.keys import encode_key
 from hark.model import Hint, Key, KeyNotification, NewMessage, PushOutcome
 from hark.model.messages import RESERVED, RESERVED_TEXT
 
-_DUPLICATE, _MISMATCH, _FULL, _NOT_YET = 1, 2, 3, 4
+DUPLICATE, _MISMATCH, _FULL, _NOT_YET = 1, 2, 3, 4
 PARTITION_ARRAYS = 6
 """Number of arrays of `push_v1` that describe partitions."""
 OPTIONS = 11
@@ -193,7 +193,7 @@ class Pushes(msgspec.Struct, eq=False):
             return PushOutcome("failed", transaction_id, None, partition.uid, *refusal_of(code, partition.queue))
         message_id = self.store.codec.with_prefix(partition.prefix, offset)
         return PushOutcome(
-            "duplicate" if code == _DUPLICATE else "queued", transaction_id or message_id, message_id, partition.uid
+            "duplicate" if code == DUPLICATE else "queued", transaction_id or message_id, message_id, partition.uid
         )
 
     def arrivals(self, partitions: Sequence[Partition], codes: Sequence[int] | None) -> list[Arrival]:

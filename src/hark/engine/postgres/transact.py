@@ -8,27 +8,14 @@ from typing import Any
 
 import msgspec
 
+from hark import model
 from hark.clock import MILLISECOND
 from hark.engine.api import Answers
 from hark.engine.keyvalue import bounds, failed_check, joined, misfit, mismatch_text, parted, repeated
 from hark.engine.postgres.partitions import Store
-from hark.engine.postgres.push import OPTIONS, PARTITION_ARRAYS, Notifications, Pushes, refusal_of
+from hark.engine.postgres.push import DUPLICATE, OPTIONS, PARTITION_ARRAYS, Notifications, Pushes, refusal_of
 from hark.engine.postgres.settle import REFUSALS, Settlements, lease_uuid, load, note_ended
 from hark.keys import decode_key, encode_key, prefix_bounds
-from hark.model import (
-    Key,
-    KeyEntry,
-    KeyNotification,
-    KeyRange,
-    KeyStats,
-    KeyWritten,
-    NewMessage,
-    PushOutcome,
-    Settlement,
-    SettleOutcome,
-    Transaction,
-    TransactionOutcome,
-)
 
 _KINDS = {"set": 0, "delete": 1, "delete_tree": 2, "sum": 3, "min": 4, "max": 5, "append": 6, "prepend": 7}
 
@@ -56,10 +43,10 @@ _ARGUMENTS = ", ".join(
 _TRANSACT = f"select * from hark.transact_v1($1, {_ARGUMENTS})"
 
 
-async def transact(store: Store, requests: Sequence[Transaction]) -> Answers[TransactionOutcome]:
+async def transact(store: Store, requests: Sequence[model.Transaction]) -> Answers[model.TransactionOutcome]:
     """The outcome of each transaction."""
     joint = [joined(request) for request in requests]
-    settlements = [one for request in joint for one in request.operations if isinstance(one, Settlement)]
+    settlements = [one for request in joint for one in request.operations if isinstance(one, model.Settlement)]
     while True:
         numbers = iter(await load(store, settlements))
         parts = [_Part(request, store, numbers) for request in joint]
@@ -70,7 +57,7 @@ async def transact(store: Store, requests: Sequence[Transaction]) -> Answers[Tra
             break
         store.forget_partitions(row["o_stale"] or ())
         store.forget_groups(row["o_stale_groups"] or ())
-    outcomes: list[TransactionOutcome] = []
+    outcomes: list[model.TransactionOutcome] = []
     applied: list[Settlements] = []
     notifications = Notifications(store=store)
     for number, part in enumerate(parts):
@@ -79,8 +66,8 @@ async def transact(store: Store, requests: Sequence[Transaction]) -> Answers[Tra
         if refusal is not None:
             outcomes.append(refusal)
         else:
-            written = None if part.writes is None else KeyWritten(True, answer.version, None, answer.deleted)
-            outcomes.append(TransactionOutcome(True, part.results(answer, notifications), keys=written))
+            written = None if part.writes is None else model.KeyWritten(True, answer.version, None, answer.deleted)
+            outcomes.append(model.TransactionOutcome(True, part.results(answer, notifications), keys=written))
             # The database sends notices of other keys that it removes.
             notifications.keys |= {encode_key(one.key): one.key for one in part.mutations}
             applied.append(part.settlements)
@@ -92,14 +79,14 @@ async def transact(store: Store, requests: Sequence[Transaction]) -> Answers[Tra
 class _Part:
     """One transaction of a call."""
 
-    def __init__(self, request: Transaction, store: Store, numbers: Iterator[int]) -> None:
+    def __init__(self, request: model.Transaction, store: Store, numbers: Iterator[int]) -> None:
         self._operations = request.operations
         self._required = request.required_leases
         self.settlements = Settlements(store)
-        settlements = [one for one in request.operations if isinstance(one, Settlement)]
+        settlements = [one for one in request.operations if isinstance(one, model.Settlement)]
         self.settlements.add(1, zip(settlements, numbers, strict=False))
         self.pushes = Pushes(store)
-        self.pushes.add([one for one in request.operations if isinstance(one, NewMessage)])
+        self.pushes.add([one for one in request.operations if isinstance(one, model.NewMessage)])
         self.writes = request.keys
         self.mutations = () if request.keys is None else request.keys.mutations
 
@@ -128,42 +115,47 @@ class _Part:
             ),
         }
 
-    def refusal(self, answer: _Answer) -> TransactionOutcome | None:
+    def refusal(self, answer: _Answer) -> model.TransactionOutcome | None:
         """Why it was not applied; None: it was."""
         code, failed = answer.code, answer.failed - 1
         if code in _LEASE_CODES:
             name, text = REFUSALS[_LEASE_CODES[code]]
-            return TransactionOutcome(False, (), name, f"{text} (required lease {self._required[failed]})")
+            return model.TransactionOutcome(False, (), name, f"{text} (required lease {self._required[failed]})")
         if code == _SETTLEMENT_REFUSED:
             refused = self.settlements.outcomes(*answer.settled)[failed]
-            index = self._index(Settlement, failed)
-            return TransactionOutcome(False, [refused], refused.code, f"ACK operation failed: {refused.error}", index)
+            index = self._index(model.Settlement, failed)
+            return model.TransactionOutcome(
+                False, [refused], refused.code, f"ACK operation failed: {refused.error}", index
+            )
         if code == _MESSAGE_REFUSED:
-            index = self._index(NewMessage, self.pushes.items.index(failed))
+            index = self._index(model.NewMessage, self.pushes.items.index(failed))
             operation = self._operations[index]
-            assert isinstance(operation, NewMessage)
+            assert isinstance(operation, model.NewMessage)
+            if answer.pushed[1][failed] == DUPLICATE:
+                return repeated(index, operation)
             name, text = refusal_of(answer.pushed[1][failed], operation.queue)
-            return TransactionOutcome(False, (), name, f"PUSH operation failed: {text}", index)
+            return model.TransactionOutcome(False, (), name, f"PUSH operation failed: {text}", index)
         if code == _REPEATED:
-            return repeated(self._index(Settlement, failed))
+            index = self._index(model.Settlement, failed)
+            return repeated(index, self._operations[index])
         if code == _CHECK_FAILED:
             return failed_check(failed)
         if code == _MISFIT:
             return misfit(failed, self.mutations[failed], mismatch_text(answer.why))
         return None
 
-    def _index(self, kind: type[NewMessage | Settlement], number: int) -> int:
+    def _index(self, kind: type[model.NewMessage | model.Settlement], number: int) -> int:
         """The index of an operation, of its number among the operations of its kind."""
         return [index for index, operation in enumerate(self._operations) if isinstance(operation, kind)][number]
 
-    def results(self, answer: _Answer, notifications: Notifications) -> list[PushOutcome | SettleOutcome]:
+    def results(self, answer: _Answer, notifications: Notifications) -> list[model.PushOutcome | model.SettleOutcome]:
         """The outcome of each operation; its effects are noted in the store."""
         partitions = self.pushes.adopt(answer.partitions)
         acks = iter(self.settlements.outcomes(*answer.settled))
         new = iter(self.pushes.outcomes(partitions, (), *answer.pushed))
         self.settlements.notify(answer.ready, answer.counts, answer.due_times, notifications)
         notifications.pushed(self.pushes.arrivals(partitions, answer.pushed[1]))
-        return [next(acks) if isinstance(operation, Settlement) else next(new) for operation in self._operations]
+        return [next(acks) if isinstance(operation, model.Settlement) else next(new) for operation in self._operations]
 
 
 def _arguments(
@@ -214,17 +206,17 @@ class _Answer:
 # Keys -------------------------------------------------------------------------------------------------------
 
 
-def notification_of(texts: Sequence[str]) -> KeyNotification:
+def notification_of(texts: Sequence[str]) -> model.KeyNotification:
     """The keys that `notify_keys_v1` named."""
     if "any" in texts:
-        return KeyNotification(None)
+        return model.KeyNotification(None)
     encoded = dict.fromkeys(key for text in texts for key in text.split(","))
-    return KeyNotification(tuple(decode_key(bytes.fromhex(key)) for key in encoded))
+    return model.KeyNotification(tuple(decode_key(bytes.fromhex(key)) for key in encoded))
 
 
-async def read_keys(store: Store, keys: Sequence[Key]) -> list[KeyEntry | None]:
+async def read_keys(store: Store, keys: Sequence[model.Key]) -> list[model.KeyEntry | None]:
     """The entries of keys, by position."""
-    found: list[KeyEntry | None] = [None] * len(keys)
+    found: list[model.KeyEntry | None] = [None] * len(keys)
     if keys:
         encoded = [encode_key(key) for key in keys]
         for number, *columns in await store.pool.call("select * from hark.read_keys_v1($1, $2::bytea[])", encoded):
@@ -232,9 +224,9 @@ async def read_keys(store: Store, keys: Sequence[Key]) -> list[KeyEntry | None]:
     return found
 
 
-async def list_keys(store: Store, ranges: Sequence[KeyRange]) -> list[list[KeyEntry]]:
+async def list_keys(store: Store, ranges: Sequence[model.KeyRange]) -> list[list[model.KeyEntry]]:
     """The entries of ranges."""
-    found: list[list[KeyEntry]] = [[] for _ in ranges]
+    found: list[list[model.KeyEntry]] = [[] for _ in ranges]
     if not ranges:
         return found
     limits = [bounds(one) for one in ranges]
@@ -252,21 +244,21 @@ async def list_keys(store: Store, ranges: Sequence[KeyRange]) -> list[list[KeyEn
 
 def _entry(
     store: Store, key: bytes, value: bytes, version: int, expires_at: int | None, sealed_by: str | None
-) -> KeyEntry:
+) -> model.KeyEntry:
     ends = None if expires_at is None else store.to_local(expires_at)
-    return KeyEntry(decode_key(key), msgspec.Raw(value), version, ends, sealed_by)
+    return model.KeyEntry(decode_key(key), msgspec.Raw(value), version, ends, sealed_by)
 
 
-async def count_keys(store: Store, prefix: Key) -> int:
+async def count_keys(store: Store, prefix: model.Key) -> int:
     """Number of entries below a prefix."""
     [[number]] = await store.pool.call("select hark.count_keys_v1($1, $2, $3)", *prefix_bounds(prefix))
     return int(number)
 
 
-async def key_stats(store: Store) -> KeyStats:
+async def key_stats(store: Store) -> model.KeyStats:
     """Numbers and sizes of entries; reads every entry."""
     [row] = await store.pool.call("select * from hark.key_stats_v1($1)")
-    return KeyStats(*row)
+    return model.KeyStats(*row)
 
 
 async def sweep_keys(store: Store, limit: int = 1000) -> int:

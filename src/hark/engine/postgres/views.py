@@ -4,26 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import asyncpg
-
+from hark import model
 from hark.clock import SECOND
+from hark.engine.hints import counts_of, struct_of
 from hark.engine.postgres.admin import info_of
-from hark.engine.postgres.browse import NOW, Where, can_be_stored, struct_of
+from hark.engine.postgres.browse import NOW, Where, can_be_stored
 from hark.engine.postgres.partitions import Store
-from hark.model import (
-    Counts,
-    Depth,
-    GroupStats,
-    Limits,
-    PartitionStats,
-    PositionStats,
-    QueueFilter,
-    QueuePage,
-    QueueStats,
-    Subscription,
-    Survey,
-    Totals,
-)
 
 # How many messages a group holds at a place.
 PROCESSING = f"""case
@@ -183,7 +169,7 @@ with chosen as materialized (
 
 async def partition_stats(
     store: Store, queue: str, search: str | None = None, limit: int = 1000, offset: int = 0
-) -> list[PartitionStats]:
+) -> list[model.PartitionStats]:
     """A page of a queue's partitions by name, with counts."""
     where = Where(store.pool.time, limit, offset)
     where.also("partition.queue = (select id from hark.queues where name = {})", queue)
@@ -222,7 +208,9 @@ async def partition_stats(
         """,
         *where.args,
     )
-    return [struct_of(PartitionStats, row, id=store.codec.encode(row["id"], 0), counts=counts_of(row)) for row in rows]
+    return [
+        struct_of(model.PartitionStats, row, id=store.codec.encode(row["id"], 0), counts=counts_of(row)) for row in rows
+    ]
 
 
 def stored(queue: str, partition: str) -> str:
@@ -253,20 +241,6 @@ def _edge(order: str) -> str:
     )"""
 
 
-def counts_of(row: asyncpg.Record) -> Counts:
-    """Messages by state, of a row that has what is stored, open, scheduled, held, failed and dead."""
-    total, open_, processing, dead = row["total"], row["open"], row["processing"], row["dead_letter"]
-    return Counts(
-        total=total,
-        pending=max(0, open_ - processing - row["scheduled"]),
-        scheduled=row["scheduled"],
-        processing=processing,
-        completed=max(0, total - open_ - dead),
-        failed=row["failed"],
-        dead_letter=dead,
-    )
-
-
 async def position_stats(
     store: Store,
     group: str | None = None,
@@ -275,7 +249,7 @@ async def position_stats(
     limit: int = 1000,
     partitions: Sequence[str] | None = None,
     queues: Sequence[str] | None = None,
-) -> list[PositionStats]:
+) -> list[model.PositionStats]:
     """Places of groups in partitions; those where a message has been open so long, if a number of seconds is given."""
     named = None if partitions is None else list(filter(can_be_stored, partitions))
     where = Where(store.pool.time, limit)
@@ -295,7 +269,9 @@ async def position_stats(
     rows = await store.pool.fetch(sql, *late.args)
     encode = store.codec.encode
     return [
-        struct_of(PositionStats, row, partition_id=encode(row["number"], 0), lag=row["unsettled"] - row["scheduled"])
+        struct_of(
+            model.PositionStats, row, partition_id=encode(row["number"], 0), lag=row["unsettled"] - row["scheduled"]
+        )
         for row in rows
     ]
 
@@ -318,7 +294,7 @@ async def group_stats(
     queue: str | None = None,
     queues: Sequence[str] | None = None,
     uncounted: Sequence[str] = (),
-) -> list[GroupStats]:
+) -> list[model.GroupStats]:
     """Groups, one entry per (group, queue)."""
     where = Where(store.pool.time, list(uncounted))
     where.also("groups.name = {}", group)
@@ -350,7 +326,10 @@ async def group_stats(
     )
     return [
         struct_of(
-            GroupStats, row, subscription=Subscription(row["subscription"], row["since"]), limits=struct_of(Limits, row)
+            model.GroupStats,
+            row,
+            subscription=model.Subscription(row["subscription"], row["since"]),
+            limits=struct_of(model.Limits, row),
         )
         for row in rows
     ]
@@ -415,7 +394,7 @@ group by queue, name having sum(messages) > 0
 """
 
 
-async def queue_stats(store: Store, where: QueueFilter) -> QueuePage:
+async def queue_stats(store: Store, where: model.QueueFilter) -> model.QueuePage:
     """A page of queues with counts, and how many there are."""
     conditions = _matching(where)
     total = await store.pool.fetchval(f"select count(*) from hark.queues where {conditions}", *conditions.args)
@@ -461,11 +440,11 @@ async def queue_stats(store: Store, where: QueueFilter) -> QueuePage:
         """,
         *matching.args,
     )
-    items = [struct_of(QueueStats, row, info=info_of(row), counts=counts_of(row)) for row in rows]
-    return QueuePage(items, total)
+    items = [struct_of(model.QueueStats, row, info=info_of(row), counts=counts_of(row)) for row in rows]
+    return model.QueuePage(items, total)
 
 
-def _matching(where: QueueFilter, *args: object) -> Where:
+def _matching(where: model.QueueFilter, *args: object) -> Where:
     matching = Where(*args)
     names = None if where.names is None else [name for name in where.names if can_be_stored(name)]
     matching.also("queues.name = any ({}::text[])", names)
@@ -476,16 +455,16 @@ def _matching(where: QueueFilter, *args: object) -> Where:
     return matching
 
 
-async def survey(store: Store, after: tuple[int, str] = (0, ""), limit: int = 1000) -> Survey:
+async def survey(store: Store, after: tuple[int, str] = (0, ""), limit: int = 1000) -> model.Survey:
     """What is stored and open in the partitions after a place, as many of them as one step takes."""
     rows = await store.pool.call(_SURVEY, *after, limit)
     last = await store.pool.fetchrow(_LAST, *after, limit)
-    return Survey([Depth(*row) for row in rows], None if last is None else (last["queue"], last["name"]))
+    return model.Survey([model.Depth(*row) for row in rows], None if last is None else (last["queue"], last["name"]))
 
 
-async def totals(store: Store) -> Totals:
+async def totals(store: Store) -> model.Totals:
     """How many queues, dead letters and messages on leases there are."""
     queues = await store.pool.fetchval("select count(*) from hark.queues")
     dead = await store.pool.fetch("select queue, count(*) from hark.dead_letters group by queue")
     leased = await store.pool.call(_LEASED)
-    return Totals(queues, {row[0]: row[1] for row in dead}, {(row[0], row[1]): row[2] for row in leased})
+    return model.Totals(queues, {row[0]: row[1] for row in dead}, {(row[0], row[1]): row[2] for row in leased})

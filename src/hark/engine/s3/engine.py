@@ -3,53 +3,46 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
+import random
 import secrets
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import apsw
 
+from hark import model
 from hark.batching import Answer
-from hark.clock import Clock
+from hark.clock import SECOND, Clock
 from hark.engine.api import Answers, KeyListener, Listener, ignore_keys
 from hark.engine.core import explain
 from hark.engine.core.collect import Collector
 from hark.engine.core.explain import LeaseView
 from hark.engine.core.state import State
+from hark.engine.core.store import PayloadLocation
 from hark.engine.core.transaction import WriteTransaction
-from hark.engine.core.verbs import Call, Outbox, Stop, TableVerbs, refuse, stopping
-from hark.engine.s3.bucket import Address, Bucket, Refused
-from hark.engine.s3.bucket_client import S3Bucket
-from hark.engine.s3.flush import Chore, Confirm, Renew
-from hark.engine.s3.objects import Pause
-from hark.engine.s3.payloads import Filler, PayloadCache
-from hark.engine.s3.replica import Replica
-from hark.errors import EngineFailure, StoreUnusable
-from hark.model import (
-    DeadLetterFilter,
-    DeadLetters,
-    Hint,
-    Key,
-    KeyEntry,
-    KeyRange,
-    MessageView,
-    PopRequest,
-    PopResult,
-    QueueInfo,
-    Read,
-    ReadResult,
-    Renewal,
-    RenewOutcome,
-    Trace,
-)
-from hark.polling import PollingStrategy, PollMetrics
+from hark.engine.core.verbs import Call, Outbox, Readers, Stop, TableVerbs, refuse, stopping
+from hark.engine.s3.bucket import Address, Bucket, BucketError, Refused, Unclear
+from hark.engine.s3.bucket_client import IoThread, S3Bucket, probe
+from hark.engine.s3.flush import Chore, Confirm, Renew, WritePacing
+from hark.engine.s3.housekeeping import Housekeeper
+from hark.engine.s3.log import LogClient, LogFreshness, Tail
+from hark.engine.s3.objects import BucketRetries, Meta, Pause, Tries, read_or_create, read_pointer
+from hark.engine.s3.payloads import Filler, PayloadCache, Payloads
+from hark.engine.s3.state import Head, LocalState
+from hark.engine.s3.thread import ReplicaThread
+from hark.errors import StoreUnusable
+from hark.ids import IdSource
+from hark.polling import Poller, PollingStrategy, PollMetrics
 from hark.settings.sections import S3
 
 T = TypeVar("T")
-_READERS = 2
 _WRITER_BYTES = 8
+_PROBE_BYTES = 12
+_PROBE_SECONDS = 1.0
+log = logging.getLogger(__name__)
 
 
 class S3Engine(TableVerbs):
@@ -82,8 +75,6 @@ class S3Engine(TableVerbs):
         self._pause = pause
         self._cache = PayloadCache(settings.cache_bytes)
         self._replica: Replica | None = None
-        self._local = threading.local()
-        self._reader_connections: list[apsw.Connection] = []
 
     async def start(self, listener: Listener, key_listener: KeyListener = ignore_keys) -> None:
         """Open and test the bucket, and load the state."""
@@ -106,7 +97,10 @@ class S3Engine(TableVerbs):
         except BaseException:
             await _abandon(replica, opening)
             raise
-        self._pool = ThreadPoolExecutor(_READERS, thread_name_prefix="hark-s3-read")
+        scratch = replica.local.scratch
+        self._readers = Readers(
+            "hark-s3-read", "the local copy of the state", scratch.connect_reader, lambda: scratch.generation
+        )
         self._codec = replica.local.state.codec
         self._filler = Filler(self._cache, replica.fetch)
         self._replica = replica
@@ -121,10 +115,7 @@ class S3Engine(TableVerbs):
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         replica.submit(Stop(future))
         await future
-        await asyncio.to_thread(self._pool.shutdown)
-        for connection in self._reader_connections:
-            connection.close()
-        self._reader_connections.clear()
+        await asyncio.to_thread(self._readers.close)
         await asyncio.to_thread(replica.close)
 
     async def ping(self) -> None:
@@ -181,26 +172,12 @@ class S3Engine(TableVerbs):
 
     async def _read_committed(self, body: Callable[[apsw.Connection], T]) -> T:
         """Run a query on the records that this process has applied."""
-        replica = self._running()
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._run_read, replica, body)
-
-    def _run_read(self, replica: Replica, body: Callable[[apsw.Connection], T]) -> T:
-        scratch = replica.local.scratch
-        known: tuple[int, apsw.Connection] | None = getattr(self._local, "connection", None)
-        try:
-            if known is None or known[0] != scratch.generation:
-                if known is not None:
-                    self._reader_connections.remove(known[1])
-                    known[1].close()
-                known = self._local.connection = (scratch.generation, scratch.connect_reader())
-                self._reader_connections.append(known[1])
-            return body(known[1])
-        except apsw.Error as error:
-            raise EngineFailure(f"cannot read the local copy of the state: {error}; see the server log") from error
+        self._running()
+        return await self._readers.run(body)
 
     # Verbs that differ -------------------------------------------------------------------------------------
 
-    async def renew(self, requests: Sequence[Renewal]) -> Answers[RenewOutcome]:
+    async def renew(self, requests: Sequence[model.Renewal]) -> Answers[model.RenewOutcome]:
         names = [request.lease_id for request in requests]
         return await self._wait_for(
             lambda future: Renew(future, names, lambda state, now: explain.renew(state, now, requests))
@@ -220,14 +197,14 @@ class S3Engine(TableVerbs):
         await self._confirm()  # It may be a lease that another process has given.
         return await super().lease_ends(lease_ids)
 
-    async def queue_infos(self, names: Sequence[str] | None = None) -> list[QueueInfo]:
+    async def queue_infos(self, names: Sequence[str] | None = None) -> list[model.QueueInfo]:
         await self._confirm()
         return await super().queue_infos(names)
 
-    async def pop(self, requests: Sequence[PopRequest]) -> Answers[PopResult]:
+    async def pop(self, requests: Sequence[model.PopRequest]) -> Answers[model.PopResult]:
         self._wait_here()
         answers = await super().pop(requests)
-        results = [answer for answer in answers if isinstance(answer, PopResult) and answer.messages]
+        results = [answer for answer in answers if isinstance(answer, model.PopResult) and answer.messages]
         failures = await self._filler.fill_each([result.messages for result in results])
         if not any(failures):
             return answers
@@ -236,46 +213,46 @@ class S3Engine(TableVerbs):
         await self.release([result.lease_id for result in results if id(result) in failed and result.lease_id])
         return [failed.get(id(answer), answer) for answer in answers]
 
-    async def read(self, requests: Sequence[Read]) -> Answers[ReadResult]:
+    async def read(self, requests: Sequence[model.Read]) -> Answers[model.ReadResult]:
         self._wait_here()
         answers = await super().read(requests)
         await self._filler.fill_found(
-            [one for answer in answers if isinstance(answer, ReadResult) for one in answer.messages]
+            [one for answer in answers if isinstance(answer, model.ReadResult) for one in answer.messages]
         )
         return answers
 
-    async def message(self, partition_id: str, transaction_id: str) -> MessageView | None:
+    async def message(self, partition_id: str, transaction_id: str) -> model.MessageView | None:
         view = await super().message(partition_id, transaction_id)
         await self._filler.fill_found([] if view is None else [view])
         return view
 
-    async def dead_letters(self, where: DeadLetterFilter) -> DeadLetters:
+    async def dead_letters(self, where: model.DeadLetterFilter) -> model.DeadLetters:
         found = await super().dead_letters(where)
         await self._filler.fill_found(found.items)
         return found
 
-    async def traces(self, *which: Any, **named: Any) -> tuple[list[Trace], int]:
+    async def traces(self, *which: Any, **named: Any) -> tuple[list[model.Trace], int]:
         found = await super().traces(*which, **named)
         await self._filler.fill_found(found[0])
         return found
 
-    async def read_keys(self, keys: Sequence[Key]) -> list[KeyEntry | None]:
+    async def read_keys(self, keys: Sequence[model.Key]) -> list[model.KeyEntry | None]:
         self._wait_here()
         await self._confirm()
         return await super().read_keys(keys)
 
-    async def list_keys(self, ranges: Sequence[KeyRange]) -> list[list[KeyEntry]]:
+    async def list_keys(self, ranges: Sequence[model.KeyRange]) -> list[list[model.KeyEntry]]:
         self._wait_here()
         await self._confirm()
         return await super().list_keys(ranges)
 
-    async def count_keys(self, prefix: Key) -> int:
+    async def count_keys(self, prefix: model.Key) -> int:
         await self._confirm()
         return await super().count_keys(prefix)
 
     # Other servers -----------------------------------------------------------------------------------------
 
-    def on_hints(self, hints: Sequence[Hint]) -> list[Hint]:
+    def on_hints(self, hints: Sequence[model.Hint]) -> list[model.Hint]:
         """See `Engine.on_hints`: what others did is in the log, so look there."""
         if hints and self._replica is not None:
             self._replica.poke()
@@ -293,3 +270,157 @@ async def _abandon(replica: Replica, opening: asyncio.Future[None]) -> None:
     if not opening.cancelled():
         opening.exception()  # The caller was cancelled and does not need the error.
     await asyncio.to_thread(replica.close)
+
+
+class Replica:
+    """What one process has of a store."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        settings: S3,
+        cache: PayloadCache,
+        outbox: Outbox,
+        *,
+        writer: str,
+        polling: PollingStrategy,
+        poll_metrics: PollMetrics,
+        pause: Pause,
+    ) -> None:
+        self._bucket = bucket
+        self._settings = settings
+        self._cache = cache
+        self._outbox = outbox
+        self._writer = writer
+        self._polling = polling
+        self._poll_metrics = poll_metrics
+        self._pause = pause
+        self._io = IoThread()
+        # Its own random generator, because these threads draw at unpredictable moments.
+        self._chance = random.Random().random
+        self._retries = BucketRetries(
+            seconds=settings.retry_timeout_ms / 1000, pause=pause, random=self._chance, on_silence=self._note_silence
+        )
+        self._probing: asyncio.Task[None] | None = None
+        self._pacing = WritePacing(settings.linger_ms / 1000, self._chance)
+        self._is_built = False
+        """Whether `open` has come as far as to the local state, the threads and the tail."""
+        self._tailing: Future[None] | None = None
+
+    def open(self) -> None:
+        """Test the bucket, load the state and start. This blocks; call `close` also after a failure."""
+        self._io.start()
+        meta = self._io.run(self._prepare())
+        self.secret = bytes.fromhex(meta.secret)
+        time = self._bucket.time
+        freshness = LogFreshness(meta.grace_seconds, lambda: time.now() / SECOND)
+        log_client = LogClient(
+            self._bucket, self._io, meta, retries=self._retries, freshness=freshness, cache=self._cache
+        )
+        self.local = LocalState(IdSource(time), meta.tag, self._writer, self._settings.skew_margin_ms * SECOND // 1000)
+        self._thread = ReplicaThread(
+            log_client,
+            self.local,
+            self._outbox,
+            writer=self._writer,
+            now=time.now,
+            pacing=self._pacing,
+            most_bytes=self._settings.max_record_bytes,
+            on_head=self._note_head,
+            on_missed=lambda: self._io.call(self.tail.missed),
+        )
+        self.submit = self._thread.submit
+        self._keeper = Housekeeper(
+            self._bucket, self._io, self.local.scratch, self._settings, meta=meta, now=time.now, submit=self.submit
+        )
+        poller = Poller(self._polling, metrics=self._poll_metrics, random=self._chance)
+        self.tail = Tail(self._bucket, poller, freshness, meta.grace_seconds, self.submit)
+        self._is_built = True
+        self._thread.start()
+        self._keeper.start()
+        self._tailing = self._io.submit(self.tail.run())
+
+    async def _prepare(self) -> Meta:
+        await self._bucket.open()
+        await probe(self._bucket, secrets.token_hex(_PROBE_BYTES), pause=self._pause)
+        self._payloads = Payloads(self._bucket, self._cache, pause=self._pause, random=self._chance)
+        grace = self._settings.grace_seconds
+        now = self._bucket.time.now()
+        meta = await read_or_create(self._bucket, now, grace_seconds=grace, retries=self._retries)
+        if meta.grace_seconds != grace:
+            text = "%s keeps log records for %d s, as set when it was created; s3.grace_seconds = %d has no effect"
+            log.warning(text, self._bucket.name, meta.grace_seconds, grace)
+        return meta
+
+    def interrupt(self) -> None:
+        """Interrupt an `open` that waits for the bucket, from another thread; then call `close`."""
+        with contextlib.suppress(RuntimeError):  # It has not begun.
+            self._io.run(self._bucket.close())
+        self._io.stop()
+
+    def close(self) -> None:
+        """Stop everything, after a `Stop` was answered, or after an `open` that failed or was interrupted."""
+        if self._is_built:
+            self._keeper.stop()
+        with contextlib.suppress(RuntimeError):  # It was interrupted.
+            if self._is_built:
+                self._io.call(self.tail.stop)
+            if self._tailing is not None:
+                self._tailing.exception()
+            if self._probing is not None:
+                self._io.call(self._probing.cancel)
+            self._io.run(self._bucket.close())
+        self._io.stop()
+        if self._is_built:
+            self._thread.end()
+            self.local.close()
+
+    def poke(self) -> None:
+        """Poll the log soon."""
+        self._io.call(self.tail.poke)
+
+    def poll_as(self, strategy: PollingStrategy) -> None:
+        """Poll the log with this strategy."""
+        self._io.call(lambda: self.tail.follow(strategy))
+
+    async def fetch(self, locations: Sequence[PayloadLocation]) -> list[bytes]:
+        """Return payloads; from any event loop."""
+        return await asyncio.wrap_future(self._io.submit(self._payloads.fetch(locations)))
+
+    def metrics(self) -> dict[str, float]:
+        """Return the position and the counters of this process."""
+        return {
+            "database_bytes": self.local.scratch.size(),
+            "s3_log_records": self.local.head.seq,
+            "s3_linger_seconds": self._pacing.apart,
+            "s3_round_trip_seconds": self._pacing.round_trip,
+            "s3_snapshots": self._keeper.snapshots,
+            "s3_objects_removed": self._keeper.removed,
+            "s3_clock_offset_seconds": self._bucket.time.offset() / SECOND,
+            **self.local.state.metrics(),
+        }
+
+    def _note_silence(self) -> None:
+        """Refuse calls at once, and probe the bucket until it answers. In the event loop of the requests."""
+        if self._is_built and (self._probing is None or self._probing.done()):
+            self._thread.refuse()
+            self._probing = asyncio.create_task(self._probe())
+
+    async def _probe(self) -> None:
+        tries = Tries(BucketRetries(seconds=float("inf"), pause=self._pause, random=self._chance))
+        while True:
+            await tries.rest()
+            try:
+                # A probe that hangs must not hide that the bucket answers again.
+                async with asyncio.timeout(_PROBE_SECONDS + tries.rest_seconds):
+                    await read_pointer(self._bucket)
+            except (TimeoutError, Unclear):
+                continue
+            except BucketError:
+                pass  # It answers.
+            break
+        self._thread.resume()
+
+    def _note_head(self, head: Head, size: int, own: bool) -> None:
+        self._keeper.note(head, size, own)
+        self._io.call(lambda: self.tail.head(head.seq, own))

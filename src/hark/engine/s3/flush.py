@@ -15,7 +15,7 @@ from hark.engine.core.position import Position
 from hark.engine.core.settle import expire, settle_leased
 from hark.engine.core.shared import SharedPosition
 from hark.engine.core.state import State
-from hark.engine.core.store import run, set_locations
+from hark.engine.core.store import PayloadLocation, run, set_locations
 from hark.engine.core.transaction import WriteTransaction
 from hark.engine.core.verbs import Call, Claim, Expire, Notes, Write
 from hark.engine.hints import HintBook
@@ -249,12 +249,12 @@ class Flush:
             self._key_notifications.append(notification)
         return result
 
-    def _locate(self, payload: bytes) -> tuple[int, int, int] | None:
+    def _locate(self, payload: bytes) -> PayloadLocation | None:
         if len(payload) <= INLINE_BYTES:
             return None
         offset = PAYLOADS_AT + len(self.payloads)
         self.payloads += payload
-        return self.seq, offset, len(payload)
+        return PayloadLocation(self.seq, offset, len(payload))
 
     # Verbs -------------------------------------------------------------------------------------------------
 

@@ -9,30 +9,14 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 import msgspec
 
-from hark.engine.core.store import Elsewhere
+from hark.engine.core.store import PayloadLocation
 from hark.engine.s3 import objects
 from hark.engine.s3.bucket import Bucket, BucketError, Refused
 from hark.engine.s3.objects import BucketRetries, Pause
 from hark.errors import EngineFailure, HarkError
-
-
-class PayloadLocation(NamedTuple):
-    """A range of bytes in the object `log/{seq}`."""
-
-    seq: int
-    offset: int
-    """From the first byte of the object."""
-    length: int
-
-    @property
-    def end(self) -> int:
-        """The offset behind the last byte."""
-        return self.offset + self.length
-
 
 _MOST_OF_ALL = 4
 """Data larger than this part (1/n) of the cache is not kept, because it would evict too much."""
@@ -275,9 +259,8 @@ class Filler:
         """Fill in the payloads of items. Raises `EngineFailure` if one cannot be fetched."""
         missing: list[tuple[msgspec.Struct, PayloadLocation]] = []
         for item in items:
-            where = getattr(item, "payload", None)
-            if isinstance(where, Elsewhere):
-                location = PayloadLocation(*where)
+            location = getattr(item, "payload", None)
+            if isinstance(location, PayloadLocation):
                 cached = self._cache.get(location)
                 if cached is None:
                     missing.append((item, location))

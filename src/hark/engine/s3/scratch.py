@@ -11,6 +11,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+from importlib.resources import files
 from pathlib import Path
 
 import apsw
@@ -54,7 +55,7 @@ def _remove_orphans(parent: Path) -> None:
 
 
 VERSION = 3
-"""The version of the tables of the state: of those here and of those of the queue (`core/schema.py`).
+"""The version of the tables of the state: of those in `tables.sql` and of those of the queue (`core/migrations`).
 
 Raise it with each change of any of them; a test checks this. Records and snapshots of older versions are read. Newer
 ones are refused, because this process would drop the values of columns that it lacks. Records of an older version are
@@ -62,41 +63,6 @@ applied to the tables of this version, and processes are upgraded at different p
 are only added (columns at the end, with a default), and no step changes rows.
 """
 
-# Tables beside those of `engine/core`. `replica` is local: the last applied record.
-_TABLES = """
-create table if not exists replica (
-    id integer primary key check (id = 1),
-    seq integer not null,
-    time integer not null,
-    nonce text not null
-);
-insert or ignore into replica values (1, 0, 0, '');
-
--- Leases. parts: for each position [group, partition, handed, open, last, blocks, [[first, last] ...],
--- consumer, since].
-create table if not exists leases (
-    id text primary key,
-    expires_at integer not null,
-    writer text not null,
-    parts text not null
-) without rowid;
-
--- Remaining tokens of the rate limits of queues and groups.
-create table if not exists rates (
-    kind text not null check (kind in ('queue', 'group')),
-    owner integer not null,
-    tokens real not null,
-    filled_at integer not null,
-    primary key (kind, owner)
-) without rowid;
-
--- Records with payloads. dead_since: time since which no message refers to them.
-create table if not exists segments (
-    seq integer primary key,
-    bytes integer not null,
-    dead_since integer
-);
-"""
 _LOCAL_TABLES = frozenset({"replica"})
 _CACHE_KIB = 32 * 1024
 
@@ -186,7 +152,7 @@ def _prepare(writer: apsw.Connection, tag: int) -> None:
     writer.pragma("cache_size", -_CACHE_KIB)
     schema.migrate(writer)
     with writer:
-        for _ in writer.execute(_TABLES):
+        for _ in writer.execute((files(__package__) / "tables.sql").read_text()):
             pass
         writer.execute("insert or ignore into meta values ('tag', ?)", (tag,))
 

@@ -20,12 +20,14 @@ from queue import Empty, SimpleQueue
 import apsw
 
 from hark.engine.core.verbs import Call, Claim, Look, Outbox, Stop, Write, translate
+from hark.engine.hints import HintBook
 from hark.engine.s3 import objects as records
 from hark.engine.s3 import scratch
+from hark.engine.s3.bucket import Stored
 from hark.engine.s3.flush import CallFailed, Chore, Confirm, Flush, Found, Renew, Wake, WritePacing
-from hark.engine.s3.following import Follower, LogClient, OnHead, Overslept
+from hark.engine.s3.log import MOST_AT_ONCE, LogClient, Overslept
 from hark.engine.s3.objects import Record
-from hark.engine.s3.state import Head, LocalState
+from hark.engine.s3.state import Change, Head, LocalState
 from hark.errors import EngineFailure, HarkError, StoreUnusable
 from hark.model import Hint
 
@@ -38,6 +40,15 @@ _ALWAYS = (Stop, Found, Wake)
 _AWAY, _BACK = {"store": "away"}, {"store": "back"}
 _INVITED_SECONDS = 0.004
 """How long a record waits for pops of notified consumers, before it is stored."""
+
+
+_FEW = 2
+"""Number of records to request at once if there is probably a new one."""
+_MUCH_BYTES = 16 << 20
+"""After this number of bytes, the number of records per request is not raised."""
+
+OnHead = Callable[[Head, int, bool], None]
+"""Called for each applied record, with the new head, the size, and whether this process wrote it."""
 
 
 class ReplicaThread:
@@ -66,7 +77,6 @@ class ReplicaThread:
         self._most_bytes = most_bytes
         self._on_head = on_head
         self._on_missed = on_missed
-        self._follower = Follower(log_client, local, outbox, pacing, on_head)
         self._sleep = sleep
         self._inbox: SimpleQueue[Call] = SimpleQueue()
         self._open: dict[int, Call] = {}
@@ -76,6 +86,8 @@ class ReplicaThread:
         self._parked: set[str] = set()
         """Queues with waiting consumers."""
         self._latest = 0
+        self._in_doubt = False
+        """It is unknown whether the last record is in the log, so the log must be read before the next one."""
         self._lost = 0
         """Number of records in a row that other processes wrote first."""
         self._away = False
@@ -88,8 +100,8 @@ class ReplicaThread:
 
     def start(self) -> None:
         """Load the newest snapshot and the records after it, which blocks; then start the thread."""
-        self._follower.restart()
-        self._follower.read_on()
+        self._restart()
+        self._read_on()
         self._thread.start()
 
     def submit(self, call: Call) -> None:
@@ -186,7 +198,7 @@ class ReplicaThread:
                 raise self._refusal()
             if self._local.mend() or self._returned:
                 self._returned = False
-                self._follower.notify_all()
+                self._notify_all()
             self._take_remote_changes([call for call in calls if isinstance(call, (Found, Wake))])
             self._write([call for call in calls if isinstance(call, (Write, Claim, Renew))])
             self._confirm([call for call in calls if isinstance(call, Confirm)])
@@ -234,7 +246,7 @@ class ReplicaThread:
     def _write(self, calls: list[Call]) -> None:
         confirmed = False
         while calls:
-            self._follower.make_sure()
+            self._make_sure()
             flush = self._local.begin(self._now())
             try:
                 left = self._do(flush, calls)
@@ -252,7 +264,7 @@ class ReplicaThread:
                 self._local.keep(None)
                 if flush.uncertain and not confirmed:
                     confirmed = True
-                    if self._follower.read_on():
+                    if self._read_on():
                         continue
             elif not self._append(flush, changes, len(calls)):
                 continue
@@ -296,13 +308,13 @@ class ReplicaThread:
         except Overslept as slept:
             # The view of the log is out of date; the next call checks the pointer first.
             self._local.undo(changes)
-            self._follower.in_doubt = True
+            self._in_doubt = True
             if slept.is_ours:
                 raise
             return False
         except BaseException:
             self._local.undo(changes)
-            self._follower.in_doubt = True
+            self._in_doubt = True
             raise
         if taken is None:
             self._pacing.wrote(time.monotonic(), calls)
@@ -311,10 +323,10 @@ class ReplicaThread:
             self._keep(record, changes, len(body))
             return True
         self._local.undo(changes)
-        self._follower.apply([taken])
+        self._apply([taken])
         self._lost += 1
         # After two lost numbers this process is more than one record behind: a read costs less than another loss.
-        self._follower.in_doubt = self._follower.in_doubt or self._lost > 1
+        self._in_doubt = self._in_doubt or self._lost > 1
         return False
 
     def _keep(self, record: Record, changes: bytes, size: int) -> None:
@@ -328,7 +340,7 @@ class ReplicaThread:
                 record.seq,
                 error,
             )
-            self._follower.in_doubt = True
+            self._in_doubt = True
             self._local.undo(changes)
         else:
             self._on_head(self._local.head, size, True)
@@ -351,15 +363,75 @@ class ReplicaThread:
     def _take_remote_changes(self, calls: Iterable[Call]) -> None:
         for call in calls:
             if isinstance(call, Wake):
-                self._follower.check_pointer()
+                self._check_pointer()
             elif isinstance(call, Found) and call.seq == self._local.head.seq + 1:
-                self._follower.make_sure()
+                self._make_sure()
                 if call.seq == self._local.head.seq + 1:
-                    self._follower.apply([call.stored])
+                    self._apply([call.stored])
             self._answer([call])
 
     def _confirm(self, calls: list[Call]) -> None:
         if calls:
-            self._follower.make_sure()
-            self._follower.read_on()
+            self._make_sure()
+            self._read_on()
             self._answer(calls)
+
+    def _make_sure(self) -> None:
+        """Ensure before an append that the head is known and that its number was not removed."""
+        freshness = self._log_client.freshness
+        if freshness.is_stale:
+            self._check_pointer()
+        if self._in_doubt or self._pacing.is_likely_behind(time.monotonic(), freshness.seconds_since(freshness.at)):
+            self._read_on(_FEW)
+            self._in_doubt = False
+
+    def _check_pointer(self) -> None:
+        """Restart from the newest snapshot if records that this process needs may be removed."""
+        if not self._log_client.covers(self._local.head.seq):
+            self._restart()
+
+    def _restart(self) -> None:
+        """Discard the state and start from the newest snapshot, or empty."""
+        again = self._local.head.seq > 0
+        self._log_client.begin_with_newest(self._local.open)
+        if again:
+            log.info(
+                "%s: reloaded the state from the snapshot of record %d", self._log_client.name, self._local.head.seq
+            )
+        self._notify_all()
+        self._on_head(self._local.head, 0, False)
+
+    def _notify_all(self) -> None:
+        """Notify all waiting consumers, because anything can have changed."""
+        hints = HintBook()
+        for queue in self._local.state.queues:
+            hints.add(queue, None, None)
+        self._outbox.post([], hints.hints())
+
+    def _read_on(self, number: int = 1) -> bool:
+        """Apply all new records, `number` per request; return whether there was one."""
+        any_new, next_number = False, 1
+        while True:
+            found = self._log_client.read(self._local.head.seq + 1, number)
+            if found is None:
+                self._check_pointer()
+                continue
+            self._apply(found)
+            any_new = any_new or bool(found)
+            if len(found) < number:
+                return any_new
+            if sum(len(stored.body) for stored in found) > _MUCH_BYTES:
+                next_number = 1  # They must fit into memory together.
+            number, next_number = next_number, min(2 * next_number, MOST_AT_ONCE)
+
+    def _apply(self, found: Sequence[Stored]) -> None:
+        """Apply the next records."""
+        for stored in found:
+            head = self._local.head
+            record = records.decode(stored.body, head.seq + 1, self._log_client.name)
+            self._log_client.check(record, head.nonce)
+            change: Change = self._local.apply(record)
+            self._log_client.keep_payloads(record)
+            self._outbox.post([], change.hints, change.keys)
+            self._pacing.saw_other(time.monotonic())
+            self._on_head(self._local.head, len(stored.body), False)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,17 +15,15 @@ from hark.engine.api import KeyListener, Listener, ignore_keys
 from hark.engine.core.collect import Collector
 from hark.engine.core.explain import LeaseView
 from hark.engine.core.state import State
-from hark.engine.core.verbs import Stop, TableVerbs, refuse, stopping
+from hark.engine.core.verbs import Readers, Stop, TableVerbs, refuse, stopping
 from hark.engine.sqlite import files
 from hark.engine.sqlite.files import resume
 from hark.engine.sqlite.store import AUTO, Store
 from hark.engine.sqlite.threads import StoreThreads
-from hark.errors import EngineFailure
 from hark.ids import IdSource
 from hark.model import Hint
 
 T = TypeVar("T")
-_READERS = 2
 _SECRET_BYTES = 32
 
 
@@ -53,8 +49,6 @@ class SqliteEngine(TableVerbs):
         self._store = Store(path, min_free_bytes)
         self._collector = Collector(completed_retention_seconds, idle_group_seconds)
         self._threads: StoreThreads | None = None
-        self._local = threading.local()
-        self._reader_connections: list[apsw.Connection] = []
         self._peer_secret = secrets.token_bytes(_SECRET_BYTES)
 
     @property
@@ -67,7 +61,7 @@ class SqliteEngine(TableVerbs):
         self.ahead = resume(self._store, self._system_clock)
         if self.ahead:
             self._clock = ShiftedClock(self._system_clock, self.ahead)
-        self._pool = ThreadPoolExecutor(_READERS, thread_name_prefix="hark-store-read")
+        self._readers = Readers("hark-store-read", "the store", self._store.connect_reader, lambda: 0)
         self._threads = StoreThreads(self._store, self._clock, IdSource(self._clock), listener, key_listener)
         self._codec = self._threads.state.codec
         self._threads.start()
@@ -82,9 +76,7 @@ class SqliteEngine(TableVerbs):
         thread.submit(Stop(future))
         await future
         await asyncio.to_thread(thread.join)
-        await asyncio.to_thread(self._pool.shutdown)
-        for connection in self._reader_connections:
-            connection.close()
+        await asyncio.to_thread(self._readers.close)
         self._store.close()
 
     async def ping(self) -> None:
@@ -120,17 +112,7 @@ class SqliteEngine(TableVerbs):
         if self._store.memory:
             return await self._look(lambda _state, _now: body(self._store.writer))
         self._running()
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._run_read, body)
-
-    def _run_read(self, body: Callable[[apsw.Connection], T]) -> T:
-        connection: apsw.Connection | None = getattr(self._local, "connection", None)
-        try:
-            if connection is None:
-                connection = self._local.connection = self._store.connect_reader()
-                self._reader_connections.append(connection)
-            return body(connection)
-        except apsw.Error as error:
-            raise EngineFailure(f"cannot read the store: {error}; see the server log") from error
+        return await self._readers.run(body)
 
     # Other servers -----------------------------------------------------------------------------------------
 

@@ -20,7 +20,6 @@ from hark.http.items import MAX_TTL_MS, check_not_unique, too_many
 from hark.http.keyval import paths
 from hark.http.keyval.paths import LIMIT, PREFIX, QUEUE, STRINGS, KeyParam, key_of, timed, versionstamp, wire_entry
 from hark.http.keyval.queue import new_message
-from hark.http.params import BoolParam, IntParam, Param, Query
 from hark.http.responses import carry
 from hark.http.routing import (
     LARGE_BODY,
@@ -28,8 +27,12 @@ from hark.http.routing import (
     NOT_SUPPORTED,
     QUEUE_FULL,
     TOO_MANY,
+    BoolParam,
     Call,
     Failure,
+    IntParam,
+    Param,
+    Query,
     bind,
     check_page,
     table,
@@ -179,7 +182,7 @@ async def get_key(call: Call) -> types.keys.WireEntry:
     raise NotFound("Key not found", code="key_not_found")
 
 
-async def put_key(call: Call) -> types.keys.Written:
+async def put_key(call: Call) -> types.SuccessWith[str]:
     """Set the value of a key. The value is the JSON body, which is stored byte for byte."""
     key = _keys_in_path(call)[0]
     ttl_ms = _EXPIRES_IN.of(call.query) or None
@@ -192,7 +195,7 @@ async def put_key(call: Call) -> types.keys.Written:
     decode_json(value, msgspec.Raw, "value")
     mutation = KeyMutation(kind="set", key=key, value=value, ttl_ms=ttl_ms)
     written = await call.broker.keyvalue.write_keys(KeyWrite(mutations=[mutation]))
-    return types.keys.Written(ok=True, versionstamp=versionstamp(written.version or 0))
+    return types.keys.Written(True, versionstamp(written.version or 0))
 
 
 async def delete_key(call: Call) -> types.Single[int]:

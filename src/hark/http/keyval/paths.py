@@ -21,9 +21,8 @@ from hark.clock import MILLISECOND
 from hark.errors import InvalidInput
 from hark.http.checks import Floats, short
 from hark.http.exchange import Header
-from hark.http.params import BoolParam, NameParam, Param, Query, Schema, paging
 from hark.http.responses import JSON_HEADERS, Receive, Scope, Send, encode, send_failure, send_response
-from hark.http.routing import Call, Endpoint
+from hark.http.routing import BoolParam, Call, Endpoint, NameParam, Param, Query, Schema, paging
 from hark.keys import (
     MAX_KEYS,
     MAX_PART_LENGTH,

@@ -24,8 +24,7 @@ from hark.http.checks import check_int, decode_json, query_params, short
 from hark.http.exchange import exchange_of
 from hark.http.items import MAX_ERROR_CHARACTERS
 from hark.http.keyval.paths import LIMIT, OFFSET, QUEUE, answered, queue_param
-from hark.http.params import NameParam
-from hark.http.pops import CONSUMER, WAIT, caller, timeout_param
+from hark.http.pops import CONSUMER, WAIT, caller, timeout_param, wait_seconds
 from hark.http.responses import Receive, Scope, Send, encode
 from hark.http.routing import (
     ANOTHER_MODE,
@@ -34,6 +33,7 @@ from hark.http.routing import (
     QUEUE_FULL,
     Call,
     Failure,
+    NameParam,
     Table,
     bind,
     check_page,
@@ -117,14 +117,14 @@ class QueueRoutes:
         )
 
     @answered("queue_enqueue")
-    async def enqueue(self, scope: Scope, receive: Receive) -> types.keys.Enqueued:
+    async def enqueue(self, scope: Scope, receive: Receive) -> types.SuccessWith[str]:
         """Enqueue a message. Stores a message in a work queue, which is created if it does not exist."""
         queue = _queue(scope)
         body = await responses.decode_in_turns(await self._body(scope, receive), EnqueueBody, "body", payloads=_PAYLOAD)
         message = new_message(queue, body.value, body.options)
         stamp(identity_of(scope), [message])
         responses.carry(exchange_of(scope), [message])
-        return types.keys.Enqueued(ok=True, id=await self.broker.work_queues.enqueue(message))
+        return types.keys.Enqueued(True, await self.broker.work_queues.enqueue(message))
 
     @answered("queue_ack")
     async def ack(self, scope: Scope, receive: Receive) -> types.keys.Settled:
@@ -172,8 +172,7 @@ class QueueRoutes:
         try:
             query = query_params(scope["query_string"])
             queue = queue_param(query)
-            timeout = self._timeout.of(query)
-            seconds = timeout / 1000 if WAIT.of(query) else 0
+            seconds = wait_seconds(query, WAIT, self._timeout)
             await receive()  # The (empty) body. From now on `receive` reports only that the client disconnected.
             consumer = CONSUMER.of(query) or caller(exchange_of(scope))
             labels = permitted_labels(identity_of(scope), queue)

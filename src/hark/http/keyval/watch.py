@@ -10,7 +10,6 @@ from hark.broker import Broker
 from hark.broker.delivery.stream import Arrival, Stream
 from hark.broker.keyvalue import Change, Shown, Watcher
 from hark.errors import InvalidInput
-from hark.http import responses
 from hark.http.admission import identity_of, permitted_labels
 from hark.http.checks import query_params
 from hark.http.exchange import exchange_of
@@ -27,11 +26,10 @@ from hark.http.keyval.paths import (
     wire_changes,
 )
 from hark.http.keyval.queue import wire_messages
-from hark.http.params import BoolParam, Param, Query
-from hark.http.pops import CONSUMER, named, prefetch_param, timeout_param
+from hark.http.pops import CONSUMER, named, prefetch_param, timeout_param, wait_seconds
 from hark.http.responses import UNCACHED_JSON, Receive, Scope, Send, encode
-from hark.http.routing import ANOTHER_MODE, EVENTS, Table, bind, table
-from hark.http.sse import ClientWriter, SseOptions, event, send_events, take
+from hark.http.routing import ANOTHER_MODE, EVENTS, BoolParam, Param, Query, Table, bind, table
+from hark.http.sse import ClientWriter, SseOptions, close_when_left, event, send_events, take
 from hark.keys import encode_key
 from hark.model import Key
 from hark.settings import Settings
@@ -124,9 +122,9 @@ class KeyvalStreams:
         """
         query = query_params(scope["query_string"])
         keys = KEYS.of(query)
-        shown, wait_seconds = _known_param(query, keys), self._wait_param(query)
+        shown, seconds = _known_param(query, keys), wait_seconds(query, _WAIT, self._timeout)
         watcher = await self.broker.keyvalue.watchers.watch_keys(keys, shown)
-        changes = await self._first_changes(watcher, wait_seconds, receive)
+        changes = await self._first_changes(watcher, seconds, receive)
         known = [watcher.shown.get(encode_key(key)) for key in keys]
         stamps = tuple("" if one is None else versionstamp(one.version) for one in known)
         return types.keys.PolledKeys(wire_changes(changes), stamps)
@@ -141,21 +139,17 @@ class KeyvalStreams:
         query = query_params(scope["query_string"])
         prefix = _prefix_param(query)
         shown = paths.known_of_text(_VERSIONSTAMPS.text(query) or "", prefix, _VERSIONSTAMPS.name)
-        wait_seconds, limit = self._wait_param(query), LIMIT.of(query)
+        seconds, limit = wait_seconds(query, _WAIT, self._timeout), LIMIT.of(query)
         watcher = await self.broker.keyvalue.watchers.watch_prefix(prefix, limit, shown)
-        changes = await self._first_changes(watcher, wait_seconds, receive)
+        changes = await self._first_changes(watcher, seconds, receive)
         return types.keys.PolledPrefix(wire_changes(changes), paths.known_text(watcher.shown))
 
-    async def _first_changes(self, watcher: Watcher, wait_seconds: float, receive: Receive) -> Sequence[Change]:
-        left = asyncio.create_task(_close_when_left(receive, watcher))
+    async def _first_changes(self, watcher: Watcher, seconds: float, receive: Receive) -> Sequence[Change]:
+        left = asyncio.create_task(close_when_left(receive, watcher))
         try:
-            return await self.broker.keyvalue.watchers.first_changes(watcher, wait_seconds)
+            return await self.broker.keyvalue.watchers.first_changes(watcher, seconds)
         finally:
             left.cancel()
-
-    def _wait_param(self, query: Mapping[str, str]) -> float:
-        timeout = self._timeout.of(query)
-        return timeout / 1000 if _WAIT.of(query) else 0
 
     # Work queues -------------------------------------------------------------------------------------------
 
@@ -173,7 +167,7 @@ class KeyvalStreams:
         prefetch = self._prefetch.of(query)
         work = self.broker.work_queues
         await work.prepare({queue: permitted_labels(identity_of(scope), queue)})
-        stream = self.broker.delivery.open_stream(prefetch, mute=True)
+        stream = self.broker.delivery.streams.open(prefetch, mute=True)
         # One message at a time, so that several listeners share the messages evenly.
         stream.subscribe("", named(work.pop_request(queue, CONSUMER.of(query) or ""), exchange_of(scope)))
         return stream
@@ -190,11 +184,6 @@ class KeyvalStreams:
 async def _write_changes(watcher: Watcher, writer: ClientWriter) -> None:
     while changes := await watcher.next():
         await writer.write(event(b"change", encode(wire_changes(changes))))
-
-
-async def _close_when_left(receive: Receive, watcher: Watcher) -> None:
-    await responses.wait_until_left(receive)
-    watcher.close()
 
 
 def _prefix_param(query: Mapping[str, str]) -> Key:

@@ -16,9 +16,24 @@ from hark.errors import Conflict, HarkError, InvalidInput, NotFound
 from hark.http.admission import check_filter, reached_letter, stamp
 from hark.http.checks import check_int, check_name, check_text, parse_time, raw_parts, short
 from hark.http.items import MAX_ERROR_CHARACTERS, to_new_message, too_many
-from hark.http.params import MAX_PAGE, BoolParam, NameParam, Query, TimeParam, paging
 from hark.http.responses import answer_of
-from hark.http.routing import LARGE_BODY, MAINTENANCE, NO_QUEUE, TOO_MANY, Call, Failure, bind, check_page, table
+from hark.http.routing import (
+    LARGE_BODY,
+    MAINTENANCE,
+    MAX_PAGE,
+    NO_QUEUE,
+    TOO_MANY,
+    BoolParam,
+    Call,
+    Failure,
+    NameParam,
+    Query,
+    TimeParam,
+    bind,
+    check_page,
+    paging,
+    table,
+)
 from hark.ids import has_location
 from hark.model import DeadLetter, DeadLetterFilter, NewDeadLetter
 
@@ -66,16 +81,16 @@ async def requeue(call: Call) -> types.dead_letters.RequeuedDeadLetter:
     )
 
 
-async def delete_dead_letter(call: Call) -> types.dead_letters.DeletedDeadLetter:
+async def delete_dead_letter(call: Call) -> types.dead_letters.DeletedCount:
     """Delete a dead letter. Accepts the id of the dead letter, or the id of its message."""
     letter = await _find(call)
     deleted = await call.engine.delete_dead_letters(DeadLetterFilter(ids=(letter.id,)))
     if not deleted:
         raise _not_found()
-    return types.dead_letters.DeletedDeadLetter(success=True, dead_letter_id=letter.id, deleted=deleted)
+    return types.dead_letters.DeletedDeadLetter(True, letter.id, deleted)
 
 
-async def purge_dead_letters(call: Call) -> types.dead_letters.PurgedDeadLetters:
+async def purge_dead_letters(call: Call) -> types.dead_letters.DeletedCount:
     """Delete the dead letters of a queue.
 
     Deletes all matching dead letters. The parameter `queue` is required.
@@ -84,7 +99,7 @@ async def purge_dead_letters(call: Call) -> types.dead_letters.PurgedDeadLetters
     if where.queue is None:
         raise InvalidInput("queue is required")
     deleted = await call.engine.delete_dead_letters(where)
-    return types.dead_letters.PurgedDeadLetters(success=True, queue=where.queue, deleted=deleted)
+    return types.dead_letters.PurgedDeadLetters(True, where.queue, deleted)
 
 
 # Many at a time --------------------------------------------------------------------------------------------
@@ -124,7 +139,7 @@ async def delete_many(call: Call) -> types.dead_letters.DeletedDeadLetters:
 
     Deletes the dead letters with the given ids in one commit. The response has one result for each id.
     """
-    ids = _check_ids((await call.json(types.dead_letters.IdsBody, "body")).ids)
+    ids = _check_ids((await call.json(types.dead_letters.IdsBody, "body")).items)
     found = await find_each(call.engine, ids, call.identity.may_use)
     deleted = await call.engine.delete_dead_letters(DeadLetterFilter(ids=_note_letters(call, found)))
     results = tuple(

@@ -11,10 +11,21 @@ from hark.clock import SECOND
 from hark.errors import InvalidInput, NotFound
 from hark.http.admission import shown_lease
 from hark.http.checks import MAX_NUMBER, check_int, parse_time, time_of
-from hark.http.params import MAX_LIST, BoolParam, IntParam, NameParam, paging
 from hark.http.responses import answer_of
 from hark.http.routes.queues import LimitsBody, age_seconds, groups_of, no_group, queues_of, read_limits, set_paused
-from hark.http.routing import NO_GROUP, NO_QUEUE, Call, Failure, bind, table
+from hark.http.routing import (
+    MAX_LIST,
+    NO_GROUP,
+    NO_QUEUE,
+    BoolParam,
+    Call,
+    Failure,
+    IntParam,
+    NameParam,
+    bind,
+    paging,
+    table,
+)
 from hark.model import GroupStats, PositionStats, Seek, SeekOutcome
 
 LAGGING_SECONDS = 300
@@ -93,24 +104,24 @@ async def resubscribe(call: Call) -> types.groups.Resubscribed:
     """
     group = call.name("group")
     body = await call.json(types.groups.SubscriptionBody, "subscription")
-    if body.subscription_timestamp is None:
+    if body.value is None:
         raise InvalidInput("subscriptionTimestamp is required")
-    since = parse_time(body.subscription_timestamp, "subscriptionTimestamp")
+    since = parse_time(body.value, "subscriptionTimestamp")
     updated = await call.engine.resubscribe(group, since)
     return types.groups.Resubscribed(True, group, new_timestamp=time_of(since), rows_updated=updated)
 
 
-async def pause_group(call: Call) -> types.queues.Paused:
+async def pause_group(call: Call) -> types.queues.OfQueue[bool]:
     """Pause a consumer group of a queue. The group receives no messages of the queue until it is resumed."""
     return await set_paused(call, True)
 
 
-async def resume_group(call: Call) -> types.queues.Paused:
+async def resume_group(call: Call) -> types.queues.OfQueue[bool]:
     """Resume a consumer group of a queue. Deliveries to the group continue."""
     return await set_paused(call, False)
 
 
-async def purge_group(call: Call) -> types.queues.Purged:
+async def purge_group(call: Call) -> types.queues.OfQueue[int]:
     """Purge a consumer group of a queue.
 
     Settles all messages of the queue for this group, including leased messages. Other groups are not affected.
@@ -119,7 +130,7 @@ async def purge_group(call: Call) -> types.queues.Purged:
     if not await call.engine.group_stats(group, queue, uncounted=[queue]):
         raise no_group()
     purged = await call.engine.purge(queue, group)
-    return types.queues.Purged(success=True, queue=queue, consumer_group=group, purged=purged)
+    return types.queues.Purged(True, queue, purged, group)
 
 
 def _group(stats: GroupStats, moment: int) -> types.groups.ListedGroup:

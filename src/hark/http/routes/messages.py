@@ -14,9 +14,23 @@ from hark.errors import Conflict, InvalidInput, NotFound
 from hark.http.admission import reached, shown_lease
 from hark.http.checks import check_name, check_text, exact_time_of, raw_parts, time_of
 from hark.http.items import renew_all
-from hark.http.params import MAX_LIST, BoolParam, ChoiceParam, NameParam, TimeParam, paging
 from hark.http.responses import answer_of
-from hark.http.routing import LARGE_BODY, NO_MESSAGE, TOO_MANY, Call, Failure, bind, check_page, table
+from hark.http.routing import (
+    LARGE_BODY,
+    MAX_LIST,
+    NO_MESSAGE,
+    TOO_MANY,
+    BoolParam,
+    Call,
+    ChoiceParam,
+    Failure,
+    NameParam,
+    TimeParam,
+    bind,
+    check_page,
+    paging,
+    table,
+)
 from hark.model import GroupView, LeaseFilter, MessageFilter, MessageView, NewTrace, QueueOptions, Trace
 from hark.model.messages import NULL_PAYLOAD, QUEUE_MODE, MessageState
 
@@ -265,7 +279,7 @@ _BY_NAME = paging(100)
 _NAMES = paging(50)
 
 
-async def record(call: Call) -> types.messages.RecordedTrace:
+async def record(call: Call) -> types.SuccessWith[str]:
     """Record a trace event. Stores an event about a message, with optional names to find it by."""
     body = await call.json(types.messages.TraceBody, "trace", payloads=raw_parts("data", what="trace"))
     if not body.transaction_id or not body.partition_id:
@@ -283,7 +297,7 @@ async def record(call: Call) -> types.messages.RecordedTrace:
         names=_names(body.trace_names),
     )
     call.status = 201
-    return types.messages.RecordedTrace(success=True, trace_id=await call.broker.trace(trace))
+    return types.messages.RecordedTrace(True, await call.broker.trace(trace))
 
 
 async def list_of_message(call: Call) -> types.Single[tuple[types.messages.TraceEvent, ...]]:

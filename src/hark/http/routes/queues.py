@@ -16,9 +16,21 @@ from hark.clock import SECOND
 from hark.errors import InvalidInput, NotFound
 from hark.http.admission import permitted_labels, shown_lease
 from hark.http.checks import MAX_NUMBER, check_int, check_name, check_text, decode_json, short, time_of
-from hark.http.params import MAX_LIST, MAX_PAGE, BoolParam, ChoiceParam, NameParam, Param, paging
 from hark.http.responses import answer_of, known_error
-from hark.http.routing import LINES, NO_QUEUE, Call, bind, table
+from hark.http.routing import (
+    LINES,
+    MAX_LIST,
+    MAX_PAGE,
+    NO_QUEUE,
+    BoolParam,
+    Call,
+    ChoiceParam,
+    NameParam,
+    Param,
+    bind,
+    paging,
+    table,
+)
 from hark.model import Counts, GroupStats, QueueFilter, QueueSpec, QueueStats
 from hark.model.export import ErrorLine
 
@@ -268,30 +280,30 @@ async def delete_queue(call: Call) -> types.queues.DeletedQueue:
     return types.queues.DeletedQueue(deleted=True, queue=name, existed=existed)
 
 
-async def pause_queue(call: Call) -> types.queues.Paused:
+async def pause_queue(call: Call) -> types.queues.OfQueue[bool]:
     """Pause a queue. The queue accepts messages, and delivers none until it is resumed."""
     return await set_paused(call, True)
 
 
-async def resume_queue(call: Call) -> types.queues.Paused:
+async def resume_queue(call: Call) -> types.queues.OfQueue[bool]:
     """Resume a queue. Deliveries of the queue continue."""
     return await set_paused(call, False)
 
 
-async def set_paused(call: Call, paused: bool) -> types.queues.Paused:
+async def set_paused(call: Call, paused: bool) -> types.queues.OfQueue[bool]:
     """Pause or resume the queue in the path, or the group in the path."""
     queue, group = call.name("queue"), call.name("group") if "group" in call.exchange.params else None
     if not await call.engine.pause(queue, group, paused):
         raise no_queue() if group is None else no_group()
-    return types.queues.Paused(success=True, queue=queue, consumer_group=group, paused=paused)
+    return types.queues.Paused(True, queue, paused, group)
 
 
-async def purge_queue(call: Call) -> types.queues.Purged:
+async def purge_queue(call: Call) -> types.queues.OfQueue[int]:
     """Purge a queue. Deletes all messages of the queue, including leased messages. Dead letters remain."""
     name = call.name("queue")
     if not await call.engine.queue_infos([name]):
         raise no_queue()
-    return types.queues.Purged(success=True, queue=name, purged=await call.engine.purge(name))
+    return types.queues.Purged(True, name, await call.engine.purge(name))
 
 
 def no_queue() -> NotFound:

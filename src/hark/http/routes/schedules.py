@@ -11,17 +11,37 @@ import msgspec
 from hark.api import operations, types
 from hark.api.types.delivery import PushItem
 from hark.api.types.schedules import ScheduleBody
-from hark.broker.due_times import Timing, check_cron, check_zone
-from hark.broker.schedule_state import MAX_NAME_BYTES, CatchUp, Overlap, Run, Schedule, Spec
+from hark.broker.schedule_state import (
+    MAX_NAME_BYTES,
+    CatchUp,
+    Overlap,
+    Run,
+    Schedule,
+    Spec,
+    Timing,
+    check_cron,
+    check_zone,
+)
 from hark.broker.schedules import MayUse, not_found
 from hark.clock import SECOND
 from hark.errors import Forbidden, InvalidInput
 from hark.http.admission import stamp
 from hark.http.checks import parse_time, raw_parts, short, time_of
 from hark.http.items import to_new_message
-from hark.http.params import MAX_LIST, NameParam, Param, paging
 from hark.http.responses import answer_of
-from hark.http.routing import LARGE_BODY, MAINTENANCE, QUEUE_FULL, Call, Failure, bind, table
+from hark.http.routing import (
+    LARGE_BODY,
+    MAINTENANCE,
+    MAX_LIST,
+    QUEUE_FULL,
+    Call,
+    Failure,
+    NameParam,
+    Param,
+    bind,
+    paging,
+    table,
+)
 
 _PAGE = paging(100, MAX_LIST)
 _QUEUE = NameParam("queue", "Return only schedules of this queue.")
@@ -143,7 +163,7 @@ async def put_schedule(call: Call) -> types.schedules.ShownSchedule:
     return _shown(schedule)
 
 
-async def list_schedules(call: Call) -> types.schedules.SchedulePage:
+async def list_schedules(call: Call) -> types.Page[types.schedules.ListedSchedule]:
     """List schedules. Returns schedules by name, without payloads."""
     page, queue, search = _PAGE.of(call.query), _QUEUE.of(call.query), _SEARCH.text(call.query)
 
@@ -157,7 +177,7 @@ async def list_schedules(call: Call) -> types.schedules.SchedulePage:
 
     found, total = await call.broker.schedules.list(page.limit, page.offset, wanted)
     schedules = tuple(types.schedules.ListedSchedule(**_listed(one)) for one in found)
-    return types.schedules.SchedulePage(schedules=schedules, total=total, pagination=page)
+    return types.schedules.SchedulePage(items=schedules, total=total, pagination=page)
 
 
 async def show_schedule(call: Call) -> types.schedules.ShownSchedule:
@@ -182,11 +202,11 @@ async def run_schedule(call: Call) -> types.schedules.ScheduleRun:
     return _run(run)
 
 
-async def delete_schedule(call: Call) -> types.schedules.DeletedSchedule:
+async def delete_schedule(call: Call) -> types.SuccessWith[str]:
     """Delete a schedule. Messages that it pushed stay."""
     name = _name(call)
     await call.broker.schedules.delete(name, _may_use(call))
-    return types.schedules.DeletedSchedule(deleted=True, name=name)
+    return types.schedules.DeletedSchedule(True, name)
 
 
 def _name(call: Call) -> str:

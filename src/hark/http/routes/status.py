@@ -19,10 +19,22 @@ from hark.broker.observer import HISTORY_SECONDS, INTERVAL_SECONDS, Point, Sampl
 from hark.clock import SECOND, format_time_ms
 from hark.http.admission import identity_of
 from hark.http.checks import time_of
-from hark.http.params import MAX_LIST, ChoiceParam, IntParam, NameParam, TimeParam, paging
 from hark.http.responses import Receive, Scope, Send, answer_of, encode
 from hark.http.routes.queues import NAMESPACE, TASK, groups_of, queue_page, queues_of, stats_of, total_of
-from hark.http.routing import EVENTS, NO_QUEUE, Call, Table, bind, table
+from hark.http.routing import (
+    EVENTS,
+    MAX_LIST,
+    NO_QUEUE,
+    Call,
+    ChoiceParam,
+    IntParam,
+    NameParam,
+    Table,
+    TimeParam,
+    bind,
+    paging,
+    table,
+)
 from hark.http.sse import PING_SECONDS, ClientWriter, SseOptions, event, send_events
 from hark.model import MessageFilter, QueueFilter, QueueStats
 from hark.settings import Settings
@@ -54,7 +66,6 @@ async def _by_label(call: Call, label: Callable[[QueueStats], str]) -> list[tupl
 
 
 async def _queues(call: Call) -> Sequence[QueueStats]:
-    """Return the queues that the caller may use."""
     names = await queues_of(call)
     return (await call.broker.observed.counts.queue_stats(QueueFilter(names=names))).items
 

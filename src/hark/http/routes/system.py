@@ -23,8 +23,7 @@ from hark.clock import SECOND
 from hark.errors import Forbidden, NotFound, Unauthorized
 from hark.http.admission import clear_cookie, set_cookie
 from hark.http.audit import KEPT
-from hark.http.params import IntParam
-from hark.http.routing import Call, Failure, bind, table
+from hark.http.routing import Call, Failure, IntParam, bind, table
 from hark.prometheus import CONTENT_TYPE
 from hark.settings import SETTINGS, shown
 
@@ -55,7 +54,7 @@ async def health(call: Call) -> types.server.Health:
 
 
 def _warnings(call: Call) -> Iterator[str]:
-    if keys := call.broker.missing_keys():
+    if keys := call.broker.sealed.missing_keys():
         problem = f"messages are withheld, because encryption keys are missing: {', '.join(keys)}"
         yield f"key_missing: {_public(call, problem)}"
     if (seconds := call.engine.ahead // SECOND) > 0:

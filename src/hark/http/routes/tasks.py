@@ -1,95 +1,113 @@
-"""Tasks: their results and progress."""
+"""Tasks and flows: push, show, wait for, report, cancel."""
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Sequence
 
 import msgspec
 
+from hark.access.identity import Identity
 from hark.api import operations, types
+from hark.api.types.delivery import PushItem
+from hark.api.types.flows import FlowStatus, FlowStep
 from hark.broker import Broker
-from hark.broker.tasks import TaskStatus
+from hark.broker.flow_plans import Plan, PlanNode, steps_of
 from hark.errors import InvalidInput
-from hark.http.admission import reached
-from hark.http.checks import check_text, query_params
+from hark.http.admission import reached, stamp
+from hark.http.checks import check_int, check_name, check_text, decode_json, query_params
 from hark.http.exchange import exchange_of
-from hark.http.params import BoolParam, NameParam
-from hark.http.pops import timeout_param
-from hark.http.responses import (
-    UNCACHED_JSON,
-    Receive,
-    Scope,
-    Send,
-    answer_of,
-    encode,
-    send_failure,
-    send_response,
-    wait_until_left,
+from hark.http.items import MAX_SECONDS, to_new_message, too_many
+from hark.http.keyval.paths import answered
+from hark.http.pops import timeout_param, wait_seconds
+from hark.http.responses import UNCACHED_JSON, Receive, Scope, unless_left
+from hark.http.routing import (
+    LARGE_BODY,
+    MAINTENANCE,
+    NO_MESSAGE,
+    QUEUE_FULL,
+    TOO_MANY,
+    BoolParam,
+    Call,
+    Failure,
+    NameParam,
+    Table,
+    bind,
+    table,
 )
-from hark.http.routing import NO_MESSAGE, Call, Failure, Table, bind, table
+from hark.model import NewMessage
 from hark.settings import Settings
 
 MAX_NOTE_CHARACTERS = 1000
+DEFAULT_SECONDS = 3600
+MAX_ID = 200
+_NO_FLOW = Failure(404, "flow_not_found")
 _WAIT = BoolParam("wait", "Wait until the task has ended, for at most `timeout` milliseconds.")
+_WAIT_FOR_FLOW = BoolParam("wait", "Wait until the flow has ended, for at most `timeout` milliseconds.")
 _GROUP = NameParam("consumerGroup", "The group of the workers. The default is all groups: the most urgent state.")
 _MESSAGE = NameParam("id", "Id of the message. Excludes an earlier task with the same transaction id.")
 
 
 class TaskRoutes:
-    """The routes of tasks, bound to a broker."""
+    """The routes of tasks and flows, bound to a broker."""
 
     def __init__(self, broker: Broker, settings: Settings) -> None:
-        self._broker = broker
+        self.broker = broker
         self._timeout = timeout_param(settings)
 
     def table(self) -> Table:
         """Return the table of these routes."""
+        show_task = (_WAIT, self._timeout, _GROUP, _MESSAGE)
+        show_flow = (_WAIT_FOR_FLOW, self._timeout)
         return table(
-            bind(
-                operations.SHOW_TASK,
-                self.show_task,
-                query=(_WAIT, self._timeout, _GROUP, _MESSAGE),
-                errors=(NO_MESSAGE,),
-                raw=True,
-            ),
+            bind(operations.SHOW_TASK, self.show_task, query=show_task, errors=(NO_MESSAGE,), raw=True),
             bind(
                 operations.REPORT_PROGRESS,
                 report_progress,
                 body=types.messages.ProgressBody,
                 errors=(Failure(409, "lease_lost"),),
             ),
+            bind(
+                operations.PUSH_FLOW,
+                push_flow,
+                body=types.flows.FlowBody,
+                body_bytes=LARGE_BODY,
+                answer={201: types.flows.PushedFlow},
+                errors=(TOO_MANY, MAINTENANCE, QUEUE_FULL),
+            ),
+            bind(operations.SHOW_FLOW, self.show_flow, query=show_flow, errors=(_NO_FLOW,), raw=True),
+            bind(operations.CANCEL_FLOW, cancel_flow, errors=(_NO_FLOW,)),
         )
 
-    async def show_task(self, scope: Scope, receive: Receive, send: Send) -> None:
+    @answered(None, UNCACHED_JSON)
+    async def show_task(self, scope: Scope, receive: Receive) -> types.messages.TaskStatus:
         """Get the state of a task.
 
         Returns the progress of a running task, the result of one that is done, and the error of a failed one. With
         `wait=true` the request waits until the task has ended.
         """
-        try:
-            exchange = exchange_of(scope)
-            query = query_params(scope["query_string"])
-            timeout = self._timeout.of(query)
-            seconds = timeout / 1000 if _WAIT.of(query) else 0
-            partition_id = check_text(str(exchange.params["partition_id"]), "partition_id")
-            transaction_id = check_text(str(exchange.params["transaction_id"]), "transaction_id")
-            partition_id = await reached(exchange.identity, self._broker, partition_id)
-            group, message_id = _GROUP.of(query), _MESSAGE.of(query) or ""
-            waiting = asyncio.ensure_future(
-                self._broker.tasks.status(partition_id, transaction_id, seconds, group=group, message_id=message_id)
-            )
-            left = asyncio.ensure_future(wait_until_left(receive))
-            try:
-                await asyncio.wait((waiting, left), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                left.cancel()
-                if not waiting.done():  # The client has disconnected.
-                    waiting.cancel()
-            answer = encode(_shown(await waiting))
-        except Exception as error:
-            await send_failure(send, error)
-        else:
-            await send_response(send, (200, UNCACHED_JSON, answer))
+        exchange = exchange_of(scope)
+        query = query_params(exchange.query)
+        seconds = wait_seconds(query, _WAIT, self._timeout)
+        partition_id = check_text(str(exchange.params["partition_id"]), "partition_id")
+        transaction_id = check_text(str(exchange.params["transaction_id"]), "transaction_id")
+        partition_id = await reached(exchange.identity, self.broker, partition_id)
+        group, message_id = _GROUP.of(query), _MESSAGE.of(query) or ""
+        waiting = self.broker.tasks.status(partition_id, transaction_id, seconds, group=group, message_id=message_id)
+        return await unless_left(receive, waiting)
+
+    @answered(None, UNCACHED_JSON)
+    async def show_flow(self, scope: Scope, receive: Receive) -> FlowStatus:
+        """Get the state of a flow.
+
+        Returns the state of each step, and the result of a flow that is done. With `wait=true` the request waits until
+        the flow has ended. Errors, progress and ids of steps in queues that the token may not use are left out.
+        """
+        exchange = exchange_of(scope)
+        seconds = wait_seconds(query_params(exchange.query), _WAIT_FOR_FLOW, self._timeout)
+        queue, flow_id = str(exchange.params["queue"]), str(exchange.params["flow_id"])
+        names = (check_name(queue, "queue"), check_text(flow_id, "flow_id"))
+        status = await unless_left(receive, self.broker.tasks.flows.status(*names, seconds))
+        return _shown(status, exchange.identity)
 
 
 async def report_progress(call: Call) -> types.Success:
@@ -109,6 +127,81 @@ async def report_progress(call: Call) -> types.Success:
     return types.Success(True)
 
 
-def _shown(status: TaskStatus) -> types.messages.TaskStatus:
-    result = msgspec.UNSET if status.result is None else status.result
-    return answer_of(types.messages.TaskStatus, status, result=result)
+async def push_flow(call: Call) -> types.flows.PushedFlow:
+    """Push a flow.
+
+    Stores the steps of a flow, and pushes the first one. Each further step is pushed when the one before it is
+    acknowledged, in one transaction, with its result. The members of a group run side by side, and the next step gets
+    the list of their results. The token must be allowed to use the queues of all steps.
+    """
+    body = await call.json(types.flows.FlowBody, "flow")
+    ttl = DEFAULT_SECONDS if body.result_ttl is None else check_int(body.result_ttl, "resultTtl", 1, MAX_SECONDS)
+    id = None if body.id is None else check_name(body.id, "id")
+    if id is not None and len(id) > MAX_ID:
+        raise InvalidInput(f"id: expected at most {MAX_ID} characters, got {len(id)}")
+    plan = Plan(_nodes(body.steps, "steps"), ttl * 1000)
+    messages = list(steps_of(plan.nodes))
+    most = call.settings.limits.max_batch
+    if len(messages) > most:
+        raise too_many("steps", most, len(messages), "flow")
+    stamp(call.identity, messages)
+    pushed = await call.broker.tasks.flows.push(plan, id)
+    call.status = 201
+    return pushed
+
+
+async def cancel_flow(call: Call) -> types.Success:
+    """Cancel a flow.
+
+    No further step is pushed. Pending steps are removed, and the consumers of running ones are notified when they renew
+    their leases. `success` is false if the flow has ended before.
+    """
+    return types.Success(await call.broker.tasks.flows.cancel(call.name("queue"), call.id("flow_id")))
+
+
+def _nodes(given: Sequence[types.flows.FlowNode], where: str) -> list[PlanNode]:
+    """Return checked nodes. Errors name a field as `where[index].field`."""
+    if not given:
+        raise InvalidInput(f"{where}: expected at least one step")
+    return [_node(one, index, where) for index, one in enumerate(given)]
+
+
+def _node(given: types.flows.FlowNode, index: int, where: str) -> PlanNode:
+    own = f"{where}[{index}]"
+    if given.group is not None:
+        if not given.group:
+            raise InvalidInput(f"{own}.group: expected at least one member")
+        if given != types.flows.FlowNode(group=given.group):
+            raise InvalidInput(f"{own}: expected either a group or the fields of a step, got both")
+        return PlanNode(group=[_nodes(one, f"{own}.group[{number}]") for number, one in enumerate(given.group)])
+    payload = b"null" if given.payload is msgspec.UNSET else bytes(given.payload)
+    fields = decode_json(payload, dict[str, msgspec.Raw], f"{own}.payload")
+    task = fields.get("task")
+    if task is None or not bytes(task).startswith(b'"'):
+        raise InvalidInput(f'{own}.payload: expected a task, {{"task": "name", "arguments": {{...}}}}')
+    for name in ("input", "flow", "transactionId"):  # The server sets them.
+        fields.pop(name, None)
+    fields.setdefault("resultTtl", msgspec.Raw(b"%d" % DEFAULT_SECONDS))  # So that a requeue is noted.
+    item = PushItem(
+        queue=given.queue,
+        partition=given.partition,
+        payload=msgspec.Raw(msgspec.json.encode(fields)),
+        priority=given.priority,
+        delay=given.delay,
+        backoff_schedule=given.backoff_schedule,
+        ttl=given.ttl,
+    )
+    message: NewMessage = to_new_message(item, index, where)
+    return PlanNode(message, given.takes_result)
+
+
+def _shown(status: FlowStatus, identity: Identity) -> FlowStatus:
+    steps = tuple(
+        step
+        if identity.may_use(step.queue)
+        else FlowStep(path=step.path, task=step.task, queue=step.queue, state=step.state)
+        for step in status.steps
+    )
+    # It has the error text of a step.
+    error = status.error if all(identity.may_use(step.queue) for step in status.steps) else None
+    return msgspec.structs.replace(status, steps=steps, error=error)

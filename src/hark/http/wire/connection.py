@@ -21,8 +21,7 @@ from hark.api.operations import WEBSOCKET
 from hark.errors import HarkError
 from hark.http.exchange import ENDED, Exchange, Header, Lost
 from hark.http.responses import JSON_HEADERS, encode, error_response, too_large
-from hark.http.wire.asgi import SMALL, AsgiRun, Writing
-from hark.http.wire.limits import (
+from hark.http.wire.asgi import (
     FRAMING_TOO_LARGE,
     HEAD_TOO_LARGE,
     IDLE_SECONDS,
@@ -37,9 +36,12 @@ from hark.http.wire.limits import (
     MAX_TARGET_BYTES,
     MIN_BODY_BYTES_PER_SECOND,
     SLOW,
+    SMALL,
     TOO_MANY,
     UNKNOWN_CODING,
+    AsgiRun,
     Problem,
+    Writing,
 )
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@
 -- their transaction; b_ has for each transaction the end of its part of the arrays: b_position of t_, b_item of i_,
 -- b_lease of q_lease (leases that must be live), b_partition of the partitions, b_message of m_, b_option of x_, b_check of c_,
 -- b_mutation of u_ (the latter two are those of write_keys_v1); r_once: whether it is refused if a settlement changes
--- nothing; k_given: whether it has a key-value part at all.
+-- nothing or a message is a duplicate; k_given: whether it has a key-value part at all.
 -- Rows are locked once for all of them, positions before partitions before keys and each kind in order.
 --
 -- o_codes: 0 applied, 1 a settlement was refused, 2 a message was refused, 3 a required lease is not live (4: its
@@ -104,7 +104,9 @@ begin
             end loop;
             if i1 >= i0 then
                 v_known := i_known[i0:i1];
-                if true = any (v_known) then
+                if r_once[r] then
+                    v_known := null;  -- A repetition is refused below, under whichever lease.
+                elsif true = any (v_known) then
                     -- A server remembers what was completed, but not that another one moved the group since then.
                     select array_agg(i.known and not exists (
                         select 1 from hark.groups g
@@ -139,13 +141,14 @@ begin
                         o_failed[r] := v_bad;
                         raise exception using errcode = 'HK001';
                     end if;
+                else
+                    insert into hark.completions as c (grp, partition, "offset", lease, at)
+                    select t_grp[t0 + i.position - 1], t_partition[t0 + i.position - 1], i."offset", i.holder, v_now
+                    from unnest(i_position[i0:i1], v_settled.o_offsets, v_settled.o_holders, i_status[i0:i1])
+                        as i(position, "offset", holder, status)
+                    where i.holder is not null and i.status = 0
+                    on conflict (grp, partition, "offset") do update set lease = excluded.lease, at = excluded.at;
                 end if;
-                insert into hark.completions as c (grp, partition, "offset", lease, at)
-                select t_grp[t0 + i.position - 1], t_partition[t0 + i.position - 1], i."offset", i.holder, v_now
-                from unnest(i_position[i0:i1], v_settled.o_offsets, v_settled.o_holders, i_status[i0:i1])
-                    as i(position, "offset", holder, status)
-                where i.holder is not null and i.status = 0
-                on conflict (grp, partition, "offset") do update set lease = excluded.lease, at = excluded.at;
             end if;
             if m1 >= m0 then
                 select * into v_pushed from hark.push_v1(v_now, p_partitions[p0:p1], p_queues[p0:p1], p_names[p0:p1],
@@ -162,7 +165,7 @@ begin
                     o_offsets[m0:m1] := v_pushed.o_offsets;
                     o_outcomes[m0:m1] := v_pushed.o_outcomes;
                     select min(n) into v_bad from unnest(v_pushed.o_outcomes) with ordinality as c(code, n)
-                    where code > 1;
+                    where code > 1 or (code = 1 and r_once[r]);
                     if v_bad is not null then
                         o_codes[r] := 2;
                         o_failed[r] := v_bad;
@@ -184,11 +187,13 @@ begin
         c0 := c1 + 1; u0 := u1 + 1;
     end loop;
     -- What no client repeats any more: two for each one that is added, so there is little more than what is young.
-    delete from hark.completions c using (
-        select x.grp, x.partition, x."offset" from hark.completions x
-        where x.at < v_now - 3600000000 order by x.at limit 2 * cardinality(i_position) for update skip locked
-    ) as o
-    where c.grp = o.grp and c.partition = o.partition and c."offset" = o."offset";
+    if false = any (r_once) then
+        delete from hark.completions c using (
+            select x.grp, x.partition, x."offset" from hark.completions x
+            where x.at < v_now - 3600000000 order by x.at limit 2 * cardinality(i_position) for update skip locked
+        ) as o
+        where c.grp = o.grp and c.partition = o.partition and c."offset" = o."offset";
+    end if;
     if true = any (k_given) then
         perform hark.unlock_keys_v1(c_key || u_key);
     end if;
