@@ -29,7 +29,6 @@ from hark.clock import MILLISECOND, SECOND
 from hark.engine.api import Engine
 from hark.engine.keyvalue import CHECK_FAILED, REPEATED
 from hark.errors import Conflict, HarkError, NotFound, Overloaded, Unavailable
-from hark.keys import encode_key
 from hark.model import (
     OWN,
     Key,
