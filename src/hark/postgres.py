@@ -95,6 +95,8 @@ def send_sync(connection: Connection | Cursors, queue: str, data: object, **opti
 async def send_message(connection: AsyncConnection, message: NewMessage) -> str:
     """Send a message that is checked already."""
     values = _values(message)
+    if hasattr(connection, "acquire"):
+        raise InvalidInput("connection: expected the one that has your transaction, got a pool; acquire one")
     if hasattr(connection, "fetchval"):  # asyncpg
         marks = [f"${number}" for number in range(1, len(values) + 1)]
         answer = connection.execute(_statement(marks), *values.values())

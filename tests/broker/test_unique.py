@@ -19,6 +19,7 @@ from hark.model import (
     QUEUE_MODE,
     DeadLetterFilter,
     KeyRange,
+    MessageView,
     NewMessage,
     PopRequest,
     PopResult,
@@ -182,8 +183,9 @@ async def test_a_removed_or_expired_message_holds_no_key(servers: Servers) -> No
     servers.clock.advance(2)
     assert (await push_one(broker, order("k"))).status == "queued"
     await broker.delete_queues(["orders"])
-    assert await records(broker) == 0
     assert (await push_one(broker, order("k"))).status == "queued"
+    await broker.delete_queues(["orders"])
+    assert (await broker.unique.clean(), await records(broker)) == (1, 0)
 
 
 async def test_a_repeated_push_is_the_same_message_even_after_its_end(broker: Broker) -> None:
@@ -425,6 +427,34 @@ async def test_a_requeued_dead_letter_does_not_take_its_key_again(broker: Broker
     again = await push_one(broker, order("k"))
     assert (again.status, again.message_id) == ("duplicate", second.message_id)
     assert len((await broker.pop(several(5))).messages) == 2
+
+
+async def test_messages_that_hold_keys_are_looked_up_together_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = SqliteEngine(":memory:", clock=SystemClock())
+    broker = Broker(engine, SETTINGS, SystemClock())
+    await broker.start()
+    try:
+        items = [order(f"k{number}") for number in range(250)]
+        await broker.push(items)
+        broker.unique._ids.clear()  # As of another server.
+        looked_up = running = most = 0
+        message = engine.message
+
+        async def counted(partition_id: str, transaction_id: str) -> MessageView | None:
+            nonlocal looked_up, running, most
+            looked_up, running = looked_up + 1, running + 1
+            most = max(most, running)
+            found = await message(partition_id, transaction_id)
+            running -= 1
+            return found
+
+        monkeypatch.setattr(engine, "message", counted)
+        for _ in range(2):
+            assert {outcome.status for outcome in await broker.push(items)} == {"duplicate"}
+        assert looked_up == 250
+        assert 10 < most <= unique.STEP
+    finally:
+        await broker.close()
 
 
 async def test_a_running_server_removes_records_of_free_keys() -> None:

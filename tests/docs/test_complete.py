@@ -34,7 +34,7 @@ UNSAID = {
     | {"close_span", "settle_at_end"},
     Atomic: {"body", "empty", "repeatable"},
     Worker: {"client", "connect_to", "group", "middleware", "name", "run_from_thread", "queue", "send", "send_many"}
-    | {"tasks"},
+    | {"address", "caller_of_handle", "move_to", "tasks"},
     Task: {
         "function",
         "is_async",

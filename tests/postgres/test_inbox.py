@@ -232,6 +232,10 @@ async def test_a_row_that_someone_has_locked_waits_and_others_do_not(
     assert await stored(here, "orders") == [1]
 
 
+MOVE_NOTHING = f"select o_busy from hark.move_inbox_v1({', '.join(['null'] * 23)}, '{{}}', '{{}}')"
+ADVISORY_LOCKS = "select count(*) from pg_locks where pid = pg_backend_pid() and locktype = 'advisory'"
+
+
 async def test_servers_take_turns_else_a_later_message_could_come_before_an_earlier_one(
     here: Driver, app: asyncpg.Connection, postgres_url: str
 ) -> None:
@@ -239,9 +243,10 @@ async def test_servers_take_turns_else_a_later_message_could_come_before_an_earl
     async with connected(postgres_url) as other:
         turn = other.transaction()
         await turn.start()
-        await other.execute("select pg_advisory_xact_lock(7521418657552494178)")
+        assert await other.fetchval(MOVE_NOTHING) is False
         assert await move(here) == 0
         assert await app.fetchval("select count(*) from hark.inbox") == 1
+        assert await other.fetchval(ADVISORY_LOCKS) == 0, "any role can hold an advisory lock"
         await turn.rollback()
     await inbox_of(here).wait()
     assert await move(here) == 1
@@ -342,6 +347,7 @@ async def test_a_transaction_id_that_the_partition_has_is_a_duplicate(here: Driv
         ),
         ("'q', '1', backoff_schedule => array[-1]", "backoff_schedule: expected at most 100 delays in milliseconds"),
         ("'q', '1', backoff_schedule => array[null::int8]", "backoff_schedule: expected at most 100 delays"),
+        ("'q', '1', backoff_schedule => array[array[1::int8]]", "backoff_schedule: expected at most 100 delays"),
     ],
 )
 async def test_a_wrong_argument_is_refused_by_its_name(app: asyncpg.Connection, arguments: str, text: str) -> None:

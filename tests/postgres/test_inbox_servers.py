@@ -112,6 +112,8 @@ def test_the_helper_for_asyncpg_sends_with_all_options(api: Api, postgres_url: s
                     connection, queue, {"text": "ä'\"\\"}, key="mine", priority=3, ttl=60, retry_delays=[1, 0.5]
                 )
                 await postgres.send(connection, queue, None, partition="other")
+                with pytest.raises(InvalidInput, match="got a pool; acquire one"):
+                    await postgres.send(pool, queue, 1)
                 with pytest.raises(InvalidInput, match="delay"):
                     await postgres.send(connection, queue, 1, delay=-1)
                 with pytest.raises(InvalidInput, match="not async"):

@@ -10,6 +10,8 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 
+import hark
+from hark.errors import HarkError
 from hark.testing import HarkServer
 from hark.worker import RetryPolicy, Worker
 from tests.http.api import WAIT, Api, data
@@ -290,3 +292,20 @@ async def test_afterwards_the_worker_is_where_it_was(hark_server: HarkServer, ap
             await application.send.push(to="ada")
         assert other.assert_pushed("emails", task="send")
     hark_server.assert_not_pushed("emails")
+
+
+async def test_a_handle_asks_no_other_server_after_the_test_server(
+    hark_server: HarkServer, application: Application
+) -> None:
+    """A worker of an application usually has the address of a real server."""
+    with HarkServer() as real, application.worker.connect_to(real.url):
+        async with hark_server.serving(application.worker):
+            handle = await application.send.push(to="ada")
+            flow = await hark.chain(application.send.s("a"), application.send.si("b")).push()
+            await hark_server.run_worker(application.worker)
+            assert (await handle.state()).state == "done"
+        for call in (handle.state, handle.cancel, flow.state):
+            with pytest.raises(HarkError, match=r"use the handle within `async with hark_server\.serving\(worker\)`"):
+                await call()
+        async with hark_server.serving(application.worker):
+            assert (await handle.state()).state == "done"

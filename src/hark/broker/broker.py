@@ -451,8 +451,8 @@ class Broker:
     async def delete_queues(self, names: Sequence[str]) -> list[bool]:
         """Delete queues with their messages and groups. False for a queue that does not exist."""
         deleted = await self.engine.delete_queues(names)
-        # The records of their tasks, flows and unique keys.
-        trees = [(model.OWN, kind, name) for name in names for kind in ("task", "flow", "unique")]
+        # Records of tasks and flows. Those of unique keys are left to the cleanup.
+        trees = [(model.OWN, kind, name) for name in names for kind in ("task", "flow")]
         mutations = [model.KeyMutation(kind="delete_tree", key=tree) for tree in trees]
         await self.keyvalue.write_keys(model.KeyWrite(mutations=mutations))
         self.work_queues.forget(names)

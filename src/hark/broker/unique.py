@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from hark.broker.broker import Broker
 
 STEP = 100
-"""Maximum number of records that one step of the cleanup examines."""
+"""Maximum number of records that one step of the cleanup examines, and of messages that are looked up together."""
 STEPS = 100
 """Maximum number of steps of one cleanup that remove few records. The next cleanup begins where this one ended."""
 _OF_ONE_ITEM = frozenset({"queue_full", RESERVED})
 """Codes of rejections that concern one message and not the whole request."""
-_MOST_IDS = 10_000
+_MOST_IDS = 50_000
 
 
 class _Record(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -177,7 +177,11 @@ class UniquePushes:
     async def _holders(self, entries: Sequence[model.KeyEntry]) -> dict[model.Key, model.PushOutcome]:
         """By key, the messages that still hold it, as the outcome of a push that is a duplicate of them."""
         records = {entry.key: _decode(entry.value) for entry in entries}
-        ids = {entry.key: await self._message_id(entry, records[entry.key]) for entry in entries}
+        ids: dict[model.Key, str | None] = {}
+        for first in range(0, len(entries), STEP):  # Together, but not so many that other calls wait for them.
+            part = entries[first : first + STEP]
+            found = await asyncio.gather(*(self._message_id(entry, records[entry.key]) for entry in part))
+            ids |= zip((entry.key for entry in part), found, strict=True)
         wanted = {key: message_id for key, message_id in ids.items() if message_id is not None}
         if not wanted:
             return {}

@@ -48,7 +48,7 @@ class Flow(Generic[R_co]):
         body = FlowBody(steps, uuid.uuid4().hex if id is None else id, ttl)
         worker = self.worker
         pushed = await worker.client.caller.ask(operations.PUSH_FLOW, body=body, safe=True)
-        return FlowHandle(pushed.queue, pushed.id, lambda: worker.client.caller, self.result_type, pushed.status)
+        return FlowHandle(pushed.queue, pushed.id, worker.caller_of_handle(), self.result_type, pushed.status)
 
     def push_sync(self, *, id: str | None = None, result_ttl: float | timedelta | None = None) -> SyncFlowHandle[R_co]:
         """Push the flow from a function that is not async. Its handle has blocking calls."""

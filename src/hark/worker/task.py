@@ -491,7 +491,7 @@ class Task(Pushes[P, R_co]):
         return TaskHandle(
             self.name,
             pushed,
-            lambda: self.worker.client.caller,
+            self.worker.caller_of_handle(),
             self.result_type,
             stores=self.result_ttl is not None,
             group=self.worker.group,

@@ -16,7 +16,7 @@ import msgspec
 from hark.api.types.tasks import CatchUp, Overlap
 from hark.client.admin import Interval
 from hark.client.arguments import a_name, an_integer
-from hark.client.calling import Transport
+from hark.client.calling import Caller, Transport
 from hark.client.inprocess import PollAs
 from hark.client.pushing import NewMessage, Pushed
 from hark.errors import HarkError, InvalidInput
@@ -361,6 +361,25 @@ class Worker:
         if address is not None:
             self._target, self._token, self._ca_file = address.target, address.token, address.ca_file
 
+    def caller_of_handle(self) -> Callable[[], Caller]:
+        """Return what gives a handle its connection, as long as the worker uses the server that it uses now."""
+        server = self._server
+
+        def caller() -> Caller:
+            if self._server != server:
+                raise HarkError(
+                    "the worker now uses another server than the one that has this task; in a test, use the handle "
+                    "within `async with hark_server.serving(worker)`",
+                    code="wrong_server",
+                )
+            return self.client.caller
+
+        return caller
+
+    @property
+    def _server(self) -> tuple[Target | None, str | None, str | None, Client | None]:
+        return self._target, self._token, self._ca_file, self._given_client
+
     async def send(self, message: NewMessage) -> Pushed:
         """Push the message of a task. A running worker that polls then knows when the message is due."""
         pushed = await self.client.pusher.push(message)
@@ -401,13 +420,14 @@ class Worker:
 
         With a target, close the worker before the end of the block.
         """
-        before = self._target, self._token, self._ca_file, self._given_client, self._clients
+        before, clients = self._server, self._clients
         self._target, self._given_client, self._clients = target, client, WeakKeyDictionary()
         self._token = self._ca_file = None  # They belong to the worker's usual server.
         try:
             yield self
         finally:
-            self._target, self._token, self._ca_file, self._given_client, self._clients = before
+            self._target, self._token, self._ca_file, self._given_client = before
+            self._clients = clients
 
     async def close(self) -> None:
         """Close the client that the worker created in this event loop. A client that you gave stays open."""
