@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Literal, overload
 
@@ -403,7 +403,7 @@ class Schedules:
                 raise outcome
         return True
 
-    async def _fetch_due(self, limit: int) -> list[KeyEntry]:
+    async def _fetch_due(self, limit: int) -> Sequence[KeyEntry]:
         """The first keys of due times, without those of schedules that callers change."""
         keys = await self._keys.fetch_range(KeyRange(prefix=DUE, limit=limit))
         return [entry for entry in keys if entry.key[3] not in self._held]
