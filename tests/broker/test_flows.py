@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 
 import msgspec
 import pytest
 
+from hark.api.types.tasks import FlowStep
 from hark.broker import Broker
 from hark.broker.flow_plans import FlowMap, Plan, PlanNode, Step, reached
 from hark.broker.keyvalue import Change
 from hark.clock import FakeClock
 from hark.engine.sqlite import SqliteEngine
-from hark.errors import NotFound
+from hark.errors import NotFound, Unavailable
 from hark.model import (
     QUEUE_MODE,
     CancelOutcome,
@@ -59,12 +62,21 @@ def step(name: str) -> PlanNode:
 
 async def take(broker: Broker, group: str = QUEUE_MODE) -> tuple[Delivery, Settlement]:
     """The next message, and its settlement with a result."""
-    popped = await broker.pop(PopRequest(queue="q", group=group, lease_ms=30_000, group_mode="shared"))
-    [message] = popped.messages
-    ref = msgspec.json.decode(message.payload)["flow"]
-    assert message.transaction_id is not None
-    end = TaskEnd(transaction_id=message.transaction_id, state="done", result=b"1", ttl_ms=60_000, flow=StepRef(**ref))
-    return message, Settlement(message.id, message.partition_id, "completed", popped.lease_id, group=group, task=end)
+    [taken] = await take_some(broker, 1, group)
+    return taken
+
+
+async def take_some(broker: Broker, most: int, group: str = QUEUE_MODE) -> list[tuple[Delivery, Settlement]]:
+    """The next messages, with their settlements."""
+    popped = await broker.pop(PopRequest(queue="q", group=group, batch=most, lease_ms=30_000, group_mode="shared"))
+    taken: list[tuple[Delivery, Settlement]] = []
+    for one in popped.messages:
+        ref = msgspec.json.decode(one.payload)["flow"]
+        assert one.transaction_id is not None
+        end = TaskEnd(transaction_id=one.transaction_id, state="done", result=b"1", ttl_ms=60_000, flow=StepRef(**ref))
+        settlement = Settlement(one.id, one.partition_id, "completed", popped.lease_id, group=group, task=end)
+        taken.append((one, settlement))
+    return taken
 
 
 async def states(broker: Broker, id: str) -> str:
@@ -224,3 +236,82 @@ async def test_the_slower_a_look_at_a_flow_is_the_longer_are_the_pauses_of_a_wai
         await broker.close()
     assert pauses
     assert pauses[0] >= 9 * seconds_of_a_look
+
+
+@pytest.mark.parametrize("forgets", [False, True], ids=["keeps", "drops"])
+async def test_steps_that_two_servers_settle_at_once_and_again_are_pushed_and_counted_once(
+    brokers: Sequence[Broker], forgets: bool
+) -> None:
+    chance = random.Random(21)
+    await brokers[0].configure(QueueSpec(name="q", options=QueueOptions(drop_settled=forgets)))
+    inner = PlanNode(group=[[step("a"), step("b")], [step("c")]])
+    nodes = [
+        step("first"),
+        PlanNode(group=[[step(f"m{number}")] for number in range(6)] + [[inner, step("d")], [inner]]),
+    ]
+    flow = await brokers[0].tasks.flows.push(Plan([*nodes, step("join"), step("last")], 60_000))
+    earlier: list[Settlement] = []
+    steps: list[str | None] = []
+    while (await brokers[0].tasks.flows.status("q", flow.id)).state != "done":
+        taken = [one for broker in brokers for one in await take_some(broker, chance.randint(1, 3))]
+        steps += [message.transaction_id for message, _ in taken]
+        settlements = [settlement for _, settlement in taken]
+        both = [(broker, settlements) for broker in brokers] + [(chance.choice(brokers), earlier[-8:])]
+        chance.shuffle(both)
+        for outcomes in await asyncio.gather(*(broker.settle(some) for broker, some in both)):
+            assert all(outcome.success for outcome in outcomes)
+        earlier += settlements
+    assert len(steps) == len(set(steps)) == 6 + 4 + 3 + 3
+    result = (await brokers[1].tasks.flows.status("q", flow.id)).result
+    assert result == msgspec.Raw(b"1")
+    await brokers[1].push([NewMessage("q", payload=b"1")])
+    [last] = (await brokers[1].pop(PopRequest(queue="q", group_mode="shared"))).messages
+    assert last.offset == len(steps) + 1, "a duplicate takes no offset"
+
+
+async def test_a_step_whose_lease_has_expired_is_handed_over_by_its_next_consumer(brokers: Sequence[Broker]) -> None:
+    one, other = brokers
+    await one.tasks.flows.push(Plan([step("a"), PlanNode(group=[[step("m")], [step("n")]])], 60_000), "f")
+    await one.settle([(await take(one))[1]])
+    timers = one.keyvalue.watchers.timers
+    assert isinstance(timers, FakeTimers)
+    late = [await take(one), await take(one)]
+    timers.advance(32)
+    again = [await take(other), await take(other)]
+    assert {message.id for message, _ in late} == {message.id for message, _ in again}
+    for broker, some, success in ((one, late, False), (other, again, True)):
+        for outcome in await broker.settle([settlement for _, settlement in some]):
+            assert outcome.success == success
+    assert (await one.tasks.flows.status("q", "f")).state == "done"
+
+
+async def test_a_message_that_claims_to_be_a_member_of_a_group_to_come_is_an_ordinary_one(
+    brokers: Sequence[Broker],
+) -> None:
+    one, other = brokers
+    flow = await one.tasks.flows.push(Plan([step("a"), PlanNode(group=[[step("m")], [step("n")]])], 60_000), "f")
+    await take(one)
+    payload = msgspec.json.encode({"task": "m", "flow": {"queue": "q", "id": "f", "path": "1.0"}})
+    await one.push([NewMessage("q", payload=payload, transaction_id="mine")])
+    for settlement in [(await take(one))[1]] * 2:
+        [outcome] = await other.settle([settlement])
+        assert outcome.success
+    assert await states(one, flow.id) == "rww"
+
+
+async def test_a_cancellation_that_ended_in_the_middle_is_completed_by_the_next_one(
+    brokers: Sequence[Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = brokers
+    await one.tasks.flows.push(Plan([PlanNode(group=[[step("m")], [step("n")]])], 60_000), "f")
+
+    async def fail(*_map: object, **_stopped: bool) -> list[FlowStep]:
+        raise Unavailable("the server is killed here", code="store_unavailable")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(one.tasks.flows, "_steps", fail)
+        with pytest.raises(Unavailable):
+            await one.tasks.flows.cancel("q", "f")
+    assert await other.tasks.flows.cancel("q", "f")
+    assert not (await one.pop(PopRequest(queue="q", group_mode="shared"))).messages
+    assert not await one.tasks.flows.cancel("q", "f")

@@ -12,6 +12,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -19,6 +20,7 @@ from typing import TypeVar
 import hark
 from hark.errors import HarkError
 from tests.crash.flow_worker import MESSAGES, QUEUES, STEPS, Kind, Result, flows, make
+from tests.crash.proxy import Proxy
 from tests.crash.server import SEED, START_SECONDS, Server, running
 from tests.crash.test_kill_postgres import servers_on
 from tests.crash.test_kill_s3 import PREFIX, SETTINGS, misbehaving_bucket
@@ -27,6 +29,8 @@ from tests.s3.stub.server import serving_in_thread
 KILLS = int(os.environ.get("HARK_TEST_CRASH_ROUNDS", "4"))
 OPEN = 6
 """Flows that are under way at the same time."""
+BYTES_PER_FAULT = 10_000
+"""Workers reach servers through proxies: replies to settlements are lost more often than by kills alone."""
 T = TypeVar("T")
 
 
@@ -105,10 +109,13 @@ async def survive(
     """Kill workers and servers while flows run, and count the messages of all steps at the end."""
     chance = random.Random(SEED)
     kills: Counter[str] = Counter()
-    async with running(*servers), hark.connect(servers[0].url) as client:
+    proxies = [Proxy(server.port, SEED + number, BYTES_PER_FAULT) for number, server in enumerate(servers)]
+    async with running(*servers), hark.connect(servers[0].url) as client, AsyncExitStack() as stack:
+        for proxy in proxies:
+            await stack.enter_async_context(proxy.serving())
         for queue in QUEUES:  # A message is forgotten at once, so that nothing but the flow prevents a second push.
             await client.queue(queue).admin.configure(drop_settled=True)
-        urls = [servers[0].url, without_server or servers[-1].url]
+        urls = [proxies[0].url, without_server or proxies[-1].url]
         workers = [Workers(url, settings or {}) for url in urls]
         await asyncio.gather(*(worker.start() for worker in workers))
         load = Load(servers[0].url)
@@ -136,7 +143,11 @@ async def survive(
             await load.close()
             await asyncio.gather(*(worker.end(signal.SIGKILL) for worker in workers))
     steps = sum(sum(MESSAGES[kind].values()) * number for kind, number in load.pushed.items())
-    print(f"seed {SEED}: {dict(kills)} killed; flows: {dict(load.pushed)} with {steps} steps")
+    faults = sum((proxy.happened for proxy in proxies), Counter())
+    assert faults["cut"], "no connection was cut"
+    print(
+        f"seed {SEED}: {dict(kills)} killed; {dict(faults)} connections; flows: {dict(load.pushed)} with {steps} steps"
+    )
 
 
 async def test_each_step_is_pushed_and_counted_once_on_sqlite(tmp_path: Path) -> None:

@@ -289,8 +289,10 @@ class Flows:
                 known = await self._read(map, list(steps), optimistic=optimistic)
                 if known.ended:
                     others, later, steps = some, [], {}
-                for path, end in known.ends.items():
-                    if end.state != "failed" and path in steps:
+                for path in list(steps):
+                    end = known.ends.get(path)
+                    is_started = known.counters.keys() >= set(map.counters(path))
+                    if not is_started or (end is not None and end.state != "failed"):
                         others.append(steps.pop(path))
             if others:
                 await _answer(others, plain)
@@ -515,13 +517,16 @@ class Flows:
         map = await self._map(flow)
         [entry] = await self.fetch([_key(flow, "end")])
         if entry is not None:
-            return False
+            end = _decode_end(self.opened(entry))
+            if end.state != "cancelled" or end.steps:
+                return False
         if map is None:
             raise NotFound("Flow not found; its result has expired, or its queue was deleted", code="flow_not_found")
-        end = FlowStatus(id=map.id, queue=map.queue, state="cancelled")
-        write = KeyWrite([KeyCheck(_key(flow, "end"), None)], self._stopped(map, end, _CANCELLED_MS))
-        if not (await self._keyvalue.write_keys(write)).success:
-            return False
+        if entry is None:  # Otherwise a cancellation ended in the middle, and this one completes it.
+            end = FlowStatus(id=map.id, queue=map.queue, state="cancelled")
+            write = KeyWrite([KeyCheck(_key(flow, "end"), None)], self._stopped(map, end, _CANCELLED_MS))
+            if not (await self._keyvalue.write_keys(write)).success:
+                return False
         # No step is pushed from here on. Without the messages it is not known how far the flow was.
         steps = await self._steps(map, stopped=False)
         live = [step.message_id for step in steps if step.message_id is not None]
