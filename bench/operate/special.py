@@ -177,7 +177,7 @@ async def _create_schedules(url: str) -> None:
 
         async def create() -> None:
             for number in numbers:
-                due = {"every": "1h"} if number % 2 else {"cron": f"{number % 60} 3 1 {month} *"}
-                await client.schedules.put(f"s{number}", f"q{number % 100}", {"number": number}, **due)
+                every, cron = ("1h", None) if number % 2 else (None, f"{number % 60} 3 1 {month} *")
+                await client.schedules.put(f"s{number}", f"q{number % 100}", {"n": number}, every=every, cron=cron)
 
         await asyncio.gather(*(create() for _ in range(AT_ONCE)))
