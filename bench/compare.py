@@ -182,7 +182,7 @@ def _round(bench: Bench, run: Run, name: str, reference: float, watch_seconds: f
         case "end":
             return client.measure_end(bench, run)
         case "steps":  # Those of plain tasks: the other checkout may have no others.
-            return [client.measure_program(bench, "plain", client.STEPS["plain"], TASKS)]
+            return client.measure_programs(bench, ["plain"], TASKS)
         case "mixed":
             return special.measure_mixed(bench)
         case "deliver":

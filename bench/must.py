@@ -147,7 +147,7 @@ OPERATE = (
     Bound("page_paint_ms", "first paint of the dashboard, 10,000 queues, 100,000 partitions: p50", 300.0, "ms"),
     Bound("page_kilobytes", "first page of the dashboard: transferred", 100.0, "KB"),
     Bound("steps_stored", "a task with a stored result: CPU of worker and server", 1.3, "x a plain task"),
-    Bound("steps_chains", "a step of a chain: CPU of worker and server", 1.3, "x a plain task"),
+    Bound("steps_chains", "a step of a chain that the one before pushes: CPU of both", 1.3, "x a plain task"),
     Bound("schedules_cpu", "10,000 schedules: idle server, with its database", 1.0, "% of a core"),
     Bound("page_per_second", "requests of one address by the open page", 1, "a second"),
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
 from typing import Any
 
 import hark
@@ -55,45 +54,72 @@ async def stored(url: str, number: int) -> Taken:
     return await _push_and_run(url, number, result=True)
 
 
-async def chains(url: str, number: int) -> Taken:
-    """The same as chains: each step pushes the next one."""
-    return await _push_and_run(url, number, steps=STEPS)
-
-
-async def _push_and_run(url: str, number: int, *, result: bool = False, steps: int = 0) -> Taken:
-    worker = hark.Worker(url, queue="bench", concurrency=AT_ONCE)
-    ran = 0
-
-    # Another checkout, of which plain tasks are measured, may not know the option.
-    task = worker.task("noop", result=True) if result else worker.task("noop")
-
-    @task
-    async def noop(number: int) -> int:
-        nonlocal ran
-        ran += 1
-        return number
-
-    def push(number: int) -> Coroutine[Any, Any, object]:
-        if not steps:
-            return noop.push(number)
-        chain = noop.s(number)
-        for _ in range(steps - 1):
-            chain |= noop.s()
-        return chain.push()
-
-    await push(0)  # It connects.
-    await worker.run(hark.WorkerRunOptions(burst=True))
-    ran = 0
-    began, cpu = time.perf_counter(), time.process_time()
-    left = iter(range(number // (steps or 1)))
+async def push_chains(url: str, number: int) -> Taken:
+    """Push steps as chains."""
+    worker, task, _ = _counting(url)
+    left = iter(range(number // STEPS))
 
     async def push_all() -> None:
         for n in left:
-            await push(n)
+            chain = task.s(n)
+            for _ in range(STEPS - 1):
+                chain |= task.s()
+            await chain.push()
 
+    await task.push(0)  # It connects.
+    began, cpu = time.perf_counter(), time.process_time()
+    await asyncio.gather(*(push_all() for _ in range(AT_ONCE)))
+    taken = _taken(number, began, cpu)
+    await worker.close()
+    return taken
+
+
+async def run_chains(url: str, number: int) -> Taken:
+    """Run these steps: each one is pushed when the one before it is acknowledged."""
+    worker, _, ran = _counting(url)
+    began, cpu = time.perf_counter(), time.process_time()
+    await worker.run(hark.WorkerRunOptions(burst=True))
+    taken = _taken(len(ran), began, cpu)
+    if taken.number < number:
+        raise RuntimeError(f"{taken.number} of {number} steps ran")
+    await worker.close()
+    return taken
+
+
+def _counting(url: str, *, result: bool = False) -> tuple[hark.Worker, hark.Task[[int], Any], list[int]]:
+    """A worker with one task, and the list of what it ran."""
+    worker = hark.Worker(url, queue="bench", concurrency=AT_ONCE)
+    ran: list[int] = []
+
+    async def noop(number: int) -> int:
+        ran.append(number)
+        return number
+
+    # Another checkout, of which plain tasks are measured, may not know the option.
+    task = worker.task("noop", result=True) if result else worker.task("noop")
+    return worker, task(noop), ran
+
+
+def _taken(number: int, began: float, cpu: float) -> Taken:
+    seconds = time.perf_counter() - began
+    return Taken(number, seconds, cpu_us=1e6 * (time.process_time() - cpu) / number)
+
+
+async def _push_and_run(url: str, number: int, *, result: bool = False) -> Taken:
+    worker, task, ran = _counting(url, result=result)
+    await task.push(0)  # It connects.
+    await worker.run(hark.WorkerRunOptions(burst=True))
+    ran.clear()
+    left = iter(range(number))
+
+    async def push_all() -> None:
+        for n in left:
+            await task.push(n)
+
+    began, cpu = time.perf_counter(), time.process_time()
     await asyncio.gather(*(push_all() for _ in range(AT_ONCE)))
     await worker.run(hark.WorkerRunOptions(burst=True))
-    taken = Taken(ran, time.perf_counter() - began, cpu_us=1e6 * (time.process_time() - cpu) / ran)
+    taken = _taken(len(ran), began, cpu)
     await worker.close()
     return taken
 
@@ -124,4 +150,14 @@ async def latency(url: str, number: int) -> Taken:
 
 
 if __name__ == "__main__":
-    main({"push": push, "work": work, "latency": latency, "plain": plain, "stored": stored, "chains": chains})
+    main(
+        {
+            "push": push,
+            "work": work,
+            "latency": latency,
+            "plain": plain,
+            "stored": stored,
+            "push_chains": push_chains,
+            "run_chains": run_chains,
+        }
+    )

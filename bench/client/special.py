@@ -25,7 +25,12 @@ ROUNDS = 3
 LATENCIES = 100
 AT_ONCE = 50
 WARM_TASKS = 1_000
-STEPS = {"plain": "plain", "stored": "with stored results", "chains": "steps of chains"}
+STEPS = {
+    "plain": "pushed and run",
+    "stored": "pushed and run with stored results",
+    "push_chains": "pushed as chains",
+    "run_chains": "run, each step pushed by the one before",
+}
 
 
 def run_program(module: str, verb: str, url: str, number: int, environment: Mapping[str, str] | None = None) -> Taken:
@@ -145,36 +150,40 @@ def measure_tasks(bench: Bench, run: Run, tasks: int) -> Iterator[Figure]:
 
 
 def measure_steps(bench: Bench, run: Run, tasks: int) -> Iterator[Figure]:
-    """Plain tasks, tasks with a stored result, and steps of chains, in turns: CPU for each, of worker and server."""
+    """Plain tasks, tasks with a stored result, and chains, in turns: CPU for each, of worker and server."""
     for _ in range(ROUNDS):
         costs: dict[str, float] = {}
-        for verb, title in STEPS.items():
-            figure = measure_program(bench, verb, title, tasks)
-            yield figure
-            costs[verb] = (figure.cpu_us or 0) + 1e6 * (figure.generator_cpu or 0) / figure.throughput
-        for verb in ("stored", "chains"):
-            run.note(f"steps_{verb}", costs[verb] / costs["plain"])
+        for verbs in (("plain",), ("stored",), ("push_chains", "run_chains")):
+            for figure in measure_programs(bench, verbs, tasks):
+                yield figure
+                costs[figure.title] = (figure.cpu_us or 0) + 1e6 * (figure.generator_cpu or 0) / figure.throughput
+        plain, stored, pushed, handed_over = costs.values()
+        run.note("steps_stored", stored / plain)
+        run.note("steps_chains", handed_over / plain)
+        run.note("steps_with_push", (pushed + handed_over) / plain)
 
 
-def measure_program(bench: Bench, verb: str, title: str, tasks: int) -> Figure:
-    """Tasks that one process pushes and runs. Where another checkout serves, its worker is used."""
+def measure_programs(bench: Bench, verbs: Sequence[str], tasks: int) -> Iterator[Figure]:
+    """Programs of a worker process, at one server. Where another checkout serves, its worker is used."""
     with bench.fresh("hark") as server:
-        run_program("hark_worker", verb, _url(server), WARM_TASKS, bench.environment)
-        before = server.cpu()
-        taken = run_program("hark_worker", verb, _url(server), tasks, bench.environment)
-        used, rss = server.cpu().since(before), rss_mb(server.pid)
-    return Figure(
-        row="steps",
-        title=f"{tasks:,} tasks that do nothing, pushed and run by one process: {title}",
-        server="hark",
-        throughput=taken.rate,
-        cpu_us=used.total_us / taken.number,
-        server_us=used.server_us / taken.number,
-        store_us=used.store_us / taken.number,
-        rss_mb=rss,
-        generator_cpu=taken.cpu_us * taken.rate / 1e6,
-        note=f"{taken.cpu_us:.0f} us of CPU of the worker for each",
-    )
+        for verb in verbs:
+            run_program("hark_worker", verb, _url(server), WARM_TASKS, bench.environment)
+        for verb in verbs:
+            before = server.cpu()
+            taken = run_program("hark_worker", verb, _url(server), tasks, bench.environment)
+            used = server.cpu().since(before)
+            yield Figure(
+                row="steps",
+                title=f"{tasks:,} tasks that do nothing, one process: {STEPS[verb]}",
+                server="hark",
+                throughput=taken.rate,
+                cpu_us=used.total_us / taken.number,
+                server_us=used.server_us / taken.number,
+                store_us=used.store_us / taken.number,
+                rss_mb=rss_mb(server.pid),
+                generator_cpu=taken.cpu_us * taken.rate / 1e6,
+                note=f"CPU of the worker: {taken.cpu_us:.0f} us",
+            )
 
 
 def measure_polling() -> Iterator[Figure]:

@@ -178,6 +178,6 @@ async def _create_schedules(url: str) -> None:
         async def create() -> None:
             for number in numbers:
                 every, cron = ("1h", None) if number % 2 else (None, f"{number % 60} 3 1 {month} *")
-                await client.schedules.put(f"s{number}", f"q{number % 100}", {"number": number}, every=every, cron=cron)
+                await client.schedules.put(f"s{number}", f"q{number % 100}", {"n": number}, every=every, cron=cron)
 
         await asyncio.gather(*(create() for _ in range(AT_ONCE)))

@@ -59,9 +59,9 @@ _KEPT_MS = 30 * 24 * 3600 * SECOND // MILLISECOND
 _CANCELLED_MS = 3600 * SECOND // MILLISECOND
 _TOGETHER = 200
 """Maximum number of settlements of one flow in a transaction, and of steps to cancel in one."""
-_PLANS = 1000
-"""Number of plans to cache."""
-_PLAN_BYTES = 100_000
+_PLANS = 4000
+"""Number of plans to cache. A flow of ten steps takes about 10 KB of memory."""
+_PLAN_BYTES = 25_000
 """Size of the largest plan to cache, in bytes."""
 _ATTEMPTS = 100
 _AT_ONCE = 20
@@ -202,44 +202,45 @@ class Flows:
         anything is refused, and for the members of groups, those of one flow share a transaction.
         """
         outcomes: dict[int, SettleOutcome] = {}
-        maps = [await self._map((ref.queue, ref.id)) for _, ref, _ in items]
-        simple = [
-            (index, _Waiting(*items[index], asyncio.get_running_loop().create_future()), map)
-            for index, map in enumerate(maps)
-            if map is not None
-            and (step := map.steps.get(items[index][1].path)) is not None
-            and step.message.queue == items[index][2]
-            and not map.ends_member(step.path)
-            and (map.queue, map.id) not in self._waiting
-        ]
-        # One of each flow: they would be applied in one transaction, and each one checks the state before it.
-        simple = list({(map.queue, map.id): (index, one, map) for index, one, map in simple}.values())
-        if len(simple) > 1 and await self._apply_all([(one, map) for _, one, map in simple]):
-            outcomes.update((index, one.answer.result()) for index, one, _ in simple)
+        maps = await self._read_maps([(ref.queue, ref.id) for _, ref, _ in items])
+        simple: dict[FlowId, tuple[int, FlowMap]] = {}
+        """One settlement of each flow: they are applied in one transaction, and each one checks the state before it."""
+        for index, (_, ref, queue) in enumerate(items):
+            flow = ref.queue, ref.id
+            map = maps[flow]
+            step = None if map is None else map.steps.get(ref.path)
+            if (
+                map is not None
+                and step is not None
+                and step.message.queue == queue
+                and not map.ends_member(step.path)
+                and flow not in self._waiting
+            ):
+                simple[flow] = index, map
+        if len(simple) > 1 and (settled := await self._apply_all([(*items[at], map) for at, map in simple.values()])):
+            outcomes.update(zip((index for index, _ in simple.values()), settled, strict=True))
         left = [index for index in range(len(items)) if index not in outcomes]
-        settled = await asyncio.gather(*(self._settle(*items[index], plain) for index in left), return_exceptions=True)
-        for index, outcome in zip(left, settled, strict=True):
+        one_by_one = (self._settle(*items[index], plain) for index in left)
+        for index, outcome in zip(left, await asyncio.gather(*one_by_one, return_exceptions=True), strict=True):
             if isinstance(outcome, BaseException):
                 raise outcome
             outcomes[index] = outcome
         return [outcomes[index] for index in range(len(items))]
 
-    async def _apply_all(self, some: Sequence[tuple[_Waiting, FlowMap]]) -> bool:
-        """Settle steps of several flows in one transaction. False: something was refused, and nothing is changed."""
+    async def _apply_all(self, some: Sequence[tuple[Settlement, StepRef, str, FlowMap]]) -> list[SettleOutcome]:
+        """Settle steps of several flows in one transaction. Empty: something was refused, and nothing is changed."""
         checks: list[KeyCheck] = []
         mutations: list[KeyMutation] = []
         messages: list[NewMessage] = []
-        for one, map in some:
+        for item, ref, _, map in some:
             known = _Known(self, map)
-            changes, pushes = self._consequences(map, [one], known)
+            changes, pushes = self._consequences(map, [(item, ref.path)], known)
             checks += known.versions.values()
             mutations += changes
             messages += pushes
-        operations: list[NewMessage | Settlement] = [*(one.item for one, _ in some), *messages]
+        operations: list[NewMessage | Settlement] = [*(item for item, *_ in some), *messages]
         outcome = await self._broker.transact(Transaction(operations, keys=KeyWrite(checks, mutations), once=True))
-        if outcome.success:
-            _answer_with([one for one, _ in some], outcome.results)
-        return outcome.success
+        return [one for one in outcome.results if isinstance(one, SettleOutcome)] if outcome.success else []
 
     async def _settle(self, item: Settlement, ref: StepRef, queue: str, plain: Settle) -> SettleOutcome:
         flow = ref.queue, ref.id
@@ -311,12 +312,13 @@ class Flows:
 
     async def _apply(self, map: FlowMap, some: list[_Waiting], known: _Known, plain: Settle) -> list[_Waiting]:
         """Settle steps in one transaction. Returns those that must be tried again."""
+        ends = [(one.item, one.ref.path) for one in some]
         try:
-            mutations, messages = self._consequences(map, some, known)
+            mutations, messages = self._consequences(map, ends, known)
         except _Incomplete:
             known.ends |= await self._ends(map)
             known.complete = True
-            mutations, messages = self._consequences(map, some, known)
+            mutations, messages = self._consequences(map, ends, known)
         keys = KeyWrite(checks=list(known.versions.values()), mutations=mutations)
         operations: list[NewMessage | Settlement] = [*(one.item for one in some), *messages]
         outcome = await self._broker.transact(Transaction(operations, keys=keys, once=True))
@@ -348,15 +350,15 @@ class Flows:
         return some[:failed] + some[failed + 1 :]
 
     def _consequences(
-        self, map: FlowMap, some: Sequence[_Waiting], known: _Known
+        self, map: FlowMap, ends: Sequence[tuple[Settlement, str]], known: _Known
     ) -> tuple[list[KeyMutation], list[NewMessage]]:
-        """The changes of keys and the messages that follow from the ends of steps."""
+        """The changes of keys and the messages that follow from the ends of steps, given with their paths."""
         flow = map.queue, map.id
         advance = Advance(map, known)
         mutations: list[KeyMutation] = []
         cancelled = False
-        for one in some:
-            end, path = one.item.task, one.ref.path
+        for item, path in ends:
+            end = item.task
             assert end is not None
             if end.state == "cancelled":
                 cancelled = True
@@ -574,17 +576,25 @@ class Flows:
 
     async def _map(self, flow: FlowId) -> FlowMap | None:
         """The plan of a flow; None if it is not stored any more."""
-        if (known := self._maps.get(flow)) is not None:
-            self._maps.move_to_end(flow)
-            return known
-        [entry] = await self.fetch([_key(flow, "plan")])
-        if entry is None:
-            return None
-        by = _decode_sealed(entry.value).by
-        map = FlowMap(*flow, _decode_plan(self.opened(entry)), by)
-        map.version = entry.version
-        self._note(map, bytes(entry.value))
-        return map
+        return (await self._read_maps([flow]))[flow]
+
+    async def _read_maps(self, flows: Sequence[FlowId]) -> dict[FlowId, FlowMap | None]:
+        """The plans of flows. Those that are not cached are read together."""
+        maps = {flow: self._maps.get(flow) for flow in flows}
+        missing = []
+        for flow, known in maps.items():
+            if known is None:
+                missing.append(flow)
+            else:
+                self._maps.move_to_end(flow)
+        entries = await self.fetch([_key(flow, "plan") for flow in missing]) if missing else ()
+        for flow, entry in zip(missing, entries, strict=True):
+            if entry is not None:
+                by = _decode_sealed(entry.value).by
+                map = maps[flow] = FlowMap(*flow, _decode_plan(self.opened(entry)), by)
+                map.version = entry.version
+                self._note(map, bytes(entry.value))
+        return maps
 
     def _note(self, map: FlowMap, stored: bytes) -> None:
         if len(stored) <= _PLAN_BYTES:

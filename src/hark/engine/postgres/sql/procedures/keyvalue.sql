@@ -40,7 +40,8 @@ begin
     end if;
 end $$;
 
--- Checks and changes keys, which the caller has locked; if it is refused the caller undoes what was done.
+-- Checks and changes keys, which the caller has locked unless it only sets keys; if it is refused the caller undoes what
+-- was done.
 --
 -- u_kind: 0 set, 1 delete, 2 delete with all below (u_value is the first key behind those), 3 sum, 4 min, 5 max,
 -- 6 append, 7 prepend. o_code: 0 done, 5 check o_failed does not hold, 6 mutation o_failed does not fit, o_why says why.
@@ -67,6 +68,16 @@ begin
         return;
     end if;
     o_version := nextval('hark.kv_version');
+    if 0 = all (u_kind) then
+        -- The common case, in one statement and in the order of keys. Of a key that is set twice the last value counts.
+        insert into hark.kv as k (key, value, version, expires_at)
+        select distinct on (u.key) u.key, u.value, o_version, p_now + u.ttl
+        from unnest(u_key, u_value, u_ttl) with ordinality as u(key, value, ttl, n)
+        order by u.key, u.n desc
+        on conflict (key) do update
+        set value = excluded.value, version = excluded.version, expires_at = excluded.expires_at, sealed_by = null;
+        return;
+    end if;
     for n in 1..cardinality(u_kind) loop
         if u_kind[n] in (1, 2) then
             with gone as (

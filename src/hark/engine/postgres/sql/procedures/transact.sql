@@ -41,6 +41,7 @@ declare
     v_key_code smallint;
     v_bad integer;
     v_known boolean[];
+    v_locks boolean;
     t0 integer := 1; t1 integer; i0 integer := 1; i1 integer; q0 integer := 1; q1 integer;
     p0 integer := 1; p1 integer; m0 integer := 1; m1 integer; x0 integer := 1; x1 integer;
     c0 integer := 1; c1 integer; u0 integer := 1; u1 integer;
@@ -77,7 +78,9 @@ begin
         return;
     end if;
 
-    if true = any (k_given) then
+    -- One transaction that only sets keys locks them in their order as it writes them.
+    v_locks := true = any (k_given) and (cardinality(b_item) > 1 or cardinality(c_key) > 0 or 0 <> any (u_kind));
+    if v_locks then
         perform hark.lock_keys_v1(c_key || u_key, array_agg(u.key), array_agg(u.high))
         from unnest(u_kind, u_key, u_value) as u(kind, key, high) where u.kind = 2;
     end if;
@@ -194,7 +197,7 @@ begin
         ) as o
         where c.grp = o.grp and c.partition = o.partition and c."offset" = o."offset";
     end if;
-    if true = any (k_given) then
+    if v_locks then
         perform hark.unlock_keys_v1(c_key || u_key);
     end if;
 end $$;
