@@ -177,7 +177,8 @@ async def _create_schedules(url: str) -> None:
 
         async def create() -> None:
             for number in numbers:
-                every, cron = ("1h", None) if number % 2 else (None, f"{number % 60} 3 1 {month} *")
-                await client.schedules.put(f"s{number}", f"q{number % 100}", {"number": number}, every=every, cron=cron)
+                cron = None if number % 2 else f"{number % 60} 3 1 {month} *"
+                every, queue = "1h" if cron is None else None, f"q{number % 100}"
+                await client.schedules.put(f"s{number}", queue, {"number": number}, cron=cron, every=every)
 
         await asyncio.gather(*(create() for _ in range(AT_ONCE)))

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 import msgspec
 
+from hark.client.arguments import trusting, with_token
 from hark.client.calling import CallPolicy, Transport
 from hark.client.client import Client
-from hark.client.credentials import trusting, with_token
 from hark.client.http import FailoverTransport, HttpTransport
 from hark.client.inprocess import AsgiApp, AsgiTransport, BesideTransport
 from hark.clock import Clock, SystemClock

@@ -50,6 +50,22 @@ def partition_id_of(text: str) -> str | None:
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
+def position_of(text: str) -> int:
+    """Return the partition and the offset of an id as one number. It stays the same when a store is restored."""
+    return int(text.replace("-", ""), 16) >> TAG_BITS
+
+
+def is_before(one: str, other: str) -> bool:
+    """Whether two ids are of messages, the first one pushed earlier, if both are of one partition.
+
+    The tags do not count: a restored store has another one.
+    """
+    if not (has_location(one) and has_location(other)):
+        return False
+    first, second = (int(text.replace("-", ""), 16) >> TAG_BITS for text in (one, other))
+    return first < second
+
+
 class IdCodec:
     """Encodes the partitions and offsets of one store as ids, and decodes them."""
 

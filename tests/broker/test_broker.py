@@ -361,7 +361,7 @@ async def test_it_takes_as_many_steps_as_there_is_work_for_and_goes_on_after_a_f
         *("expire", "sweep"),
         *("expire", "expire"),
     ]
-    tally = operations.tallies()["cleanup"]
+    tally = operations.tallies["cleanup"]
     assert tally.count >= 3
     assert tally.errors == tally.count - 2
 

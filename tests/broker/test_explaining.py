@@ -160,6 +160,17 @@ EXPLAINED: dict[str, tuple[Explanation, str, dict[str, object]]] = {
         'Group "g" has 5 messages in flight, and its limit is 5 (maxInFlight).',
         {"reason": "max_in_flight", "scope": "group", "limit": 5, "inFlight": 5},
     ),
+    "max in flight of the partition": (
+        explained(limited=Limited(reason="max_in_flight", scope="partition", limit=5, in_flight=5)),
+        'Partition "p" of group "g" has 5 messages in flight, and its limit is 5 (maxInFlightPerPartition).',
+        {"reason": "max_in_flight", "scope": "partition", "limit": 5, "inFlight": 5},
+    ),
+    "rate limited in the partition": (
+        explained(limited=Limited(reason="rate_limited", scope="partition", limit=10, until=NOW + 100 * MILLISECOND)),
+        'Partition "p" of group "g" is limited to 10 messages per second (rateLimitPerPartition). The next delivery'
+        " is at 2027-01-15T08:00:00.100Z (in 100 ms).",
+        {"reason": "rate_limited", "scope": "partition", "limit": 10, "until": "2027-01-15T08:00:00.100Z"},
+    ),
     "not asked": (
         explained(here=Circumstances(last_polled=NOW - 720 * SECOND)),
         'Ready, but no consumer of group "g" has popped since 2027-01-15T07:48:00.000Z (12 min ago).'

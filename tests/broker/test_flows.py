@@ -16,12 +16,15 @@ from hark.engine.sqlite import SqliteEngine
 from hark.errors import NotFound
 from hark.model import (
     QUEUE_MODE,
+    CancelOutcome,
     Delivery,
     MessageView,
     NewMessage,
     PopRequest,
     QueueOptions,
     QueueSpec,
+    Renewal,
+    RenewOutcome,
     Settlement,
     StepRef,
     TaskEnd,
@@ -113,6 +116,29 @@ async def test_a_flow_that_another_server_cancelled_pushes_nothing(brokers: Sequ
     assert not (await one.pop(PopRequest(queue="q", group_mode="shared"))).messages
     assert await states(one, flow.id) == "dccc"
     assert not await one.tasks.flows.cancel("q", flow.id)
+
+
+async def test_a_cancelled_group_is_removed_in_few_calls_and_those_who_run_a_member_are_notified(
+    brokers: Sequence[Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = brokers
+    flow = await one.tasks.flows.push(Plan([PlanNode(group=[[step(f"t{number}")] for number in range(9)])], 60_000))
+    message, settlement = await take(one)
+    asked: list[int] = []
+    cancel = other.engine.cancel
+
+    async def counted(message_ids: Sequence[str]) -> list[CancelOutcome]:
+        asked.append(len(message_ids))
+        return await cancel(message_ids)
+
+    monkeypatch.setattr(other.engine, "cancel", counted)
+    assert await other.tasks.flows.cancel("q", flow.id)
+    assert asked == [9, 1]
+    assert not (await one.pop(PopRequest(queue="q", group_mode="shared"))).messages
+    assert settlement.lease_id is not None
+    [renewed] = await one.tasks.renew([Renewal(settlement.lease_id)])
+    assert isinstance(renewed, RenewOutcome)
+    assert renewed.cancelled == (message.id,)
 
 
 @pytest.mark.parametrize("speed", [0, 0.2, 0.5, 1, 1.5, 3])

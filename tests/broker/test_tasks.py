@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from hark.api.types.messages import TaskStatus
+from hark.api.types.tasks import TaskStatus
 from hark.broker import Broker
 from hark.clock import FakeClock
 from hark.engine.api import Answers, Engine
+from hark.engine.sqlite import SqliteEngine
+from hark.engine.sqlite.files import backup, restore
 from hark.errors import EngineFailure, HarkError, LeaseLost, NotFound
 from hark.model import (
     OWN,
     DeadLetterFilter,
     Delivery,
     Key,
+    MessageFilter,
     NewMessage,
     PopRequest,
     QueueOptions,
@@ -130,7 +134,7 @@ class World:
 
     async def record(self, message_id: str, transaction_id: str = "t1", queue: str = "q") -> bytes | None:
         """What the store has."""
-        key: Key = (OWN, "task", queue, await self.partition_of(message_id), transaction_id)
+        key: Key = (OWN, "task", queue, (await self.partition_of(message_id))[:13], transaction_id)
         [entry] = await self.engine.engine.read_keys([key])
         return None if entry is None else bytes(entry.value)
 
@@ -455,3 +459,24 @@ async def test_a_requeued_task_is_cancelled_by_its_new_id(world: World) -> None:
     async with world.waiting(message_id) as waits:
         assert await world.broker.tasks.cancel(new) == "cancelled"
         assert (await waits).state == "cancelled"
+
+
+async def test_a_restored_store_has_the_results_under_its_new_ids(tmp_path: Path, clock: FakeClock) -> None:
+    store, copy = tmp_path / "hark.db", tmp_path / "copy.db"
+
+    def quiet(_done: int, _total: int) -> None: ...
+
+    def at(path: Path) -> Open:
+        return lambda clock: SqliteEngine(str(path), clock=clock)
+
+    async with broker_on(at(store), clock) as world:
+        await world.push()
+        await world.settle((await world.take()).done(7))
+        backup(store, copy, quiet)
+    for number in range(5):  # The tag in the ids of a restored store is greater than before, or less.
+        restored = tmp_path / f"restored-{number}.db"
+        restore(copy, restored, quiet)
+        async with broker_on(at(restored), clock) as world:
+            [message] = await world.broker.messages(MessageFilter(queue="q"))
+            status = await world.status(message.id)
+            assert (status.state, bytes(status.result or b"")) == ("done", b"7")

@@ -57,7 +57,7 @@ def test_version_is_notified_by_command_and_by_option(hark: Run) -> None:
 def test_the_command_starts_and_loads_nothing_that_only_some_commands_need() -> None:
     code = (
         "import sys, hark.cli\n"
-        "try: hark.cli(['--help'])\n"
+        "try: hark.cli.app(['--help'])\n"
         "except SystemExit: pass\n"
         "print({'rich', 'httpx', 'httptools', 'starlette', 'apsw', 'asyncio'} & set(sys.modules), file=sys.stderr)\n"
         "sys.argv = ['hark', 'version']; hark.cli.main()"

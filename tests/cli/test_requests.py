@@ -14,6 +14,7 @@ from .stub import Stub
 
 QUEUES = "/resources/queues"
 GROUPS = "/consumer-groups"
+EACH = {"maxInFlightPerPartition": 0, "rateLimitPerPartition": 0, "rateBurstPerPartition": 0}
 KEYS = "/keyval/api/keys"
 FROM, TO = "2026-01-02T03:04:05Z", "2026-01-02T04:04:05Z"
 TIMES, REQUESTED = f"--from {FROM} --to {TO}", "from=2026-01-02T03%3A04%3A05Z&to=2026-01-02T04%3A04%3A05Z"
@@ -176,6 +177,18 @@ REQUESTS = [
             "options": {"leaseTime": 60, "maxInFlight": 0, "rateLimit": 2.5, "rateBurst": 3},
         },
     ),
+    Row(
+        "queue limits orders --max-in-flight-per-partition 2 --rate-limit-per-partition 10"
+        " --rate-burst-per-partition 20",
+        f"GET {QUEUES}/orders?limit=1 POST /configure",
+        {
+            "queue": "orders",
+            "namespace": "shop",
+            "task": "",
+            "options": {"leaseTime": 60, "maxInFlight": 5, "rateLimit": 0.0, "rateBurst": 0}
+            | {"maxInFlightPerPartition": 2, "rateLimitPerPartition": 10.0, "rateBurstPerPartition": 20},
+        },
+    ),
     # Groups
     Row("group list", f"GET {GROUPS}"),
     Row("group list --queue orders", f"GET {GROUPS}?queue=orders"),
@@ -211,12 +224,20 @@ REQUESTS = [
     Row(
         "group limits g orders --max-in-flight 3 --rate-burst 0",
         f"GET {GROUPS}/g/queues/orders/limits PUT {GROUPS}/g/queues/orders/limits",
-        {"maxInFlight": 3, "rateLimit": 0.5, "rateBurst": 0},
+        {"maxInFlight": 3, "rateLimit": 0.5, "rateBurst": 0} | EACH,
     ),
     Row(  # A rate that is taken away takes its burst with it.
         "group limits g orders --rate-limit 0",
         f"GET {GROUPS}/g/queues/orders/limits PUT {GROUPS}/g/queues/orders/limits",
-        {"maxInFlight": 0, "rateLimit": 0.0, "rateBurst": 0},
+        {"maxInFlight": 0, "rateLimit": 0.0, "rateBurst": 0} | EACH,
+    ),
+    Row(
+        "group limits g orders --rate-limit-per-partition 10 --rate-burst-per-partition 20"
+        " --max-in-flight-per-partition 2",
+        f"GET {GROUPS}/g/queues/orders/limits PUT {GROUPS}/g/queues/orders/limits",
+        {"maxInFlight": 0, "rateLimit": 0.5, "rateBurst": 7}
+        | EACH
+        | {"rateLimitPerPartition": 10.0, "rateBurstPerPartition": 20, "maxInFlightPerPartition": 2},
     ),
     # Dead letters
     Row("dlq list", "GET /dlq?limit=100&offset=0"),

@@ -109,7 +109,7 @@ groups.resume("g", "q") => POST /api/v1/resources/queues/q/groups/g/resume
 groups.purge("g", "q") => POST /api/v1/resources/queues/q/groups/g/purge
 groups.limits("g", "q") => GET /api/v1/consumer-groups/g/queues/q/limits
 groups.set_limits("g", "q", rate_limit=0.5)
-    => PUT /api/v1/consumer-groups/g/queues/q/limits {"maxInFlight":null,"rateLimit":0.5,"rateBurst":null}
+    => PUT /api/v1/consumer-groups/g/queues/q/limits {"rateLimit":0.5}
 
 dlq("q", "g").list(limit=2, offset=3, since=AT, until=AT, partition="p", search="s")
     => GET /api/v1/dlq?queue=q&consumerGroup=g&partition=p&from=ISO&to=ISO&search=s&limit=2&offset=3

@@ -136,9 +136,11 @@ async def test_a_group_is_paused_and_resumed_and_its_limits_changed(screen: Scre
     assert group_of(api, busy, "billing")["limits"]["rateBurst"] == 0
     await act(screen, "billing", "Limits")
     await screen.page.get_by_label("Maximum in flight (messages)").fill("7")
+    await screen.page.get_by_label("Rate limit per partition (messages/s)").fill("2.5")
     await screen.button("Save", screen.dialog).click()
-    await expect(cell(screen, "billing", "Limits")).to_have_text("7 in flight")
-    assert group_of(api, busy, "billing")["limits"]["maxInFlight"] == 7
+    await expect(cell(screen, "billing", "Limits")).to_have_text("7 in flight, 2.5/s per partition")
+    limits = group_of(api, busy, "billing")["limits"]
+    assert (limits["maxInFlight"], limits["rateLimitPerPartition"]) == (7, 2.5)
 
 
 async def test_a_group_is_moved_to_the_end_to_an_offset_and_to_a_time(screen: Screen, api: Api, busy: str) -> None:

@@ -58,7 +58,8 @@ class ExplainSteps(Steps):
         if waits:
             return waits, {}
         room, limits = self.model.room(queue, group, auto_ack=False)
-        return (limits, {}) if room <= 0 else (frozenset({"ready"}), {})
+        here, limits_here = self.model.room_in(position, auto_ack=False)
+        return (limits | limits_here, {}) if min(room, here) <= 0 else (frozenset({"ready"}), {})
 
     def expected_wait(self, position: Position, message: Message) -> frozenset[str]:
         """What may be said of a message that can't be delivered yet; empty: it can."""
@@ -153,7 +154,8 @@ class AdminSteps(ExplainSteps):
     def limit_group(self, data: st.DataObject) -> None:
         """Bound what a group may hold, or no longer."""
         queue, group = data.draw(st.sampled_from(sorted(self.model.groups)), "group")
-        limits = Limits(max_in_flight=data.draw(st.sampled_from([0, 1, 2]), "limit"))
+        limit = data.draw(st.sampled_from([0, 1, 2, "1 each"]), "limit")
+        limits = Limits(max_in_flight=limit) if isinstance(limit, int) else Limits(max_in_flight_per_partition=1)
         agree("limited", self.run(self.q.engine.limit_group(queue, group, limits)), True)
         self.model.groups[queue, group].limits = limits
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hark.clock import SECOND
 from hark.model import CancelOutcome, GroupMode, Limits, QueueOptions, Status
 
 Mode = Literal["all", "new"]
@@ -94,6 +95,11 @@ class Bucket:
 
     tokens: float
     at: int
+
+    def filled(self, rate: float, size: int, now: int) -> Bucket:
+        """The same bucket, as it is now."""
+        self.tokens, self.at = min(size, self.tokens + rate * (now - self.at) / SECOND), now
+        return self
 
 
 @dataclass

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import count
 from math import ceil, floor
 
+from hark.api.options import limits_of
 from hark.clock import MILLISECOND, SECOND
 from hark.model import GroupMode, Limits, QueueOptions
 
@@ -145,8 +146,8 @@ class PopModel(StoreModel):
         for position, share in self._plan(params, answered):
             taken = position.ready(self.now)[:share]
             popped.messages += [(one, position.attempts.get(one, 0) + 1) for one in taken]
-            position.served = next(self.numbers)
-            self._spend(position.partition.queue, params.group, len(taken))
+            position.served, position.beside = next(self.numbers), False
+            self._spend(position, len(taken))
             if params.auto_ack:
                 for one in taken:
                     position.settled(one)
@@ -158,6 +159,13 @@ class PopModel(StoreModel):
             popped.reasons = self._reasons(params)
         self.drop_settled()
         return popped
+
+    def popped_beside(self, addresses: set[tuple[str, str]], group: str) -> None:
+        """Several pops of one call got these: after a restart, their answers do not tell which was served first."""
+        number = next(self.numbers)
+        for queue, partition in addresses if not self.order_is_known else ():
+            position = self.positions[queue, partition, group]
+            position.served, position.beside = number, True
 
     def meet(self, params: PopParams) -> None:
         """A pop is a contact, whatever it gets."""
@@ -189,11 +197,13 @@ class PopModel(StoreModel):
                     room := self.room(position.address[0], params.group, params.auto_ack)[0] - used[position.address[0]]
                 )
                 > 0
+                and self.room_in(position, params.auto_ack)[0] > 0
             ]
             if not open_positions:
                 break
             position, room = min(open_positions, key=lambda one: self._turn(one[0], answered))
-            share = int(min(len(position.ready(self.now)), room, params.batch - used.total()))
+            here = self.room_in(position, params.auto_ack)[0]
+            share = int(min(len(position.ready(self.now)), room, here, params.batch - used.total()))
             share = min(share, expected.get(position.address, share))
             plan.append((position, share))
             used[position.address[0]] += share
@@ -211,7 +221,8 @@ class PopModel(StoreModel):
     def _turn(self, position: Position, answered: Answered) -> tuple[int, int, int, int, int]:
         # Each of several servers has its own order of service, so then nobody can say whose turn it is.
         served = position.served if self.one_server else 0
-        known = (self.order_is_known and self.one_server) or served or position.address not in answered
+        known = (self.order_is_known and self.one_server) or (served and not position.beside)
+        known = known or position.address not in answered
         rank = len(answered) if known else list(answered).index(position.address)
         shared = isinstance(position, SharedPosition)
         highest = max(one.push.priority for one in position.ready(self.now)) if shared else 0
@@ -222,10 +233,7 @@ class PopModel(StoreModel):
     def limits(self, queue: str, group: str) -> list[tuple[tuple[str, str | None], Limits]]:
         """What bounds a group in a queue: the queue's limits and its own."""
         options = self.queues[queue].options
-        of_queue = Limits(
-            max_in_flight=options.max_in_flight, rate_limit=options.rate_limit, rate_burst=options.rate_burst
-        )
-        return [((queue, None), of_queue), ((queue, group), self.groups[queue, group].limits)]
+        return [((queue, None), limits_of(options)), ((queue, group), self.groups[queue, group].limits)]
 
     def room(self, queue: str, group: str, auto_ack: bool) -> tuple[float, frozenset[str]]:
         """How many messages a group may take now, and what stands in the way of any."""
@@ -246,17 +254,46 @@ class PopModel(StoreModel):
         positions = [one for key, one in self.positions.items() if key[0] == queue and group in (None, key[2])]
         return [message for position in positions for message in position.in_flight()]
 
-    def _bucket(self, owner: tuple[str, str | None], limits: Limits) -> Bucket:
-        capacity = limits.rate_burst or max(1, ceil(limits.rate_limit))
-        bucket = self.buckets.setdefault(owner, Bucket(capacity, self.now))
-        gained = limits.rate_limit * (self.now - bucket.at) / SECOND
-        bucket.tokens, bucket.at = min(capacity, bucket.tokens + gained), self.now
-        return bucket
+    def room_in(self, position: Position, auto_ack: bool) -> tuple[float, frozenset[str]]:
+        """The same for the limits of a partition: at its limit in flight, nobody gets anything."""
+        left, reasons = float("inf"), set()
+        bounds = [limits for _, limits in self.limits(position.address[0], position.group)]
+        most = min((one.max_in_flight_per_partition for one in bounds if one.max_in_flight_per_partition), default=0)
+        if most:
+            free = most - len(position.in_flight())
+            left = free if free <= 0 or not auto_ack else left
+            reasons |= {"max_in_flight"} if free <= 0 else set()
+        bucket = self._bucket_in(position)
+        if bucket is not None:
+            tokens = floor(bucket.tokens)
+            left = min(left, tokens)
+            reasons |= {"rate_limited"} if tokens <= 0 else set()
+        return left, frozenset(reasons)
 
-    def _spend(self, queue: Queue, group: str, number: int) -> None:
-        for owner, limits in self.limits(queue.name, group):
+    def _bucket_in(self, position: Position) -> Bucket | None:
+        bounds = [limits for _, limits in self.limits(position.address[0], position.group)]
+        each = [
+            (one.rate_limit_per_partition, _size(one.rate_limit_per_partition, one.rate_burst_per_partition))
+            for one in bounds
+            if one.rate_limit_per_partition
+        ]
+        if not each:
+            return None
+        rate, size = min(rate for rate, _ in each), min(size for _, size in each)
+        position.bucket = position.bucket or Bucket(size, self.now)
+        return position.bucket.filled(rate, size, self.now)
+
+    def _bucket(self, owner: tuple[str, str | None], limits: Limits) -> Bucket:
+        size = _size(limits.rate_limit, limits.rate_burst)
+        return self.buckets.setdefault(owner, Bucket(size, self.now)).filled(limits.rate_limit, size, self.now)
+
+    def _spend(self, position: Position, number: int) -> None:
+        for owner, limits in self.limits(position.address[0], position.group):
             if limits.rate_limit:
                 self._bucket(owner, limits).tokens -= number
+        bucket = self._bucket_in(position)
+        if bucket is not None:
+            bucket.tokens -= number
 
     # Reasons -----------------------------------------------------------------------------------------------
 
@@ -266,13 +303,23 @@ class PopModel(StoreModel):
         paused = self.queues[queue].paused or self.groups[queue, group].paused
         limited = self.room(queue, group, params.auto_ack)[1]
         if name is None:
-            return limited if self._candidates(params) else frozenset()
+            candidates = self._candidates(params)
+            if not candidates or limited:
+                return limited if candidates else frozenset()
+            if any(one.todo and one not in candidates for one in self.positions_of(queue, group)):
+                return frozenset()
+            return frozenset().union(*(self.room_in(one, params.auto_ack)[1] for one in candidates))
         if name not in self.queues[queue].partitions:
             return limited | ({"partition_not_found", "paused"} if paused else {"partition_not_found"})
         if paused:
             return limited | {"paused"}
         position = self.positions[queue, name, group]
+        limited |= self.room_in(position, params.auto_ack)[1]
         return limited if position.ready(self.now) else limited | _waits_for(position)
+
+
+def _size(rate: float, burst: int) -> int:
+    return burst or max(1, ceil(rate))
 
 
 def _waits_for(position: Position) -> set[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .model_nouns import Lease, Message, Partition
+from .model_nouns import Bucket, Lease, Message, Partition
 
 
 @dataclass(eq=False)
@@ -15,6 +15,8 @@ class Position:
     partition: Partition
     todo: list[Message]
     served: int = 0
+    beside: bool = False
+    """It was served by one of several pops in one call: which of them came first, their answers do not tell."""
     holder: dict[Message, Lease] = field(default_factory=dict)
     """Under which lease a message was last delivered, while its verdict is open."""
     attempts: dict[Message, int] = field(default_factory=dict)
@@ -22,6 +24,8 @@ class Position:
     requeued: set[Message] = field(default_factory=set)
     done: dict[Message, int] = field(default_factory=dict)
     """What was completed, and under which lease; it stays so when the message is removed."""
+    bucket: Bucket | None = None
+    """What the rate of the partition allows."""
     unsure: set[Message] = field(default_factory=set)
     """What was completed, and its lease may be forgotten: not by a transaction, or before a seek."""
 

@@ -35,9 +35,11 @@ OPTIONS = {
     "small": QueueOptions(lease_time=10, retry_limit=0, max_size=6),
     "forgetful": QueueOptions(lease_time=10, retry_limit=0, dead_letter_queue=False),
     "narrow": QueueOptions(lease_time=10, retry_limit=2, max_in_flight=3, lock_duration=1500),
+    "each narrow": QueueOptions(lease_time=10, retry_limit=2, max_in_flight_per_partition=2),
 }
 FIXED_OPTIONS = {
     "slow": QueueOptions(lease_time=10, retry_limit=2, rate_limit=0.5, rate_burst=4),
+    "each slow": QueueOptions(lease_time=10, retry_limit=2, rate_limit_per_partition=0.5, rate_burst_per_partition=3),
     "dropping": QueueOptions(lease_time=10, retry_limit=1, drop_settled=True),
 }
 """Those that a queue has from its beginning or never: the rules do not say what a change means for the past."""
@@ -139,6 +141,8 @@ class Steps:
         left = list(zip(all_params, everything, strict=True))
         while left:
             self.popped(*left.pop(self.next_served(left)), alone=len(all_params) == 1)
+        if len(all_params) > 1:
+            self.model.popped_beside({one for got in everything for one in partitions_of(got)}, all_params[0].group)
         if len(self.model.groups) > known:
             self.pass_time(0.001)  # What is pushed in the moment of a first contact may get a time just after it.
         self.tidy()
@@ -293,7 +297,7 @@ class Steps:
             self.run(self.q.engine.expire())
         self.run(self.q.reopen())
         self.model.restart(self.kind.leases_survive)
-        if any(one.options.rate_limit for one in self.model.queues.values()):
+        if any(one.options.rate_limit or one.options.rate_limit_per_partition for one in self.model.queues.values()):
             self.pass_time(20)  # Whether a restart fills the buckets, the rules do not say; time does.
 
 

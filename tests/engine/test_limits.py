@@ -6,7 +6,17 @@ import pytest
 
 from hark.clock import MILLISECOND, SECOND, FakeClock
 from hark.engine.api import Engine
-from hark.model import GroupMode, Limits, PopRequest, QueueOptions, QueueSpec
+from hark.model import (
+    Explain,
+    Facts,
+    GroupMode,
+    Limited,
+    Limits,
+    PopRequest,
+    QueueFilter,
+    QueueOptions,
+    QueueSpec,
+)
 
 from .driver import ANYWHERE, Driver, message, payloads
 from .workers import Workers
@@ -265,3 +275,205 @@ async def test_rule_9_who_had_its_turn_before_the_limit_was_reached_is_not_the_f
     assert (payloads(first), payloads(second)) == ([1, 2], [])
     clock.advance(2)
     assert payloads(await workers.take()) == [4]
+
+
+# Of each partition -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("of_group", [False, True], ids=["queue", "group"])
+async def test_each_partition_has_its_own_rate(
+    q: Driver, engine: Engine, clock: FakeClock, either: Workers, of_group: bool
+) -> None:
+    limits = Limits(rate_limit_per_partition=2, rate_burst_per_partition=3)
+    if of_group:
+        await q.push("orders", "p0", 0)
+        await q.ack_all(await either.take())
+        assert await engine.limit_group("orders", either.group, limits)
+    else:
+        await q.configure("orders", rate_limit_per_partition=2, rate_burst_per_partition=3)
+    await q.push("orders", "p1", *range(10))
+    got = await either.take(10)
+    assert payloads(got) == [0, 1, 2]
+    await q.ack_all(got)
+    await q.push("orders", "p2", *range(10, 20))
+    assert payloads(await either.take(2)) == [10, 11], "others go on"
+    for partition in (None, "p1"):
+        empty = await either.take(10, partition)
+        if empty:  # What p2 has left, in a shared group.
+            assert payloads(empty) == [12]
+            empty = await either.take(10, partition)
+        assert (len(empty), empty.look_again_at) == (0, clock.now() + 500 * MILLISECOND)
+        assert empty.reason in ("rate_limited", "lease_held")
+    await either.arrive_at(clock.now() + 500 * MILLISECOND, batch=10)
+    clock.advance(100)
+    assert len(await either.take(10, "p1")) in (0, 3), "no more than the burst"
+
+
+async def test_each_partition_has_its_own_number_in_flight(q: Driver, either: Workers) -> None:
+    await q.configure("orders", max_in_flight_per_partition=2)
+    await q.push("orders", "p1", *range(5))
+    await q.push("orders", "p2", *range(10, 15))
+    got = await either.take(20, partitions=9)
+    assert set(payloads(got)) == {0, 1, 10, 11}
+    empty = await either.take(20, partitions=9)
+    assert (len(empty), empty.reason) == (0, "max_in_flight" if either.mode == "shared" else empty.reason)
+    assert await either.take(20, "p1") == []
+    q.hints.clear()
+    await q.ack_all([one for one in got if one.message.partition == "p1"])
+    assert "p1" in q.announced("orders", "workers") or ANYWHERE in q.announced("orders", "workers")
+    assert payloads(await either.take(20, partitions=9)) == [2, 3]
+
+
+@pytest.mark.parametrize("how", ["ack", "fail", "retry", "kill", "release", "expiry", "delete", "purge", "seek"])
+async def test_whatever_ends_a_lease_makes_room_in_its_partition(
+    q: Driver, engine: Engine, clock: FakeClock, either: Workers, how: str
+) -> None:
+    await q.configure("orders", max_in_flight_per_partition=1, lease_time=10)
+    await q.push("orders", "p1", 1, 2)
+    got = await either.take(2)
+    assert len(got) == 1
+    assert await either.take() == []
+    q.hints.clear()
+    match how:
+        case "ack" | "fail" | "retry" | "kill":
+            assert (await {"ack": q.ack, "fail": q.fail, "retry": q.retry, "kill": q.kill}[how](got[0])).success
+        case "release":
+            await engine.release([got.lease])
+        case "expiry":
+            clock.advance(10)
+            await engine.expire()
+        case "delete":
+            await engine.delete_messages([got[0].message.id])
+        case "purge":
+            await engine.purge("orders", "workers")
+            await q.push("orders", "p1", 9, 10)
+        case "seek":
+            await q.seek("orders", "p1", group="workers", to_end=True)
+            await q.push("orders", "p1", 9, 10)
+    assert q.announced("orders", "workers"), "whoever waits must hear that there is room"
+    assert len(await either.take(5)) == 1
+
+
+async def test_auto_ack_counts_for_the_rate_of_a_partition_and_waits_for_what_is_in_flight(
+    q: Driver, workers: Workers
+) -> None:
+    await q.configure("orders", max_in_flight_per_partition=1, rate_limit_per_partition=1, rate_burst_per_partition=4)
+    await q.push("orders", "p1", *range(10))
+    [leased] = await workers.take(5)
+    for partition in (None, "p1"):
+        assert (await workers.take(5, partition, auto_ack=True)).reason == "max_in_flight"
+    await q.ack(leased)
+    assert payloads(await workers.take(5, auto_ack=True)) == [1, 2, 3]
+    for partition in (None, "p1"):
+        assert (await workers.take(5, partition, auto_ack=True)).reason == "rate_limited"
+
+
+async def test_pops_of_one_call_share_what_a_partition_allows(q: Driver, workers: Workers) -> None:
+    await q.configure("orders", max_in_flight_per_partition=3, rate_limit_per_partition=1, rate_burst_per_partition=5)
+    await q.push("orders", "p1", *range(10))
+    everything = await workers.take_together(2, 2, 2, 2)
+    assert sorted(len(got) for got in everything) == [0, 0, 1, 2]
+    await q.ack_all([one for got in everything for one in got])
+    assert sorted(len(got) for got in await workers.take_together(2, 2)) == [0, 2]
+    assert (await workers.take()).reason == "rate_limited"
+
+
+async def test_both_limits_of_a_partition_hold(q: Driver, engine: Engine, workers: Workers, clock: FakeClock) -> None:
+    await q.configure("orders", max_in_flight_per_partition=5, rate_limit_per_partition=2, rate_burst_per_partition=9)
+    await q.push("orders", "p1", *range(30))
+    await q.ack_all(await workers.take())
+    await engine.limit_group(
+        "orders",
+        "workers",
+        Limits(max_in_flight_per_partition=7, rate_limit_per_partition=4, rate_burst_per_partition=4),
+    )
+    await q.ack_all(await workers.take(20))
+    assert (await workers.take()).look_again_at == clock.now() + 500 * MILLISECOND
+    clock.advance(100)
+    assert len(await workers.take(20)) == 4
+    others = Workers(q, group="others")
+    assert len(await others.take(20)) == 5, "each group for itself"
+
+
+async def test_messages_that_come_to_a_partition_at_its_limit_notify_nobody_twice(
+    q: Driver, workers: Workers, clock: FakeClock
+) -> None:
+    await q.configure("orders", rate_limit_per_partition=1)
+    await q.push("orders", "p1", 1, 2)
+    assert payloads(await workers.take(5, auto_ack=True)) == [1]
+    assert (await workers.take()).look_again_at == clock.now() + SECOND
+    q.hints.clear()
+    await q.push("orders", "p1", 3)
+    assert "p1" not in q.announced("orders", "workers")
+    clock.advance(1)
+    assert payloads(await workers.take(5)) == [2]
+
+
+async def test_a_lifted_limit_of_partitions_is_notified(q: Driver, either: Workers, engine: Engine) -> None:
+    await q.configure("orders", rate_limit_per_partition=0.001)
+    await q.push("orders", "p1", 1, 2, 3)
+    await q.ack_all(await either.take(5))
+    assert await either.take(5) == []
+    q.hints.clear()
+    await q.configure("orders", max_in_flight_per_partition=1)
+    assert q.announced("orders", "workers") == {ANYWHERE}
+    [leased] = await either.take(5)
+    assert await either.take(5) == []
+    q.hints.clear()
+    await q.configure("orders")
+    await engine.limit_group("orders", "workers", Limits())
+    assert q.announced("orders", "workers")
+    if either.mode == "ordered":
+        await q.ack(leased)
+    assert payloads(await either.take(5)) == [3]
+
+
+async def test_the_rate_of_a_partition_survives_a_restart(q: Driver, either: Workers, clock: FakeClock) -> None:
+    await q.configure("orders", rate_limit_per_partition=0.01, rate_burst_per_partition=2)
+    await q.push("orders", "p1", *range(5))
+    await q.ack_all(await either.take(5))
+    await q.reopen()
+    empty = await either.take(5)
+    assert (len(empty), empty.reason) == (0, "rate_limited")
+    clock.advance(100)
+    assert payloads(await either.take(5)) == [2]
+    page = await q.engine.queue_stats(QueueFilter(names=["orders"]))
+    assert page.items[0].info.options.rate_burst_per_partition == 2
+
+
+async def test_explain_names_the_limit_of_the_partition(q: Driver, either: Workers, clock: FakeClock) -> None:
+    await q.configure("orders", max_in_flight_per_partition=1)
+    [*_, last] = await q.push("orders", "p1", 1, 2)
+    [leased] = await either.take(5)
+
+    async def limited() -> Limited | None:
+        [facts] = await q.engine.explain([Explain(str(last.message_id), either.group)])
+        assert isinstance(facts, Facts)
+        return facts.groups[0].limited
+
+    expected = Limited(reason="max_in_flight", scope="partition", limit=1, in_flight=1)
+    assert await limited() == expected
+    await q.ack(leased)
+    assert await limited() is None
+    await q.configure("orders", rate_limit_per_partition=0.5)
+    await q.push("orders", "p1", 3)
+    await q.ack_all(await either.take(1))
+    [*_, last] = await q.push("orders", "p1", 4)
+    until = clock.now() + 2 * SECOND
+    assert await limited() == Limited(reason="rate_limited", scope="partition", limit=0.5, until=until)
+    clock.advance(2)
+    assert await limited() is None
+
+
+async def test_a_pop_passes_by_many_partitions_at_their_limit(q: Driver, either: Workers, clock: FakeClock) -> None:
+    await q.configure("orders", rate_limit_per_partition=0.5)
+    names = [f"p{n}" for n in range(50)]
+    await q.push_messages(*(message("orders", name, n) for name in names for n in range(2)))
+    got = await either.take(1000, partitions=50)
+    assert len(got) == 50
+    await q.ack_all(got)
+    assert await either.take(1000, partitions=50) == []
+    await q.push("orders", "free", "free")
+    assert payloads(await either.take(1000, partitions=3)) == ["free"]
+    clock.advance(2)
+    assert len(await either.take(1000, partitions=100)) == 50

@@ -238,7 +238,7 @@ def test_a_group_is_listed_with_its_mode_lag_messages_in_flight_and_limits(api: 
     api.ack(done)
     listed = group_of(api, queue)
     assert (listed["groupMode"], listed["totalLag"], listed["inFlight"], listed["members"]) == ("shared", 4, 2, 1)
-    assert listed["limits"] == {"maxInFlight": 0, "rateLimit": 0, "rateBurst": 0}
+    assert set(listed["limits"].values()) == {0}
     [position] = read(api.get(f"/consumer-groups/{group}"))[queue]["partitions"]
     assert position["offsetLag"] == 4
 

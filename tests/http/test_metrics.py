@@ -292,6 +292,6 @@ def test_what_clients_do_wrong_is_not_an_error_of_the_operation() -> None:
             raise error
     with operations.measure("get"):
         clock.advance(60)
-    tally = operations.tallies()["get"]
+    tally = operations.tallies["get"]
     assert (tally.count, tally.errors, tally.milliseconds.sum) == (4, 2, 60_015)
     assert (tally.milliseconds.counts[1], tally.milliseconds.counts[-1]) == (3, 1)

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from hark.access.identity import UNRESTRICTED
+from hark.access.tokens import UNRESTRICTED
 from hark.broker import Broker
 from hark.http.exchange import Exchange, Header, Lost
 from hark.http.hot import HotRoutes

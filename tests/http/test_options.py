@@ -41,11 +41,20 @@ NUMBERS: dict[str, tuple[float, float, float, float]] = {
     "maxInFlight": (0, 6, 0, 1_000_000_000),
     "rateLimit": (0, 0.5, 0, 1_000_000),
     "rateBurst": (0, 8, 0, 1_000_000_000),
+    "maxInFlightPerPartition": (0, 6, 0, 1_000_000_000),
+    "rateLimitPerPartition": (0, 0.5, 0, 1_000_000),
+    "rateBurstPerPartition": (0, 8, 0, 1_000_000_000),
     "lockDuration": (0, 1500, 0, 10 * YEAR * 1000),
 }
 """Options that are numbers: the default, something else, the least and the most."""
-FRACTIONS = {"retryMultiplier": "from 1 to 1000", "rateLimit": "from 0.0001 to 1000000"}
-LIMITS = ("maxInFlight", "rateLimit", "rateBurst")
+FRACTIONS = {
+    "retryMultiplier": "from 1 to 1000",
+    "rateLimit": "from 0.0001 to 1000000",
+    "rateLimitPerPartition": "from 0.0001 to 1000000",
+}
+LIMITS = tuple(
+    f"{name}{suffix}" for suffix in ("", "PerPartition") for name in ("maxInFlight", "rateLimit", "rateBurst")
+)
 SWITCHES = {
     "deadLetterQueue": True,
     "dlqAfterMaxRetries": True,
@@ -105,8 +114,8 @@ def wrong_numbers(name: str) -> Iterator[tuple[Any, str]]:
     """What a number can't be, each with what is said of it."""
     _, _, low, high = NUMBERS[name]
     kind, bounds = ("a number", FRACTIONS[name]) if name in FRACTIONS else ("an integer", f"from {low} to {high}")
-    kind_within = f"{'0 (no limit) or ' if name == 'rateLimit' else ''}{kind}"
-    for value in (low - 1, high + 1, 10**30, *([0.00001] if name == "rateLimit" else [])):
+    kind_within = f"{'0 (no limit) or ' if name.startswith('rateLimit') else ''}{kind}"
+    for value in (low - 1, high + 1, 10**30, *([0.00001] if name.startswith("rateLimit") else [])):
         yield value, f"expected {kind_within} {bounds}, got "
     others: list[tuple[Any, str]] = [("5", "a string"), (True, "true or false"), ([1], "an array")]
     yield from ((other, f"expected {kind}, got {what}") for other, what in others)
@@ -117,7 +126,7 @@ def wrong_numbers(name: str) -> Iterator[tuple[Any, str]]:
 @pytest.mark.parametrize("option", NUMBERS)
 def test_a_number_is_taken_within_its_bounds_and_else_refused_by_name(api: Api, queue: str, option: str) -> None:
     for value in NUMBERS[option][2:]:
-        options = {"rateLimit": 1, option: value}
+        options = {"rateLimit": 1, "rateLimitPerPartition": 1, option: value}
         assert api.configure(queue, **options)["options"] == DEFAULTS | options
     for wrong, problem in wrong_numbers(option):
         body = {"queue": f"{queue}-wrong", "options": {"retryLimit": 1, option: wrong}}
@@ -422,7 +431,7 @@ def test_limits_of_a_group_are_replaced_and_shown(api: Api, queue: str) -> None:
     api.pop(queue, consumerGroup="g")
     answer = {"success": True, "consumerGroup": "g", "queueName": queue}
     assert read(api.get(limits_path(queue))) == answer | {"limits": NONE}
-    limits = {"maxInFlight": 3, "rateLimit": 0.5, "rateBurst": 7}
+    limits = dict(zip(LIMITS, (3, 0.5, 7, 4, 0.25, 8), strict=True))
     assert limit(api, queue, **limits) == answer | {"limits": limits}
     assert read(api.get(limits_path(queue))) == answer | {"limits": limits}
     [listed] = read(api.get("/consumer-groups", queue=queue))
@@ -439,8 +448,12 @@ def test_a_wrong_limit_is_refused_by_name_and_changes_nothing(api: Api, queue: s
         ({name: value}, f"{name}: {problem}") for name in LIMITS for value, problem in wrong_numbers(name)
     ]
     wrong += [
-        ({"maxInflight": 5}, "'maxInflight': unknown limit; expected maxInFlight, rateLimit, rateBurst"),
+        ({"maxInflight": 5}, "'maxInflight': unknown limit; expected maxInFlight, rateLimit, rateBurst, "),
         ({"rateBurst": 5}, "rateBurst: allowed only together with rateLimit; set both"),
+        (
+            {"rateBurstPerPartition": 5, "rateLimit": 1},
+            "rateBurstPerPartition: allowed only together with rateLimitPerPartition; set both",
+        ),
     ]
     for body, text in wrong:
         assert refusal(api.put(limits_path(queue), body), 400, "invalid_input").startswith(text)

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 import hark
-from hark.access.identity import Identity
+from hark.access.tokens import Identity
 from hark.api.operations import Role
 from hark.api.types import encode
 from hark.api.types.server import BusyQueue, LiveSample, Stopped, Waiting

@@ -15,7 +15,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from hark.access.identity import Identity
+from hark.access.tokens import Identity
 from hark.errors import Unauthorized
 from hark.settings import Delivery, Limits, Queue, Settings
 from tests.http.api import WAIT, Api, Json, data, read, refusal

@@ -11,7 +11,6 @@ import pytest
 
 from hark.clock import SECOND, FakeClock
 from hark.engine.s3 import S3Engine, objects
-from hark.engine.s3.engine import Replica
 from hark.model import GroupMode, LeaseFilter
 from tests.engine.driver import message, payloads, settlement
 from tests.engine.explained import why
@@ -154,13 +153,13 @@ async def test_a_row_without_a_name_is_a_lease_of_no_one_knows_whom(process: Pro
     """So were they written before: consumer and time are the last of each part, and may be missing."""
     message = await process.push_id("orders", "p1", 1)
     await process.pop("orders", group="g", consumer="worker 7")
-    replica = cast("Replica", cast("S3Engine", process.engine)._replica)
-    connection = replica.local.scratch.writer
+    local = cast("S3Engine", process.engine).local
+    connection = local.scratch.writer
     [(parts,)] = list(connection.execute("select parts from leases"))
     old = [part[:7] for part in json.loads(str(parts))]
     assert old != json.loads(str(parts))
     connection.execute("update leases set parts = ?", (json.dumps(old),))
-    replica.local._read_all()
+    local._read_all()
     [lease] = (await process.engine.leases(LeaseFilter())).items
     assert (lease.consumer, lease.since, lease.messages) == ("", None, 1)
     found = await why(process, message)
@@ -234,8 +233,7 @@ async def test_schedules_do_not_grow_with_the_records_of_others(process: Process
         await other.push("orders", "p", number, delay_ms=86_400_000)
         assert not await process.pop("orders", group="w")
     assert isinstance(process.engine, S3Engine)
-    assert process.engine._replica is not None
-    state = process.engine._replica.local.state
+    state = process.engine.local.state
     group = state.groups["orders", "w"]
     sizes = {
         name: len(getattr(group, name)) for name in ("ready_heap", "waking_heap", "rising_heap", "leases", "positions")

@@ -18,8 +18,7 @@ from hark.broker import Broker
 from hark.clock import FakeClock
 from hark.engine.s3 import S3Engine, objects
 from hark.engine.s3.log import LogFreshness, Tail
-from hark.engine.s3.scratch import PREFIX, Scratch, ScratchFolder
-from hark.engine.s3.state import LocalState, Memory
+from hark.engine.s3.state import PREFIX, LocalState, Memory, Scratch, ScratchFolder
 from hark.errors import EngineFailure, HarkError
 from hark.model import DeadLetterFilter, NewMessage, NewTrace, PopRequest
 from hark.polling import PollingStrategy
@@ -428,7 +427,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing_behind(
 DIES = """
 import os, sys
 from pathlib import Path
-from hark.engine.s3.scratch import ScratchFolder
+from hark.engine.s3.state import ScratchFolder
 folder = ScratchFolder(Path(sys.argv[1]))
 (folder.path / "state").write_text("large")
 print(folder.path, flush=True)

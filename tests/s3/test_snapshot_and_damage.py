@@ -19,7 +19,7 @@ from hark.engine.core import schema
 from hark.engine.s3 import objects
 from hark.engine.s3.housekeeping import KIND, SnapshotHeader, make_snapshot, read_snapshot
 from hark.engine.s3.objects import load_newest, publish, read_pointer, write
-from hark.engine.s3.scratch import VERSION, Scratch
+from hark.engine.s3.state import VERSION, Scratch
 from hark.errors import EngineFailure, HarkError, StoreUnusable
 from hark.model import PopRequest
 from tests.engine.driver import message

@@ -116,8 +116,10 @@ async def test_wrong_arguments_of_any_step_are_named_before_anything_is_sent(wor
         await hark.chain(add.s(1, 2), add.s()).push()  # type: ignore[call-overload]
     with pytest.raises(WrongArguments, match="argument 'more': expected `int`, got `str`"):
         await hark.chain(add.s(1, 2), add.s("x")).push()  # type: ignore[call-overload]
-    with pytest.raises(WrongArguments, match="argument 'number' was given twice"):
+    with pytest.raises(WrongArguments, match="argument 'number' was given twice; 'number' is the result"):
         await hark.chain(add.s(1, 2), add.s(number=3, more=4)).push()
+    with pytest.raises(WrongArguments, match="takes 2 positional arguments, 3 were given; 'number' is the result"):
+        await hark.chain(add.s(1, 2), add.s(3, 4)).push()
     with pytest.raises(InvalidInput, match="group: expected at least one step"):
         hark.group()
     with pytest.raises(InvalidInput, match=r"expected a step such as task.s\(1\)"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 
@@ -112,6 +113,27 @@ async def test_progress_is_shown_while_the_task_runs(worker: Worker) -> None:
         assert (state.state, state.progress, state.note) == ("running", 0.4, "resizing")
         go_on.set()
         assert await handle.result(timeout=SECONDS) == "resized"
+
+
+@pytest.mark.parametrize(
+    ("progress", "note", "text"),
+    [
+        (2, None, "progress: expected a number from 0 to 1, got 2"),
+        ("half", None, "progress: expected a number from 0 to 1, got 'half'"),
+        (0.5, 7, "note: expected a text, got 7"),
+    ],
+)
+async def test_wrong_progress_is_named(worker: Worker, progress: Any, note: Any, text: str) -> None:
+    @worker.task(result=True)
+    async def resize() -> str:
+        try:
+            current().progress(progress, note)
+        except InvalidInput as error:
+            return str(error)
+        return "accepted"
+
+    async with running(worker):
+        assert text in await (await resize.push()).result(timeout=SECONDS)
 
 
 async def test_a_pending_task_is_removed(worker: Worker) -> None:

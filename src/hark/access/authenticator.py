@@ -6,9 +6,20 @@ import logging
 from collections.abc import Mapping
 from typing import Protocol
 
-from hark.access.identity import UNRESTRICTED, Identity
 from hark.access.jwts import Key, Verified, key_files, read_keys, verify
-from hark.access.tokens import PREFIX, Look, Token, TokenFile, look_at, matches, microseconds, split, tokens_path
+from hark.access.tokens import (
+    PREFIX,
+    UNRESTRICTED,
+    Identity,
+    Look,
+    Token,
+    TokenFile,
+    look_at,
+    matches,
+    microseconds,
+    split,
+    tokens_path,
+)
 from hark.clock import SECOND, Clock
 from hark.errors import HarkError, Unauthorized
 from hark.settings import Settings

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from hark.access.identity import ALL_QUEUES, Identity
-from hark.access.tokens import check_queues, check_subject, read_secret
+from hark.access.tokens import ALL_QUEUES, Identity, check_queues, check_subject, read_secret
 from hark.api.operations import Role
 from hark.clock import SECOND
 from hark.errors import Forbidden, InvalidInput, InvalidSetting, Unauthorized

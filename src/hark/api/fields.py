@@ -694,13 +694,11 @@ _SCHEMAS: Mapping[str, Mapping[str, str]] = {
     "TaskStatus": {
         "state": "State of the task.",
         "result": "Result of a task that is done. Absent: none was stored, or it has expired.",
-        "error": "Error and traceback of the last attempt that failed.",
     },
-    "StepRefBody": {
-        "queue": "Queue that the flow belongs to.",
-        "id": "Id of the flow.",
-        "path": "Path of the step.",
-    },
+    "FlowStep TaskStatus": {"error": "Error and traceback of the last attempt that failed."},
+    "FlowStatus PushedFlow StepRefBody": {"id": "Id of the flow."},
+    "FlowStatus StepRefBody": {"queue": "Queue that the flow belongs to."},
+    "StepRefBody": {"path": "Path of the step."},
     "FlowBody": {
         "steps": "Steps and groups, in order. At most `limits.max_batch` steps in total.",
         "id": "Id of the flow, an idempotency key. At most 200 characters. The default is a new one.",
@@ -717,12 +715,9 @@ _SCHEMAS: Mapping[str, Mapping[str, str]] = {
     },
     "PushedFlow": {
         "status": "`queued`, or `duplicate` if a flow with this id is stored.",
-        "id": "Id of the flow.",
         "queue": "Queue that the flow belongs to: that of its first step.",
     },
     "FlowStatus": {
-        "id": "Id of the flow.",
-        "queue": "Queue that the flow belongs to.",
         "state": "State of the flow. `failed`: a step is a dead letter; when it is requeued, the flow goes on.",
         "result": "Result of a flow that is done: that of its last step.",
         "error": "The step that failed, with its error and traceback.",
@@ -732,8 +727,6 @@ _SCHEMAS: Mapping[str, Mapping[str, str]] = {
         "path": "Place of the step in the flow: `1` is the second one, `1.0` the first member of a group there.",
         "task": "Name of the task.",
         "state": "State of the step. `waiting`: the steps before it are not done.",
-        "error": "Error and traceback of the last attempt that failed.",
-        "partitionId": "Id of the partition.",
     },
     "ExtendedLease RenewalAnswer": {"cancelled": "Ids of messages under the lease whose tasks are to be cancelled."},
     "QueueOptions": {name: option.text for name, option in OPTIONS.items()},

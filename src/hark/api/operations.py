@@ -166,10 +166,10 @@ DELETE_MESSAGE_BY_ID = _write("DELETE", "/api/v1/messages/{id}", Reach.ITEMS, la
 CANCEL_MESSAGE = _write("POST", "/api/v1/messages/{id}/cancel", Reach.ITEMS, lambda: types.messages.RemovedMessage)
 SHOW_MESSAGE = _read("GET", _MESSAGE, Reach.ITEMS, lambda: types.messages.ShownMessage)
 DELETE_MESSAGE = _write("DELETE", _MESSAGE, Reach.ITEMS, lambda: types.messages.DeletedMessage)
-SHOW_TASK = _read("GET", _MESSAGE + "/task", Reach.ITEMS, lambda: types.messages.TaskStatus)
+SHOW_TASK = _read("GET", _MESSAGE + "/task", Reach.ITEMS, lambda: types.tasks.TaskStatus)
 REPORT_PROGRESS = _write("POST", _MESSAGE + "/progress", Reach.ITEMS, lambda: types.Success)
-PUSH_FLOW = _write("POST", "/api/v1/flows", Reach.ITEMS, lambda: types.flows.PushedFlow)
-SHOW_FLOW = _read("GET", _FLOW, Reach.PATH, lambda: types.flows.FlowStatus)
+PUSH_FLOW = _write("POST", "/api/v1/flows", Reach.ITEMS, lambda: types.tasks.PushedFlow)
+SHOW_FLOW = _read("GET", _FLOW, Reach.PATH, lambda: types.tasks.FlowStatus)
 CANCEL_FLOW = _write("POST", _FLOW + "/cancel", Reach.PATH, lambda: types.Success)
 EXPLAIN_MESSAGE = _read("GET", "/api/v1/explain/{id}", Reach.ITEMS, lambda: types.messages.ExplainedMessage)
 LIST_LEASES = _read("GET", "/api/v1/leases", Reach.QUERY, lambda: types.messages.LeasePage)
@@ -212,13 +212,13 @@ SEEK_PARTITION = _write(
 
 # Schedules ---------------------------------------------------------------------------------------------------
 
-LIST_SCHEDULES = _read("GET", "/api/v1/schedules", Reach.LISTED, lambda: types.schedules.SchedulePage)
-PUT_SCHEDULE = _write("PUT", _SCHEDULE, Reach.ITEMS, lambda: types.schedules.ShownSchedule)
-SHOW_SCHEDULE = _read("GET", _SCHEDULE, Reach.ITEMS, lambda: types.schedules.ShownSchedule)
-PAUSE_SCHEDULE = _write("POST", _SCHEDULE + "/pause", Reach.ITEMS, lambda: types.schedules.ShownSchedule)
-RESUME_SCHEDULE = _write("POST", _SCHEDULE + "/resume", Reach.ITEMS, lambda: types.schedules.ShownSchedule)
-RUN_SCHEDULE = _write("POST", _SCHEDULE + "/run", Reach.ITEMS, lambda: types.schedules.ScheduleRun)
-DELETE_SCHEDULE = _write("DELETE", _SCHEDULE, Reach.ITEMS, lambda: types.schedules.DeletedSchedule)
+LIST_SCHEDULES = _read("GET", "/api/v1/schedules", Reach.LISTED, lambda: types.tasks.SchedulePage)
+PUT_SCHEDULE = _write("PUT", _SCHEDULE, Reach.ITEMS, lambda: types.tasks.ShownSchedule)
+SHOW_SCHEDULE = _read("GET", _SCHEDULE, Reach.ITEMS, lambda: types.tasks.ShownSchedule)
+PAUSE_SCHEDULE = _write("POST", _SCHEDULE + "/pause", Reach.ITEMS, lambda: types.tasks.ShownSchedule)
+RESUME_SCHEDULE = _write("POST", _SCHEDULE + "/resume", Reach.ITEMS, lambda: types.tasks.ShownSchedule)
+RUN_SCHEDULE = _write("POST", _SCHEDULE + "/run", Reach.ITEMS, lambda: types.tasks.ScheduleRun)
+DELETE_SCHEDULE = _write("DELETE", _SCHEDULE, Reach.ITEMS, lambda: types.tasks.DeletedSchedule)
 
 # Dead letters ------------------------------------------------------------------------------------------------
 

@@ -144,6 +144,23 @@ class QueueOptions(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         "Maximum number of messages delivered at the same time after a pause; requires rateLimit. 0: the "
         "number that rateLimit allows in one second, at least 1.",
     ] = 0
+    max_in_flight_per_partition: Annotated[
+        int,
+        _Form("Delivery", "Maximum in flight per partition", "messages", 0, _MOST_MESSAGES),
+        "Maximum number of messages in flight of each partition, for each consumer group by itself. 0: no limit.",
+    ] = 0
+    rate_limit_per_partition: Annotated[
+        float,
+        _Form("Delivery", "Rate limit per partition", "messages/s", 0.0001, 1_000_000),
+        "Maximum number of messages of each partition delivered per second, to each consumer group by itself. "
+        "0: no limit.",
+    ] = 0
+    rate_burst_per_partition: Annotated[
+        int,
+        _Form("Delivery", "Rate burst per partition", "messages", 0, _MOST_MESSAGES),
+        "Maximum number of messages of a partition delivered at the same time after a pause; requires "
+        "rateLimitPerPartition. 0: the number that it allows in one second, at least 1.",
+    ] = 0
     drop_settled: Annotated[
         bool,
         _Form("Retention", "Remove when settled", ""),
@@ -191,6 +208,9 @@ class QueueOptionsGiven(TypedDict, total=False):
     max_in_flight: int | None
     rate_limit: float | None
     rate_burst: int | None
+    max_in_flight_per_partition: int | None
+    rate_limit_per_partition: float | None
+    rate_burst_per_partition: int | None
     drop_settled: bool | None
     lock_duration: int | None
 
@@ -201,11 +221,26 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     max_in_flight: int = 0
     rate_limit: float = 0
     rate_burst: int = 0
+    max_in_flight_per_partition: int = 0
+    rate_limit_per_partition: float = 0
+    rate_burst_per_partition: int = 0
 
 
 def limits_of(options: QueueOptions) -> Limits:
     """Return the limits that are options of a queue."""
-    return Limits(max_in_flight=options.max_in_flight, rate_limit=options.rate_limit, rate_burst=options.rate_burst)
+    return Limits(**{name: getattr(options, name) for name in Limits.__struct_fields__})
+
+
+def given_limits(named: Mapping[str, float | None]) -> dict[str, float]:
+    """Return the limits that are to change, by their field names. None means not given.
+
+    A rate of 0 removes its burst, too: the server rejects a burst without a rate.
+    """
+    given = {name: value for name, value in named.items() if value is not None}
+    for rate, burst in (("rate_limit", "rate_burst"), ("rate_limit_per_partition", "rate_burst_per_partition")):
+        if given.get(rate) == 0:
+            given.setdefault(burst, 0)
+    return given
 
 
 class Option(msgspec.Struct, frozen=True):

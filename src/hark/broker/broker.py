@@ -451,7 +451,10 @@ class Broker:
     async def delete_queues(self, names: Sequence[str]) -> list[bool]:
         """Delete queues with their messages and groups. False for a queue that does not exist."""
         deleted = await self.engine.delete_queues(names)
-        await self.tasks.forget(names)
+        # Not those of unique keys, which the cleanup finds: a message may have been pushed again by now.
+        trees = [(model.OWN, kind, name) for name in names for kind in ("task", "flow")]
+        mutations = [model.KeyMutation(kind="delete_tree", key=tree) for tree in trees]
+        await self.keyvalue.write_keys(model.KeyWrite(mutations=mutations))
         self.work_queues.forget(names)
         self.tallies.changed_queues.update(names)
         return deleted

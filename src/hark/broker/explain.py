@@ -305,12 +305,19 @@ def _bounded(facts: Facts, group: GroupFacts, _here: Circumstances) -> Finding |
         return None
     data: dict[str, object] = {"scope": limited.scope, "limit": limited.limit}
     owner = "The queue" if limited.scope == "queue" else the_group(group.group, start=True)
+    suffix = ""
+    if limited.scope == "partition":
+        suffix = "PerPartition"
+        owner = f"Partition {quoted(facts.message.partition)} of {the_group(group.group)}"
     if limited.reason == "max_in_flight":
-        text = f"{owner} has {limited.in_flight} messages in flight, and its limit is {limited.limit:g} (maxInFlight)."
+        text = (
+            f"{owner} has {limited.in_flight} messages in flight, and its limit is {limited.limit:g}"
+            f" (maxInFlight{suffix})."
+        )
         return "max_in_flight", text, data | {"inFlight": limited.in_flight}
     until = facts.at if limited.until is None else limited.until
     text = (
-        f"{owner} is limited to {limited.limit:g} messages per second (rateLimit). The next delivery is at"
+        f"{owner} is limited to {limited.limit:g} messages per second (rateLimit{suffix}). The next delivery is at"
         f" {due_text(until, facts.at)}."
     )
     return "rate_limited", text, data | {"until": moment(until)}

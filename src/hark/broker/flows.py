@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
-from hark.api.types.flows import FlowStatus, FlowStep, PushedFlow
-from hark.api.types.messages import TaskStatus
+from hark.api.types.tasks import FlowStatus, FlowStep, PushedFlow, TaskStatus
 from hark.broker.flow_plans import Advance, FlowMap, Plan, Progress, Step, reached, steps_of, transaction_id
 from hark.broker.keyvalue import KeyValue
 from hark.broker.sealing import SealedQueues
@@ -35,7 +34,6 @@ from hark.model import (
     KeyCheck,
     KeyEntry,
     KeyMutation,
-    KeyPart,
     KeyRange,
     KeyWrite,
     NewMessage,
@@ -60,7 +58,7 @@ _KEPT_MS = 30 * 24 * 3600 * SECOND // MILLISECOND
 """How long a flow is kept that does not end."""
 _CANCELLED_MS = 3600 * SECOND // MILLISECOND
 _TOGETHER = 200
-"""Maximum number of settlements of one flow in a transaction."""
+"""Maximum number of settlements of one flow in a transaction, and of steps to cancel in one."""
 _PLANS = 1000
 """Number of plans to cache."""
 _PLAN_BYTES = 100_000
@@ -526,17 +524,23 @@ class Flows:
             return False
         # No step is pushed from here on. Without the messages it is not known how far the flow was.
         steps = await self._steps(map, stopped=False)
-        live = [step for step in steps if step.message_id is not None]
+        live = [step.message_id for step in steps if step.message_id is not None]
         ended = [_shown(map.steps[step.path], "done" if step.state == "done" else "cancelled") for step in steps]
         end = msgspec.structs.replace(end, steps=tuple(ended))
         await self._keyvalue.write_keys(KeyWrite(mutations=[self._set(map, "end", _encode(end), _CANCELLED_MS)]))
+        # Those that no worker has, in few calls.
+        received: list[str] = []
+        for start in range(0, len(live), _TOGETHER):
+            some = live[start : start + _TOGETHER]
+            outcomes = await self._engine.cancel(some)
+            received += [one for one, outcome in zip(some, outcomes, strict=True) if outcome == "leased"]
         turns = asyncio.Semaphore(_AT_ONCE)
 
         async def cancel_one(message_id: str) -> None:
             async with turns:
                 await self._broker.tasks.cancel(message_id)
 
-        await asyncio.gather(*(cancel_one(step.message_id) for step in live if step.message_id is not None))
+        await asyncio.gather(*(cancel_one(message_id) for message_id in received))
         return True
 
     # Records -----------------------------------------------------------------------------------------------
@@ -619,9 +623,3 @@ def _shown(
     return msgspec.structs.replace(
         shown, error=task.error, attempts=task.attempts, progress=task.progress, note=task.note
     )
-
-
-def tree_of(queue: str) -> Key:
-    """The key of all flows of a queue."""
-    part: KeyPart = queue
-    return (OWN, "flow", part)

@@ -299,11 +299,8 @@ class Directory:
             except OSError as error:
                 # Keep the addresses found before: an outage of the name server must not separate the peers.
                 if not complained:
-                    log.warning(
-                        "cannot resolve peer %s; retrying, check the setting peers and DNS: %s",
-                        name,
-                        error.strerror or error,
-                    )
+                    text = "cannot resolve peer %s; retrying, check the setting peers and DNS: %s"
+                    log.warning(text, name, error.strerror or error)
                     complained = True
                 await self._pause(_RETRY_SECONDS)
             else:

@@ -249,10 +249,8 @@ def read_schedule(entry: KeyEntry) -> Schedule:
     try:
         return _decode(entry.value)
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
-        raise EngineFailure(
-            f"schedule {entry.key[-1]!r} cannot be read: {error}; update this server, or replace it",
-            code="schedule_unreadable",
-        ) from error
+        text = f"schedule {entry.key[-1]!r} cannot be read: {error}; update this server, or replace it"
+        raise EngineFailure(text, code="schedule_unreadable") from error
 
 
 def changes(

@@ -34,10 +34,8 @@ _SEALED = re.compile(rb'"([0-9a-f]{8})\.([A-Za-z0-9+/=]+)"')
 
 
 def _corrupt(queue: str) -> EngineFailure:
-    return EngineFailure(
-        f"cannot decrypt a message of queue {queue!r}: its stored bytes changed; restore it from a backup",
-        code="payload_corrupt",
-    )
+    text = f"cannot decrypt a message of queue {queue!r}: its stored bytes changed; restore it from a backup"
+    return EngineFailure(text, code="payload_corrupt")
 
 
 class Sealer:
@@ -297,10 +295,8 @@ class SealedQueues:
 
     def _check_key(self, queue: str) -> None:
         if not self._sealer.enabled:
-            raise Unavailable(
-                f"queue {queue!r} is encrypted, but this server has no encryption key; set encryption.key",
-                code="encryption_unavailable",
-            )
+            text = f"queue {queue!r} is encrypted, but this server has no encryption key; set encryption.key"
+            raise Unavailable(text, code="encryption_unavailable")
 
     def _sealed(self, item: model.NewMessage) -> model.NewMessage:
         self._check_key(item.queue)

@@ -133,7 +133,6 @@ class SurveyTotals:
             current.oldest = _earlier(current.oldest, depth.oldest)
 
     def _close(self) -> None:
-        """Complete the current queue."""
         queue, found = self._queue, self._current
         if queue is None:
             return

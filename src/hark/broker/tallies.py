@@ -6,7 +6,7 @@ import asyncio
 import inspect
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
@@ -59,7 +59,8 @@ class Operations:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._tallies: dict[Operation, OperationTally] = {}
+        self.tallies: dict[Operation, OperationTally] = {}
+        """The counters of each operation that was called."""
 
     @contextmanager
     def measure(self, operation: Operation) -> Iterator[None]:
@@ -73,14 +74,10 @@ class Operations:
             failed = error.status >= _FAILED
             raise
         finally:
-            tally = self._tallies.setdefault(operation, OperationTally())
+            tally = self.tallies.setdefault(operation, OperationTally())
             tally.count += 1
             tally.errors += failed
             tally.milliseconds.add((self._clock.now() - started) / MILLISECOND)
-
-    def tallies(self) -> Mapping[Operation, OperationTally]:
-        """The counters of each operation that was called."""
-        return self._tallies
 
 
 # Tallies are plain numbers, because every batch updates them. Their readers (metrics, the sampler) change nothing.
@@ -397,8 +394,6 @@ def instrumented(engine: Engine, calls: EngineCalls, tallies: Tallies) -> Engine
 
 
 class _InstrumentedEngine:
-    """An engine whose calls are counted and timed."""
-
     def __init__(self, engine: Engine, calls: EngineCalls, tallies: Tallies) -> None:
         self._engine = engine
         self.shared = engine.shared

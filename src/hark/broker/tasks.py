@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from hark.api.types.messages import TaskStatus
-from hark.broker.flows import ENDED, Flows, tree_of
+from hark.api.types.tasks import TaskStatus
+from hark.broker.flows import ENDED, Flows
 from hark.broker.keyvalue import KeyValue
 from hark.broker.sealing import SealedQueues
 from hark.clock import MILLISECOND, SECOND
 from hark.engine.api import Engine
 from hark.engine.keyvalue import REPEATED
 from hark.errors import HarkError, LeaseLost, NotFound
-from hark.ids import has_location, partition_id_of
+from hark.ids import has_location, is_before, partition_id_of
 from hark.model import (
     OWN,
     DeadLetterFilter,
@@ -59,6 +59,8 @@ _LETTERS_AT_ONCE = 100
 _CANCELLED_MS = HOUR // MILLISECOND
 """How long a cancellation is kept."""
 _MOST_MARKS = 1000
+_PARTITION = 13
+"""The characters of an id that say the partition. A restored store has ids that end with another tag."""
 _MOST_LEARNED = 10_000
 _LEARN_AGAIN = SECOND
 """How often the encryption of a queue is read again, which another server can have changed."""
@@ -92,7 +94,7 @@ _decode_envelope = msgspec.json.Decoder(_Envelope).decode
 
 
 def _key(queue: str, partition_id: str, transaction_id: str) -> Key:
-    return (OWN, "task", queue, partition_id, transaction_id)
+    return (OWN, "task", queue, partition_id[:_PARTITION], transaction_id)
 
 
 class Tasks:
@@ -229,7 +231,7 @@ class Tasks:
         deadline = timers.now() + round(wait_seconds * SECOND)
         while True:
             [entry] = await self._keyvalue.fetch([key])
-            status, entry, _ = await self._status(queue, key, entry, group, message_id)
+            status, entry, _ = await self._status(queue, partition_id, key, entry, group, message_id)
             left = deadline - timers.now()
             if status.state in ENDED or left <= 0:
                 return status
@@ -242,18 +244,18 @@ class Tasks:
             raise _unknown()
         key = _key(queue, partition_id, transaction_id)
         [entry] = await self._keyvalue.fetch([key])
-        status, _, message_id = await self._status(queue, key, entry, None, "")
+        status, _, message_id = await self._status(queue, partition_id, key, entry, None, "")
         return status, message_id
 
     async def _status(
-        self, queue: str, key: Key, entry: KeyEntry | None, group: str | None, message_id: str
+        self, queue: str, partition_id: str, key: Key, entry: KeyEntry | None, group: str | None, message_id: str
     ) -> tuple[TaskStatus, KeyEntry | None, str]:
         """The state, the record that it comes from, and the id of the message that was looked at."""
-        partition_id, transaction_id = str(key[-2]), str(key[-1])
+        transaction_id = str(key[-1])
         while True:
             record = self._record(queue, entry)
-            if record is not None and record.message and record.message < message_id:
-                record = None  # The ids of a partition sort in the order of the pushes.
+            if record is not None and is_before(record.message, message_id):
+                record = None
             if record is not None and record.state in ("done", "cancelled"):
                 result = record.result if record.state == "done" else msgspec.UNSET
                 status = TaskStatus(state=record.state, result=result, progress=record.progress, note=record.note)
@@ -392,12 +394,6 @@ class Tasks:
                 marks.append(KeyWrite(checks=[check], mutations=[mark]))
         await asyncio.gather(*map(self._keyvalue.write_keys, marks))
         return answers
-
-    async def forget(self, queues: Sequence[str]) -> None:
-        """Delete the records of tasks of deleted queues."""
-        keys = [key for queue in queues for key in ((OWN, "task", queue), tree_of(queue))]
-        trees = [KeyMutation(kind="delete_tree", key=key) for key in keys]
-        await self._keyvalue.write_keys(KeyWrite(mutations=trees))
 
 
 def _partition(item: Settlement) -> str:

@@ -218,8 +218,6 @@ class Backoff:
 
 
 class _State(msgspec.Struct, eq=False):
-    """The state of one key."""
-
     backoff: Backoff
     due: int
     """When to poll. A reset can only make it earlier: otherwise a key with a hint every 50 ms would never be polled,
@@ -329,12 +327,8 @@ class FallbackPolls(Generic[K]):
         # The poll after a successful one is extra, so it does not count as the first poll of the backoff.
         state.starts_over = found
         state.due = self._timers.now() if found else state.backoff.due
-        log.debug(
-            "fallback poll of %s found %s; backoff interval %g ms",
-            key,
-            "something" if found else "nothing",
-            state.backoff.interval_ms,
-        )
+        what = "something" if found else "nothing"
+        log.debug("fallback poll of %s found %s; backoff interval %g ms", key, what, state.backoff.interval_ms)
         if not state.watched:
             self._keep(key, state)
         elif found:

@@ -21,7 +21,7 @@ from hark.api import operations
 from hark.cli.output import FAILED, Failure, complain, raw, table
 from hark.cli.params import option
 from hark.cli.remote import Server
-from hark.client.credentials import AUTHORIZATION, bearer, checked_token, trusting
+from hark.client.arguments import AUTHORIZATION, bearer, checked_token, trusting
 
 # Closed loop: each connection sends its next request after the response to the last one. Open loop (`rate`): requests
 # are due at fixed times, and latency counts from the due time, so that the figures show every delay of a slow server.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -10,7 +11,7 @@ import msgspec
 import typer
 
 from hark.api import operations, types
-from hark.api.options import LIMITS, OPTIONS, limits_of, with_backoff
+from hark.api.options import LIMITS, OPTIONS, given_limits, limits_of, with_backoff
 from hark.cli import params
 from hark.cli.command import command, make_app
 from hark.cli.output import Failure, confirm, details, raw, say, table
@@ -392,8 +393,8 @@ def resume_group(server: Server, group: params.GroupName, queue: params.QueueNam
     _order(server, "resumed", operations.RESUME_GROUP, queue, group)
 
 
-MaxInFlight, RateLimit, RateBurst = (
-    option("N", LIMITS[name].text, least=0, default="unchanged") for name in ("maxInFlight", "rateLimit", "rateBurst")
+MaxInFlight, RateLimit, RateBurst, MaxInFlightEach, RateLimitEach, RateBurstEach = (
+    option("N", one.text, least=0, default="unchanged") for one in LIMITS.values()
 )
 
 
@@ -403,6 +404,7 @@ MaxInFlight, RateLimit, RateBurst = (
     "hark queue limits orders",
     "hark queue limits orders --max-in-flight 100 --rate-limit 20",
     "hark queue limits orders --rate-limit 0",
+    "hark queue limits orders --rate-limit-per-partition 10",
 )
 def limit_queue(
     server: Server,
@@ -410,12 +412,22 @@ def limit_queue(
     max_in_flight: Annotated[int | None, MaxInFlight] = None,
     rate_limit: Annotated[float | None, RateLimit] = None,
     rate_burst: Annotated[int | None, RateBurst] = None,
+    max_in_flight_per_partition: Annotated[int | None, MaxInFlightEach] = None,
+    rate_limit_per_partition: Annotated[float | None, RateLimitEach] = None,
+    rate_burst_per_partition: Annotated[int | None, RateBurstEach] = None,
 ) -> None:
     """Show or change the delivery limits of a queue.
 
-    The limits apply to all consumer groups of the queue together.
+    The limits apply to all consumer groups of the queue together, those per partition to each group by itself.
     """
-    given = _given(max_in_flight, rate_limit, rate_burst)
+    given = _given(
+        max_in_flight,
+        rate_limit,
+        rate_burst,
+        max_in_flight_per_partition,
+        rate_limit_per_partition,
+        rate_burst_per_partition,
+    )
     if not given:
         _show(limits_of(server.ask(operations.SHOW_QUEUE, queue, query={"limit": 1}).options))
         return
@@ -440,9 +452,19 @@ def limit_group(
     max_in_flight: Annotated[int | None, MaxInFlight] = None,
     rate_limit: Annotated[float | None, RateLimit] = None,
     rate_burst: Annotated[int | None, RateBurst] = None,
+    max_in_flight_per_partition: Annotated[int | None, MaxInFlightEach] = None,
+    rate_limit_per_partition: Annotated[float | None, RateLimitEach] = None,
+    rate_burst_per_partition: Annotated[int | None, RateBurstEach] = None,
 ) -> None:
     """Show or change the delivery limits of a consumer group."""
-    given = _given(max_in_flight, rate_limit, rate_burst)
+    given = _given(
+        max_in_flight,
+        rate_limit,
+        rate_burst,
+        max_in_flight_per_partition,
+        rate_limit_per_partition,
+        rate_burst_per_partition,
+    )
     if not given:
         _show(server.ask(operations.SHOW_LIMITS, group, queue).limits)
         return
@@ -450,21 +472,20 @@ def limit_group(
     _show(server.ask(operations.LIMIT_GROUP, group, queue, body=kept | given).limits)
 
 
-def _given(max_in_flight: int | None, rate_limit: float | None, rate_burst: int | None) -> dict[str, Any]:
-    """Return the limits to change, by their names in the API."""
-    if rate_limit == 0 and rate_burst is None:
-        rate_burst = 0  # The server rejects a burst without a rate.
-    named = {"maxInFlight": max_in_flight, "rateLimit": rate_limit, "rateBurst": rate_burst}
-    return {name: value for name, value in named.items() if value is not None}
+def _given(*values: float | None) -> dict[str, Any]:
+    """Return the limits to change, by their names in the API. The values are in the order of the fields."""
+    given = given_limits(dict(zip(Limits.__struct_fields__, values, strict=True)))
+    return {field.encode_name: given[field.name] for field in msgspec.structs.fields(Limits) if field.name in given}
 
 
 def _show(limits: Limits) -> None:
     """Print limits for people."""
-    burst = f"{limits.rate_burst} messages" if limits.rate_burst else "one second's worth"
-    details(
-        (
-            ("maxInFlight", f"{limits.max_in_flight} messages" if limits.max_in_flight else "no limit"),
-            ("rateLimit", f"{limits.rate_limit:g} messages per second" if limits.rate_limit else "no limit"),
-            ("rateBurst", burst if limits.rate_limit or limits.rate_burst else None),
-        )
-    )
+    own = (limits.max_in_flight, limits.rate_limit, limits.rate_burst)
+    each = (limits.max_in_flight_per_partition, limits.rate_limit_per_partition, limits.rate_burst_per_partition)
+    details((*_rows("", *own), *(_rows("PerPartition", *each) if any(each) else ())))
+
+
+def _rows(suffix: str, in_flight: int, rate: float, burst: int) -> Iterator[tuple[str, str | None]]:
+    yield f"maxInFlight{suffix}", f"{in_flight} messages" if in_flight else "no limit"
+    yield f"rateLimit{suffix}", f"{rate:g} messages per second" if rate else "no limit"
+    yield f"rateBurst{suffix}", (f"{burst} messages" if burst else "one second's worth") if rate or burst else None

@@ -17,7 +17,7 @@ import typer
 from hark.api import operations, types
 from hark.api.operations import Operation
 from hark.cli.output import Failure, Misuse, raw
-from hark.client.credentials import AUTHORIZATION, bearer, checked_token, refused_by_tls, trusting
+from hark.client.arguments import AUTHORIZATION, bearer, checked_token, refused_by_tls, trusting
 from hark.errors import InvalidInput, did_you_mean
 from hark.settings.tree import S3_SCHEME
 

@@ -66,7 +66,7 @@ def put(
     """
     if [cron, every].count(None) != 1:
         raise typer.BadParameter("give exactly one of --cron and --every")
-    body = types.schedules.ScheduleBody(
+    body = types.tasks.ScheduleBody(
         queue=queue,
         partition=partition,
         cron=cron,
@@ -182,13 +182,13 @@ def delete(server: Server, name: ScheduleName, yes: params.Yes = False) -> None:
     say(f"deleted schedule {name}")
 
 
-def _when(schedule: types.schedules.ListedSchedule) -> str:
+def _when(schedule: types.tasks.ListedSchedule) -> str:
     if schedule.cron is None:
         return f"every {schedule.every:g} s"
     return schedule.cron if schedule.timezone == "UTC" else f"{schedule.cron} ({schedule.timezone})"
 
 
-def _next(schedule: types.schedules.ListedSchedule) -> str:
+def _next(schedule: types.tasks.ListedSchedule) -> str:
     if schedule.next_run_at is None:
         return f"{schedule.state}, no next run"
     return f"next run {schedule.next_run_at:%Y-%m-%dT%H:%M:%SZ}"

@@ -69,8 +69,7 @@ def create(
 
     Copy the token now: the server stores only its hash, so it cannot be shown again.
     """
-    from hark.access.identity import ALL_QUEUES
-    from hark.access.tokens import make_token
+    from hark.access.tokens import ALL_QUEUES, make_token
     from hark.api.operations import Role
 
     clock = SystemClock()

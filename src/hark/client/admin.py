@@ -64,13 +64,11 @@ class Traces:
 
     async def by_name(self, name: str, *, limit: int = 100, offset: int = 0) -> types.Page[types.messages.NamedTrace]:
         """The trace events with a name, over all messages, newest first."""
-        query = {"limit": limit, "offset": offset}
-        return await self._caller.ask(operations.LIST_BY_NAME, name, query=query)
+        return await self._caller.ask(operations.LIST_BY_NAME, name, query={"limit": limit, "offset": offset})
 
     async def names(self, *, limit: int = 50, offset: int = 0) -> types.Page[types.messages.TraceName]:
         """The names of recorded trace events."""
-        query = {"limit": limit, "offset": offset}
-        return await self._caller.ask(operations.LIST_NAMES, query=query)
+        return await self._caller.ask(operations.LIST_NAMES, query={"limit": limit, "offset": offset})
 
 
 _AS_IT_IS = frozenset({"unhealthy", "connection_failed"})
@@ -105,13 +103,11 @@ class Admin:
 
     async def namespaces(self, *, limit: int = 10_000, offset: int = 0) -> tuple[types.queues.Namespace, ...]:
         """List the namespaces of queues."""
-        query = {"limit": limit, "offset": offset}
-        return (await self._caller.ask(operations.LIST_NAMESPACES, query=query)).value
+        return (await self._caller.ask(operations.LIST_NAMESPACES, query={"limit": limit, "offset": offset})).value
 
     async def tasks(self, *, limit: int = 10_000, offset: int = 0) -> tuple[types.queues.Task, ...]:
         """List the task labels of queues."""
-        query = {"limit": limit, "offset": offset}
-        return (await self._caller.ask(operations.LIST_TASKS, query=query)).value
+        return (await self._caller.ask(operations.LIST_TASKS, query={"limit": limit, "offset": offset})).value
 
     async def overview(self) -> types.queues.Overview:
         """Totals over all queues, and the lag of the consumer groups."""
@@ -203,7 +199,7 @@ class Admin:
         query = {"running": "true"} if running else None
         await self._caller.send(operations.CANCEL_MESSAGE, id, query=query)
 
-    async def flow(self, queue: str, id: str) -> types.flows.FlowStatus:
+    async def flow(self, queue: str, id: str) -> types.tasks.FlowStatus:
         """The state of a flow and of its steps. Raises `NotFound` if it is not stored any more.
 
         `queue` is the queue of its first step.
@@ -273,8 +269,7 @@ class Groups:
         self, queue: str | None = None, *, limit: int = 10_000, offset: int = 0
     ) -> list[types.groups.ListedGroup]:
         """List groups, one entry per group and queue."""
-        query = {"queue": queue, "limit": limit, "offset": offset}
-        return await self._caller.ask(operations.LIST_GROUPS, query=query)
+        return await self._caller.ask(operations.LIST_GROUPS, query={"queue": queue, "limit": limit, "offset": offset})
 
     async def get(self, name: str, *, limit: int = 1000) -> dict[str, tuple[types.groups.ShownPosition, ...]]:
         """The position of a group in each partition, by queue. Empty for an unknown group."""
@@ -361,10 +356,21 @@ class Groups:
         max_in_flight: int | None = None,
         rate_limit: float | None = None,
         rate_burst: int | None = None,
+        max_in_flight_per_partition: int | None = None,
+        rate_limit_per_partition: float | None = None,
+        rate_burst_per_partition: int | None = None,
     ) -> Limits:
-        """Replace all three limits. A limit that you do not give is removed."""
-        body = {"maxInFlight": max_in_flight, "rateLimit": rate_limit, "rateBurst": rate_burst}
-        return (await self._caller.ask(operations.LIMIT_GROUP, name, queue, body=body)).limits
+        """Replace all limits. A limit that you do not give is removed."""
+        body = {
+            "maxInFlight": max_in_flight,
+            "rateLimit": rate_limit,
+            "rateBurst": rate_burst,
+            "maxInFlightPerPartition": max_in_flight_per_partition,
+            "rateLimitPerPartition": rate_limit_per_partition,
+            "rateBurstPerPartition": rate_burst_per_partition,
+        }
+        given = {limit: value for limit, value in body.items() if value is not None}
+        return (await self._caller.ask(operations.LIMIT_GROUP, name, queue, body=given)).limits
 
 
 Interval = float | str | timedelta
@@ -393,13 +399,13 @@ class Schedules:
         timezone: str | None = None,
         start_at: datetime | None = None,
         jitter: Interval | None = None,
-        overlap: types.schedules.Overlap = "allow",
-        catch_up: types.schedules.CatchUp = "latest",
+        overlap: types.tasks.Overlap = "allow",
+        catch_up: types.tasks.CatchUp = "latest",
         partition: str | None = None,
         priority: int | None = None,
         ttl: float | timedelta | None = None,
         retry_delays: Sequence[float | timedelta] | None = None,
-    ) -> types.schedules.ShownSchedule:
+    ) -> types.tasks.ShownSchedule:
         """Create a schedule, or replace its settings: at its due times the server pushes `data` to the queue.
 
         Give exactly one of `cron` (such as `"30 8 * * MON-FRI"`, in `timezone`) and `every` (seconds, a `timedelta`, or
@@ -416,7 +422,7 @@ class Schedules:
         """
         if (cron is None) == (every is None):
             raise InvalidInput("cron, every: expected exactly one of them, such as every='5m'")
-        body = types.schedules.ScheduleBody(
+        body = types.tasks.ScheduleBody(
             queue=a_name(queue, "queue"),
             partition=None if partition is None else a_name(partition, "partition"),
             payload=json_value(data, "data"),
@@ -437,24 +443,24 @@ class Schedules:
 
     async def list(
         self, queue: str | None = None, *, search: str | None = None, limit: int = 10_000, offset: int = 0
-    ) -> tuple[types.schedules.ListedSchedule, ...]:
+    ) -> tuple[types.tasks.ListedSchedule, ...]:
         """List schedules by name. `search` matches a part of the name."""
         query = {"queue": queue, "search": search, "limit": limit, "offset": offset}
         return (await self._caller.ask(operations.LIST_SCHEDULES, query=query)).items
 
-    async def get(self, name: str) -> types.schedules.ShownSchedule:
+    async def get(self, name: str) -> types.tasks.ShownSchedule:
         """A schedule with its next and last runs. Raises `NotFound` if it does not exist."""
         return await self._caller.ask(operations.SHOW_SCHEDULE, name)
 
-    async def pause(self, name: str) -> types.schedules.ShownSchedule:
+    async def pause(self, name: str) -> types.tasks.ShownSchedule:
         """Pause a schedule. Due times until it is resumed are not caught up."""
         return await self._caller.ask(operations.PAUSE_SCHEDULE, name, safe=True)
 
-    async def resume(self, name: str) -> types.schedules.ShownSchedule:
+    async def resume(self, name: str) -> types.tasks.ShownSchedule:
         """Resume a schedule. Its next due time is the first one after now."""
         return await self._caller.ask(operations.RESUME_SCHEDULE, name, safe=True)
 
-    async def run(self, name: str) -> types.schedules.ScheduleRun:
+    async def run(self, name: str) -> types.tasks.ScheduleRun:
         """Push one message of a schedule now. Its due times do not change."""
         return await self._caller.ask(operations.RUN_SCHEDULE, name)
 

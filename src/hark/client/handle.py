@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 import msgspec
 
 from hark.api import operations
-from hark.api.types.flows import FlowStatus
-from hark.api.types.messages import TaskStatus
+from hark.api.types.tasks import FlowStatus, TaskStatus
 from hark.client.arguments import a_name, seconds_of
 from hark.client.pushing import Pushed
 from hark.errors import Conflict, HarkError, InvalidInput

@@ -14,8 +14,8 @@ import msgspec
 from yarl import URL
 
 from hark.api.types import ErrorAnswer
+from hark.client.arguments import refused_by_tls
 from hark.client.calling import Answer, ConnectionFailed, Home, Request, Transport, client_closed, retry_after_seconds
-from hark.client.credentials import refused_by_tls
 from hark.errors import InvalidInput
 
 _JSON = {"Content-Type": "application/json"}

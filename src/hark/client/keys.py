@@ -13,18 +13,9 @@ from typing import Any, Self, TypeVar
 import msgspec
 from msgspec import UNSET
 
-from hark.api import operations
+from hark.api import operations, types
 from hark.api.operations import Operation
 from hark.api.types import OptionalRaw, decode_value
-from hark.api.types.keys import (
-    AtomicBody,
-    AtomicResult,
-    CheckBody,
-    EnqueueOptions,
-    MutationBody,
-    PolledEntries,
-    WireEntry,
-)
 from hark.client.arguments import KeyParts, json_value, key_of, key_text, new_message, time_to_live
 from hark.client.calling import Caller, Query, Request, decode, not_hark
 from hark.errors import HarkError, InvalidInput
@@ -66,7 +57,7 @@ class Change(msgspec.Struct, frozen=True):
         return None if self.entry is None else self.entry.value
 
 
-def entry_of(found: WireEntry) -> Entry | None:
+def entry_of(found: types.keys.WireEntry) -> Entry | None:
     """The entry, or None if the key is missing."""
     return None if found.versionstamp is None else Entry(found.key, found.value, found.versionstamp)
 
@@ -83,12 +74,12 @@ class KeyChanges:
     """Collects checks and changes of keys. Each method returns the same object, so calls can be chained."""
 
     def __init__(self) -> None:
-        self._checks: list[CheckBody] = []
-        self._mutations: list[MutationBody] = []
+        self._checks: list[types.keys.CheckBody] = []
+        self._mutations: list[types.keys.MutationBody] = []
 
     def check(self, key: KeyParts, versionstamp: str | None) -> Self:
         """Require that the key has this versionstamp. None: require that the key does not exist."""
-        self._checks.append(CheckBody(key_of(key), versionstamp))
+        self._checks.append(types.keys.CheckBody(key_of(key), versionstamp))
         return self
 
     def set(self, key: KeyParts, value: object, *, expires_in: float | timedelta | None = None) -> Self:
@@ -132,12 +123,12 @@ class KeyChanges:
         """
         return not self._checks and all(mutation.type in _REPEATABLE for mutation in self._mutations)
 
-    def body(self) -> AtomicBody:
+    def body(self) -> types.keys.AtomicBody:
         """The request body."""
-        return AtomicBody(checks=self._checks, mutations=self._mutations)
+        return types.keys.AtomicBody(checks=self._checks, mutations=self._mutations)
 
     def _add(self, type: str, key: KeyParts, value: OptionalRaw = UNSET, expires_in: int | None = None) -> Self:
-        self._mutations.append(MutationBody(type, key=key_of(key), value=value, expires_in=expires_in))
+        self._mutations.append(types.keys.MutationBody(type, key=key_of(key), value=value, expires_in=expires_in))
         return self
 
 
@@ -179,7 +170,7 @@ class Atomic(KeyChanges):
             retry_delays=retry_delays,
             keys_if_undelivered=keys_if_undelivered,
         )
-        options = EnqueueOptions(
+        options = types.keys.EnqueueOptions(
             delay=message.delay,
             deliver_at=message.deliver_at,
             priority=message.priority,
@@ -187,10 +178,10 @@ class Atomic(KeyChanges):
             backoff_schedule=message.backoff_schedule,
             keys_if_undelivered=message.keys_if_undelivered,
         )
-        self._mutations.append(MutationBody("enqueue", queue=queue, value=message.payload, options=options))
+        self._mutations.append(types.keys.MutationBody("enqueue", queue=queue, value=message.payload, options=options))
         return self
 
-    async def commit(self) -> AtomicResult:
+    async def commit(self) -> types.keys.AtomicResult:
         """Apply everything, or nothing if a check fails: the result is then false.
 
         Raises `Conflict` if a change does not fit the stored value, for example a sum to a string. With checks, sums,
@@ -222,7 +213,7 @@ _TOO_SOON = 1.0
 wrong."""
 _MAX_ADDRESS = 60_000
 """Maximum size of the query in bytes. A server accepts URLs of 65,535 bytes."""
-_Poll = Operation[PolledEntries[tuple[str, ...]]] | Operation[PolledEntries[str]]
+_Poll = Operation[types.keys.PolledEntries[tuple[str, ...]]] | Operation[types.keys.PolledEntries[str]]
 
 
 class KeyWatch:
@@ -289,7 +280,7 @@ class KeyWatch:
         if size > _MAX_ADDRESS:
             text = f"too many or too long for one watch: {size} of {_MAX_ADDRESS} bytes"
             raise InvalidInput(f"keys: {text}; watch fewer keys, or use a prefix with a smaller limit")
-        polled: PolledEntries[tuple[str, ...]] | PolledEntries[str] = await self._caller.ask(
+        polled: types.keys.PolledEntries[tuple[str, ...]] | types.keys.PolledEntries[str] = await self._caller.ask(
             self._operation, query=query, seconds=self._wait + _MARGIN
         )
         stamps = polled.versionstamps

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack, cast
 import msgspec
 
 from hark.api import operations
-from hark.api.options import QueueOptionsGiven, limits_of, with_backoff
+from hark.api.options import QueueOptionsGiven, given_limits, limits_of, with_backoff
 from hark.api.types import Page
 from hark.api.types.dead_letters import ListedDeadLetter, RequeuedDeadLetter
 from hark.api.types.keys import WorkSettings, WorkStats
@@ -245,13 +245,26 @@ class QueueAdmin:
         return limits_of((await self.stats(limit=1)).options)
 
     async def set_limits(
-        self, *, max_in_flight: int | None = None, rate_limit: float | None = None, rate_burst: int | None = None
+        self,
+        *,
+        max_in_flight: int | None = None,
+        rate_limit: float | None = None,
+        rate_burst: int | None = None,
+        max_in_flight_per_partition: int | None = None,
+        rate_limit_per_partition: float | None = None,
+        rate_burst_per_partition: int | None = None,
     ) -> Limits:
         """Change the given limits and keep all other options. 0 means no limit."""
-        if rate_limit == 0 and rate_burst is None:
-            rate_burst = 0  # A burst without a rate has no meaning, and the server rejects it.
-        named = {"max_in_flight": max_in_flight, "rate_limit": rate_limit, "rate_burst": rate_burst}
-        given = {name: value for name, value in named.items() if value is not None}
+        given = given_limits(
+            {
+                "max_in_flight": max_in_flight,
+                "rate_limit": rate_limit,
+                "rate_burst": rate_burst,
+                "max_in_flight_per_partition": max_in_flight_per_partition,
+                "rate_limit_per_partition": rate_limit_per_partition,
+                "rate_burst_per_partition": rate_burst_per_partition,
+            }
+        )
         return limits_of((await self.change(**cast(QueueOptionsGiven, given))).options)
 
     async def _configure(
@@ -278,8 +291,7 @@ class QueueAdmin:
 
     async def depth(self, group: str | None = None, *, limit: int = 10_000) -> Depth:
         """The backlog of a group. Without a group: of the group that is furthest behind."""
-        query = {"group": group, "limit": limit}
-        return await self._caller.ask(operations.SHOW_DEPTH, self.name, query=query)
+        return await self._caller.ask(operations.SHOW_DEPTH, self.name, query={"group": group, "limit": limit})
 
     async def delete(self) -> bool:
         """Delete the queue with its messages, groups and dead letters. Returns whether the queue existed."""
@@ -410,8 +422,7 @@ class DeadLetters:
 
         Raises the same errors as `get`.
         """
-        query = {"consumerGroup": group or self.group}
-        return await self._caller.ask(operations.REQUEUE, id, query=query)
+        return await self._caller.ask(operations.REQUEUE, id, query={"consumerGroup": group or self.group})
 
     async def requeue_all(self, **filters: Unpack[DeadLetterFilter]) -> int:
         """Requeue all matching dead letters, with the earliest failure in front. Returns their number.

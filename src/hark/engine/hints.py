@@ -10,6 +10,7 @@ import msgspec
 
 from hark.ids import IdCodec
 from hark.model import Counts, GroupView, Hint, HintKind, MessageState, MessageView
+from hark.model.messages import RESERVED, RESERVED_TEXT
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -65,6 +66,22 @@ def counts_of(row: Mapping[str, Any]) -> Counts:
         failed=row["failed"],
         dead_letter=dead,
     )
+
+
+NOT_FOUND = ("not_found", "Message not found")
+EXPIRED = ("lease_expired", "Invalid or expired lease: the lease expired; renew leases in time, or lengthen them")
+SUPERSEDED = ("lease_invalid", "Invalid or expired lease: the last delivery of the message was under another lease")
+NOT_LEASED = ("not_leased", "Invalid or expired lease: no consumer of the group holds this message")
+DEAD = ("dead_lettered", "The message is already dead-lettered; requeue it to deliver it again")
+
+
+def refusal_of(code: str, queue: str) -> tuple[str, str]:
+    """Why a message was not stored: the error code and a text."""
+    if code == "sealing_mismatch":
+        return code, f"the encryption of queue {queue!r} was changed during the push; retry"
+    if code == RESERVED:
+        return code, RESERVED_TEXT
+    return code, f"queue {queue!r} is full: its unsettled messages reached maxSize; retry later or raise maxSize"
 
 
 _BY_URGENCY: tuple[MessageState, ...] = ("dead_letter", "processing", "pending", "scheduled", "completed")

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hark.access.authenticator import Authenticates, credential_of
-from hark.access.identity import ANONYMOUS, UNRESTRICTED, Identity
 from hark.access.jwts import MAX_LENGTH
+from hark.access.tokens import ANONYMOUS, UNRESTRICTED, Identity
 from hark.api.operations import Reach, Role
 from hark.broker import Broker
 from hark.broker.work_queues import DEFAULT_QUEUE

@@ -13,6 +13,7 @@ from hark.access.authenticator import Authenticates, Open
 from hark.api.operations import WEBSOCKET
 from hark.broker import Broker
 from hark.errors import HarkError, InvalidInput, MethodNotAllowed, NotFound
+from hark.http import responses
 from hark.http.admission import Edge
 from hark.http.checks import path_segments
 from hark.http.exchange import EXCHANGE, NO_HEADERS, Exchange, Header, Lost, Requests, current_exchange
@@ -22,21 +23,7 @@ from hark.http.keyval.queue import QueueRoutes
 from hark.http.keyval.watch import KeyvalStreams
 from hark.http.metrics import Metrics
 from hark.http.openapi import document
-from hark.http.responses import (
-    Event,
-    Receive,
-    Response,
-    Scope,
-    Send,
-    body_limit,
-    encode,
-    error_response,
-    read_whole,
-    refuse_websocket,
-    send_failure,
-    send_response,
-    wait_until_left,
-)
+from hark.http.responses import Event, Receive, Response, Scope, Send, encode
 from hark.http.routes import dead_letters, groups, messages, queues, schedules, status, system, transactions
 from hark.http.routes.status import SampleEvents
 from hark.http.routes.tasks import TaskRoutes
@@ -208,7 +195,11 @@ class App:
 
     def body_limit(self, exchange: Exchange) -> int:
         """Return the maximum size of the body of a request, in bytes."""
-        return self.settings.max_body_bytes if exchange.refusal else body_limit(exchange.operation, self.settings)
+        return (
+            self.settings.max_body_bytes
+            if exchange.refusal
+            else responses.body_limit(exchange.operation, self.settings)
+        )
 
     def answer_now(self, exchange: Exchange) -> bool:
         """Answer a complete request that is refused or hot; False if it is for `__call__`."""
@@ -224,7 +215,7 @@ class App:
                 if exchange.waits:
                     exchange.headers = self.edge.kept_headers(headers)
         except Exception as error:
-            exchange.carrier.respond(exchange, *error_response(error))
+            exchange.carrier.respond(exchange, *responses.error_response(error))
         finally:
             current_exchange.reset(token)
         return True
@@ -264,7 +255,11 @@ class App:
         send = _beginning(exchange, send)
         if exchange.refusal is not None:
             refusal = self.edge.refuse(exchange, exchange.refusal)
-            return send_response(send, refusal) if scope["type"] == "http" else refuse_websocket(receive, send, refusal)
+            return (
+                responses.send_response(send, refusal)
+                if scope["type"] == "http"
+                else responses.refuse_websocket(receive, send, refusal)
+            )
         operation = exchange.operation
         if operation.hot:
             return _answer_hot(exchange, scope, receive, send, self.settings)
@@ -313,12 +308,12 @@ async def _answer_hot(exchange: Exchange, scope: Scope, receive: Receive, send: 
     """Serve a hot operation over ASGI."""
     carrier = exchange.carrier = _Answered()
     try:
-        exchange.body = await read_whole(scope, receive, settings)
+        exchange.body = await responses.read_whole(scope, receive, settings)
         cast(Callable[[Exchange], None], exchange.operation.endpoint)(exchange)
     except Exception as error:
-        await send_failure(send, error)
+        await responses.send_failure(send, error)
         return
-    watch = asyncio.create_task(wait_until_left(receive))
+    watch = asyncio.create_task(responses.wait_until_left(receive))
     more = True
     try:
         while more:

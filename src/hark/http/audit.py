@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from hark.access.identity import ANONYMOUS
+from hark.access.tokens import ANONYMOUS
 from hark.api.operations import Role
 from hark.api.types.server import AuditRecord
 from hark.clock import Clock

@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from hark.access.identity import ANONYMOUS, Identity
+from hark.access.tokens import ANONYMOUS, Identity
 from hark.api.operations import WEBSOCKET
 from hark.errors import HarkError
 from hark.prometheus import CALL_SECONDS, Histogram

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from hark.access.identity import UNRESTRICTED
+from hark.access.tokens import UNRESTRICTED
 from hark.api import operations
 from hark.api.operations import Reach
 from hark.api.types.delivery import NO_RESULT, AckAnswer, AckBatchBody, AckBody, PopReply, PushAnswer
@@ -21,38 +21,10 @@ from hark.api.types.messages import ExtendBody
 from hark.batching import Answer, when_done
 from hark.broker import Broker
 from hark.errors import Overloaded
-from hark.http import routing
+from hark.http import checks, items, routing
 from hark.http.admission import settle, stamp
-from hark.http.checks import (
-    AT_ONCE,
-    MAX_DEPTH,
-    MAX_NAME_BYTES,
-    array_of,
-    check_name,
-    check_nesting,
-    check_nesting_in_turns,
-    check_text,
-    check_values,
-    decode_json,
-    decode_unbounded,
-    elements,
-    in_turns,
-    many_values,
-)
+from hark.http.checks import check_name, check_nesting, check_text, decode_json, in_turns, many_values
 from hark.http.exchange import Exchange
-from hark.http.items import (
-    ACK_TEXTS,
-    NO_PAYLOAD,
-    PushBody,
-    ack_answers,
-    extended_lease,
-    items_in,
-    payloads_in,
-    renewal_seconds,
-    settlement_of,
-    to_new_message,
-    too_many,
-)
 from hark.http.next import Next, NextBody
 from hark.http.pops import Pop, named, parse_pop, pop_params, pop_reply, queue_in_path, received
 from hark.http.responses import JSON_HEADERS, NO_STORE, UNCACHED_JSON, carry, encode, fail
@@ -79,7 +51,7 @@ _DONE = (None, "completed")
 _EMPTY = (NO_STORE,)
 
 
-_ShortName = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_BYTES // 4)]
+_ShortName = Annotated[str, msgspec.Meta(min_length=1, max_length=checks.MAX_NAME_BYTES // 4)]
 """A character has at most four bytes, so a name this short is within the limit."""
 
 
@@ -88,8 +60,8 @@ class PlainItem(msgspec.Struct, gc=False, rename="camel", forbid_unknown_fields=
 
     queue: _ShortName
     partition: _ShortName = DEFAULT_PARTITION
-    payload: msgspec.Raw = NO_PAYLOAD
-    transaction_id: Annotated[str, msgspec.Meta(max_length=MAX_NAME_BYTES // 4)] = ""
+    payload: msgspec.Raw = items.NO_PAYLOAD
+    transaction_id: Annotated[str, msgspec.Meta(max_length=checks.MAX_NAME_BYTES // 4)] = ""
 
 
 class PlainBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
@@ -124,15 +96,15 @@ _UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 def _results(body: bytes) -> Iterator[msgspec.Raw]:
     """Return the results of tasks in a body of `ack_batch`, which are not decoded."""
-    outline = decode_unbounded(body, _outline(), "body", ACK_TEXTS)
-    return (ack.task.result for ack in elements(outline.acknowledgments) if ack.task is not None)
+    outline = checks.decode_unbounded(body, _outline(), "body", items.ACK_TEXTS)
+    return (ack.task.result for ack in checks.elements(outline.acknowledgments) if ack.task is not None)
 
 
 @cache
 def _outline() -> Any:
     task = msgspec.defstruct("Task", [("result", msgspec.Raw, NO_RESULT)], gc=False)
     ack = msgspec.defstruct("Ack", [("task", task | None, None)], gc=False)
-    return msgspec.defstruct("Outline", [("acknowledgments", array_of(ack))])
+    return msgspec.defstruct("Outline", [("acknowledgments", checks.array_of(ack))])
 
 
 class HotRoutes:
@@ -152,7 +124,7 @@ class HotRoutes:
             bind(
                 operations.PUSH,
                 self.push,
-                body=PushBody,
+                body=items.PushBody,
                 body_bytes=LARGE_BODY,
                 answer={201: list[PushAnswer]},
                 errors=(TOO_MANY, MAINTENANCE, QUEUE_FULL),
@@ -204,17 +176,17 @@ class HotRoutes:
         """
         body = exchange.body
         if messages is None:  # Else `_push_large` has decoded them.
-            if len(body) > AT_ONCE:
+            if len(body) > checks.AT_ONCE:
                 self._keep(asyncio.ensure_future(self._push_large(exchange)))
                 return
-            if len(body) > 2 * MAX_DEPTH:
+            if len(body) > 2 * checks.MAX_DEPTH:
                 check_nesting(body)
             messages = _plain_messages(body)
             if messages is None:
-                messages = [to_new_message(item, index) for index, item in enumerate(items_in(body))]
+                messages = [items.to_new_message(item, index) for index, item in enumerate(items.items_in(body))]
                 unique = _has_unique(messages)
         if len(messages) > self._max_batch:
-            raise too_many("items", self._max_batch, len(messages))
+            raise items.too_many("items", self._max_batch, len(messages))
         if exchange.identity is not UNRESTRICTED:
             stamp(exchange.identity, messages)
         if exchange.trace_context is not None:
@@ -233,18 +205,18 @@ class HotRoutes:
     async def _push_large(self, exchange: Exchange) -> None:
         try:
             body = exchange.body
-            await check_nesting_in_turns(body)
+            await checks.check_nesting_in_turns(body)
             number = many_values(body)
             if number:
                 await asyncio.sleep(0)
-                check_values(number, payloads_in(body))
+                checks.check_values(number, items.payloads_in(body))
             await asyncio.sleep(0)
             messages, unique = None if number else _plain_messages(body), False
             if messages is None:
-                items = items_in(body, many=number > 0)
-                if len(items) > self._max_batch:
-                    raise too_many("items", self._max_batch, len(items))
-                messages = [to_new_message(item, index) async for index, item in in_turns(enumerate(items))]
+                found = items.items_in(body, many=number > 0)
+                if len(found) > self._max_batch:
+                    raise items.too_many("items", self._max_batch, len(found))
+                messages = [items.to_new_message(item, index) async for index, item in in_turns(enumerate(found))]
                 unique = _has_unique(messages)
             if not exchange.gone:
                 self.push(exchange, messages, unique)
@@ -340,9 +312,9 @@ class HotRoutes:
         line is the response of the pop: its messages, `null` if no message is available, or an object with `error` and
         `code`. A client that disconnects does not undo the settlements.
         """
-        batch = decode_json(exchange.body or b"{}", NextBody, "body", ACK_TEXTS)
+        batch = decode_json(exchange.body or b"{}", NextBody, "body", items.ACK_TEXTS)
         if len(batch.acknowledgments) > self._max_batch:
-            raise too_many("acknowledgments", self._max_batch, len(batch.acknowledgments))
+            raise items.too_many("acknowledgments", self._max_batch, len(batch.acknowledgments))
         pop = self._requested_pop(exchange)
         exchange.waits = pop.wait_seconds > 0
         settling = self._settle(exchange, batch.acknowledgments, batch.consumer_group, "acknowledgments")
@@ -361,7 +333,7 @@ class HotRoutes:
             ack = _decode_ack(exchange.body)
         except _UNDECODABLE:
             ack = decode_json(exchange.body, AckBody, "body")
-        when_done(self._settle(exchange, [ack], ack.consumer_group, ""), partial(_answer, exchange, ack_answers))
+        when_done(self._settle(exchange, [ack], ack.consumer_group, ""), partial(_answer, exchange, items.ack_answers))
 
     def ack_batch(self, exchange: Exchange) -> None:
         """Acknowledge several messages.
@@ -372,33 +344,35 @@ class HotRoutes:
         body = exchange.body
         try:
             if number := many_values(body):
-                check_values(number, _results(body))
+                checks.check_values(number, _results(body))
             batch = _decode_ack_batch(body)
         except _UNDECODABLE:
-            batch = decode_json(body, AckBatchBody, "body", ACK_TEXTS)
+            batch = decode_json(body, AckBatchBody, "body", items.ACK_TEXTS)
         if len(batch.acknowledgments) > self._max_batch:
-            raise too_many("acknowledgments", self._max_batch, len(batch.acknowledgments))
+            raise items.too_many("acknowledgments", self._max_batch, len(batch.acknowledgments))
         settling = self._settle(exchange, batch.acknowledgments, batch.consumer_group, "acknowledgments")
-        when_done(settling, partial(_answer, exchange, ack_answers))
+        when_done(settling, partial(_answer, exchange, items.ack_answers))
 
     def _settle(
         self, exchange: Exchange, acks: Sequence[AckBody], group: str | None, where: str
     ) -> asyncio.Future[list[SettleOutcome]]:
         """Settle messages. Errors name a field as `where[index].field`, or as `field` without `where`."""
         name = QUEUE_MODE if not group else check_name(group, "consumerGroup")
-        items = []
+        settlements = []
         for index, ack in enumerate(acks):
             plain = ack.delay is None and ack.default_delay is None and not ack.task
             if ack.transaction_id and ack.partition_id and plain and ack.status in (None, "completed"):
-                items.append(Settlement(ack.transaction_id, ack.partition_id, "completed", ack.lease_id, group=name))
+                settlements.append(
+                    Settlement(ack.transaction_id, ack.partition_id, "completed", ack.lease_id, group=name)
+                )
             else:
-                items.append(settlement_of(ack, name, f"{where}[{index}]." if where else ""))
-        if not items:
+                settlements.append(items.settlement_of(ack, name, f"{where}[{index}]." if where else ""))
+        if not settlements:
             nothing: Answer[list[SettleOutcome]] = Answer()
             nothing.set_result([])
             return nothing
         identity = exchange.identity
-        return settle(identity, self._broker, items) if identity.restricted else self._broker.settle(items)
+        return settle(identity, self._broker, settlements) if identity.restricted else self._broker.settle(settlements)
 
     # Renewal -----------------------------------------------------------------------------------------------
 
@@ -410,8 +384,8 @@ class HotRoutes:
         """
         lease_id = check_text(str(exchange.params["lease_id"]), "lease_id")
         body = decode_json(exchange.body or b"{}", ExtendBody, "extend")
-        future = self._broker.renew(Renewal(lease_id, renewal_seconds(body.value)))
-        when_done(future, partial(_answer, exchange, partial(extended_lease, lease_id)))
+        future = self._broker.renew(Renewal(lease_id, items.renewal_seconds(body.value)))
+        when_done(future, partial(_answer, exchange, partial(items.extended_lease, lease_id)))
 
 
 def _answer(exchange: Exchange, shape: Callable[[A], object], future: asyncio.Future[A]) -> None:

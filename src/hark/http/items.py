@@ -17,14 +17,7 @@ from hark.api.types.messages import ExtendedLease, RenewalAnswer
 from hark.broker import Broker
 from hark.errors import InvalidInput
 from hark.http import checks
-from hark.http.checks import (
-    check_int,
-    check_name,
-    check_text,
-    decode_unbounded,
-    short,
-    time_of,
-)
+from hark.http.checks import check_int, check_name, check_text, decode_unbounded, short, time_of
 from hark.ids import has_location
 from hark.keys import InvalidKey, check_keys
 from hark.model import Key, NewMessage, Renewal, RenewOutcome, Settlement, SettleOutcome, StepRef, TaskEnd

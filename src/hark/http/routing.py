@@ -9,24 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import msgspec
 from starlette.responses import Response
 
-from hark.access.identity import Identity
+from hark.access.tokens import Identity
 from hark.api import operations
 from hark.api.operations import Reach, Role
 from hark.api.types import Pagination
 from hark.errors import InvalidInput
-from hark.http import responses
-from hark.http.checks import (
-    INTEGER,
-    MAX_NAME_BYTES,
-    MAX_NUMBER,
-    Payloads,
-    check_name,
-    check_text,
-    decode_json,
-    parse_time,
-    query_params,
-    short,
-)
+from hark.http import checks, responses
+from hark.http.checks import Payloads, check_name, check_text, decode_json, query_params
 from hark.http.exchange import Exchange, Header, exchange_of
 from hark.http.responses import Receive, Scope, Send, decode_in_turns, encode
 
@@ -93,9 +82,9 @@ class IntParam(Param, frozen=True):
         text = query.get(self.name)
         if text is None:
             return self.default
-        if INTEGER.fullmatch(text) and self.low <= (value := int(text)) <= self.high:
+        if checks.INTEGER.fullmatch(text) and self.low <= (value := int(text)) <= self.high:
             return value
-        raise InvalidInput(f"{self.name}: expected an integer from {self.low} to {self.high}, got {short(text)}")
+        raise InvalidInput(f"{self.name}: expected an integer from {self.low} to {self.high}, got {checks.short(text)}")
 
 
 class BoolParam(Param, frozen=True):
@@ -115,7 +104,7 @@ class BoolParam(Param, frozen=True):
         if text is None:
             return self.default
         if text not in {"true", "1", "false", "0", ""}:
-            raise InvalidInput(f"{self.name}: expected true or false, got {short(text)}")
+            raise InvalidInput(f"{self.name}: expected true or false, got {checks.short(text)}")
         return text in {"true", "1"}
 
 
@@ -123,7 +112,7 @@ class NameParam(Param, frozen=True):
     """A name or an id: at most 255 bytes."""
 
     def schema(self) -> Schema:
-        return {"type": "string", "maxLength": MAX_NAME_BYTES}
+        return {"type": "string", "maxLength": checks.MAX_NAME_BYTES}
 
     def of(self, query: Query) -> str | None:
         """Return the value, or None when it is absent or empty."""
@@ -135,7 +124,7 @@ class TimeParam(Param, frozen=True):
 
     def of(self, query: Query) -> int | None:
         """Return the value in microseconds, or None when it is absent or empty."""
-        return parse_time(text, self.name) if (text := query.get(self.name)) else None
+        return checks.parse_time(text, self.name) if (text := query.get(self.name)) else None
 
 
 class ChoiceParam(Param, frozen=True):
@@ -157,7 +146,7 @@ class ChoiceParam(Param, frozen=True):
         if not text:
             return self.default
         if text not in self.choices:
-            raise InvalidInput(f"{self.name}: expected one of {', '.join(self.choices)}, got {short(text)}")
+            raise InvalidInput(f"{self.name}: expected one of {', '.join(self.choices)}, got {checks.short(text)}")
         return text
 
 
@@ -176,7 +165,7 @@ def paging(default: int = 100, most: int = MAX_PAGE) -> Paging:
     """Return the parameters of a list: `limit` and `offset`."""
     return Paging(
         IntParam("limit", "Maximum number of entries to return.", default, 1, most),
-        IntParam("offset", "Number of entries to skip.", 0, 0, MAX_NUMBER),
+        IntParam("offset", "Number of entries to skip.", 0, 0, checks.MAX_NUMBER),
     )
 
 

@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from hark.access.identity import Identity
+from hark.access.tokens import Identity
 from hark.api import operations
 from hark.api.operations import Role
 from hark.api.types import frames

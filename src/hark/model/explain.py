@@ -99,7 +99,8 @@ class Limited(msgspec.Struct, frozen=True, kw_only=True):
     """A limit that currently prevents deliveries (rule 8)."""
 
     reason: Literal["rate_limited", "max_in_flight"]
-    scope: Literal["queue", "group"]
+    scope: Literal["queue", "group", "partition"]
+    """What has the limit; `partition`: the group in this partition, because of its own limits or of the queue's."""
     limit: float
     """Messages per second, or messages in flight."""
     in_flight: int = 0

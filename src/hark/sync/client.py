@@ -23,20 +23,8 @@ from hark.client.queue import BufferedQueue as AsyncBufferedQueue
 from hark.client.queue import Queue as AsyncQueue
 from hark.connecting import connect as connect_async
 from hark.errors import InvalidInput
-from hark.sync.parts import (
-    Admin,
-    BorrowedLoop,
-    DeadLetters,
-    Groups,
-    KeyValue,
-    Message,
-    Portal,
-    QueueAdmin,
-    Schedules,
-    Traces,
-    Transaction,
-    blocking,
-)
+from hark.sync import parts
+from hark.sync.parts import BorrowedLoop, Message, Portal, blocking
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -87,29 +75,29 @@ class Client:
         return Queue(self, Choices(queue=None if name is None else a_name(name, "queue")))
 
     @property
-    def kv(self) -> KeyValue:
+    def kv(self) -> parts.KeyValue:
         """The key-value store."""
-        return KeyValue(self.inner.kv, self.portal)
+        return parts.KeyValue(self.inner.kv, self.portal)
 
     @property
-    def admin(self) -> Admin:
+    def admin(self) -> parts.Admin:
         """Administration of the server: queues, messages, leases, waiting consumers, health and maintenance mode."""
-        return Admin(self.inner.admin, self.portal)
+        return parts.Admin(self.inner.admin, self.portal)
 
     @property
-    def groups(self) -> Groups:
+    def groups(self) -> parts.Groups:
         """Administration of consumer groups: list, seek, pause, purge, limit and delete."""
-        return Groups(self.inner.groups, self.portal)
+        return parts.Groups(self.inner.groups, self.portal)
 
     @property
-    def schedules(self) -> Schedules:
+    def schedules(self) -> parts.Schedules:
         """Schedules: messages that the server pushes at due times."""
-        return Schedules(self.inner.schedules, self.portal)
+        return parts.Schedules(self.inner.schedules, self.portal)
 
     @property
-    def traces(self) -> Traces:
+    def traces(self) -> parts.Traces:
         """Trace events that consumers recorded about messages."""
-        return Traces(self.inner.traces, self.portal)
+        return parts.Traces(self.inner.traces, self.portal)
 
     @overload
     def handle(
@@ -130,16 +118,16 @@ class Client:
         inner = self.inner.handle(id, transaction_id, result_type, group=group)
         return SyncTaskHandle(inner, lambda make: self.portal.run(make()))
 
-    def transaction(self) -> Transaction:
+    def transaction(self) -> parts.Transaction:
         """A new transaction of pushes, settlements and key-value writes.
 
         The server applies all of it or nothing. Use it as `with client.transaction() as transaction`.
         """
-        return Transaction(self.inner.transaction(), self.portal)
+        return parts.Transaction(self.inner.transaction(), self.portal)
 
-    def dlq(self, queue: str | None = None, group: str | None = None) -> DeadLetters:
+    def dlq(self, queue: str | None = None, group: str | None = None) -> parts.DeadLetters:
         """The dead letters of one queue and one consumer group. None means all queues, or all groups."""
-        return DeadLetters(self.inner.dlq(queue, group), self.portal)
+        return parts.DeadLetters(self.inner.dlq(queue, group), self.portal)
 
     flush = blocking(AsyncClient.flush)
     _open = blocking(AsyncClient.open)
@@ -266,13 +254,13 @@ class Queue(_Portable):
         return Consumption(self, handler)
 
     @property
-    def admin(self) -> QueueAdmin:
+    def admin(self) -> parts.QueueAdmin:
         """Administration of this queue: options, statistics, pause, purge and delete."""
-        return QueueAdmin(self.inner.admin, self.portal)
+        return parts.QueueAdmin(self.inner.admin, self.portal)
 
-    def dlq(self) -> DeadLetters:
+    def dlq(self) -> parts.DeadLetters:
         """The dead letters of the queue, or of the selected group."""
-        return DeadLetters(self.inner.dlq(), self.portal)
+        return parts.DeadLetters(self.inner.dlq(), self.portal)
 
 
 class BufferedQueue(_Portable):

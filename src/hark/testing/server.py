@@ -24,17 +24,8 @@ from hark.http.wire.server import Server
 from hark.model import QUEUE_MODE, DeadLetterFilter, MessageFilter, PopRequest
 from hark.serving import listening
 from hark.settings import Settings
-from hark.testing.messages import (
-    ANYTHING,
-    DeadMessage,
-    Expected,
-    ReceivedMessage,
-    StoredMessage,
-    check_count,
-    dead,
-    received,
-    stored,
-)
+from hark.testing import messages
+from hark.testing.messages import ANYTHING, DeadMessage, ReceivedMessage, StoredMessage
 
 if TYPE_CHECKING:
     from hark.client.client import Client
@@ -338,8 +329,10 @@ class HarkServer:
         the idempotency key. The text of the `AssertionError` lists pushed messages, the closest match first.
         """
         __tracebackhide__ = True
-        expected = Expected(queue=queue, data=data, partition=partition, key=key, task=task, arguments=arguments)
-        return check_count(expected, self.pushed(queue), times)
+        expected = messages.Expected(
+            queue=queue, data=data, partition=partition, key=key, task=task, arguments=arguments
+        )
+        return messages.check_count(expected, self.pushed(queue), times)
 
     def assert_not_pushed(
         self,
@@ -359,7 +352,7 @@ class HarkServer:
         """The dead letters, oldest failure first."""
         where = DeadLetterFilter(queue=queue, group=group, limit=_ALL)
         page = self._thread.call(lambda: self._thread.broker.dead_letters(where))
-        return [dead(letter) for letter in reversed(page.items)]
+        return [messages.dead(letter) for letter in reversed(page.items)]
 
     # Receiving ---------------------------------------------------------------------------------------------
 
@@ -379,7 +372,7 @@ class HarkServer:
         for name in names:
             request = PopRequest(queue=name, group=group, batch=_AT_ONCE, partitions=_AT_ONCE, auto_ack=True)
             while (result := await broker.pop(request)).messages:
-                taken += received(result.messages)
+                taken += messages.received(result.messages)
         return taken
 
     @property
@@ -429,7 +422,7 @@ class HarkServer:
         views = [
             await broker.message(view.partition_id, view.id) for view in reversed(await broker.engine.messages(where))
         ]
-        return [stored(view) for view in views if view is not None]
+        return [messages.stored(view) for view in views if view is not None]
 
     def _advance(self, seconds: float) -> None:
         self._thread.call(lambda: self._thread.advance(seconds))

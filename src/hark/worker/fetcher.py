@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 
 from hark.api import operations
 from hark.api.types.delivery import Delivered
-from hark.api.types.messages import ProgressBody
+from hark.api.types.tasks import ProgressBody
 from hark.client.builder import PopParams
 from hark.client.calling import Caller
 from hark.client.delivery.leases import LeaseKeeper

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 from hark.api import operations
-from hark.api.types.flows import FlowBody, FlowNode, FlowStatus, FlowStep
+from hark.api.types.tasks import FlowBody, FlowNode, FlowStatus, FlowStep
 from hark.client.arguments import seconds_of
 from hark.client.handle import Handle, SyncHandle
 from hark.errors import InvalidInput

@@ -122,8 +122,10 @@ class TaskContext(msgspec.Struct, kw_only=True, eq=False):
 
         Returns at once. Of many reports within a short time, only the last one is sent.
         """
-        if progress is not None and not 0 <= progress <= 1:
+        if progress is not None and not (isinstance(progress, int | float) and 0 <= progress <= 1):
             raise InvalidInput(f"progress: expected a number from 0 to 1, got {progress!r}")
+        if note is not None and not isinstance(note, str):
+            raise InvalidInput(f"note: expected a text, got {note!r}")
         if self._report is not None:
             self._report(progress, note)
 

@@ -25,7 +25,7 @@ import msgspec
 
 from hark import postgres
 from hark.api.types.delivery import StepRefBody
-from hark.api.types.flows import FlowNode
+from hark.api.types.tasks import FlowNode
 from hark.client.arguments import DeliveryOptions, NewMessage, an_until, new_key, seconds_of
 from hark.client.handle import SyncTaskHandle, TaskHandle
 from hark.client.pushing import Pushed, new_message
@@ -122,14 +122,17 @@ class Signature:
                 f"task {self.task!r} has no positional parameter for the result of the step before; use "
                 f"{self.task}.si() if it does not need the result"
             )
-        given = self._bind((None, *args), kwargs)
+        first = f"; {self._positional[0]!r} is the result of the step before"
+        try:
+            given = self._bind((None, *args), kwargs)
+        except WrongArguments as error:
+            raise WrongArguments(error.text + first) from None
         del given[self._positional[0]]
         encoded = self._encode(given)
         try:
             self._decode_rest(encoded)
         except msgspec.ValidationError as error:
-            text = f"{self._explain(str(error))}; {self._positional[0]!r} is the result of the step before"
-            raise WrongArguments(f"task {self.task!r}: {text}") from error
+            raise WrongArguments(f"task {self.task!r}: {self._explain(str(error))}{first}") from error
         return msgspec.Raw(encoded)
 
     def with_result(self, encoded: msgspec.Raw, result: msgspec.Raw) -> bytes:

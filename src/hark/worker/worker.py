@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from hark.api.types.schedules import CatchUp, Overlap
+from hark.api.types.tasks import CatchUp, Overlap
 from hark.client.admin import Interval
 from hark.client.arguments import a_name, an_integer
 from hark.client.calling import Caller, Transport

@@ -24,20 +24,12 @@ from hark.client.builder import PopParams
 from hark.client.io_thread import IoThread
 from hark.client.pushing import NewMessage
 from hark.polling import Poller, PollMetrics
+from hark.worker import stats
 from hark.worker.executor import Executor, UnknownTasks
 from hark.worker.fetcher import LAST_ANSWER_SECONDS, Answered, Fetcher, seconds_until_due
 from hark.worker.queues import Fetchers
 from hark.worker.retrying import Ended
-from hark.worker.stats import (
-    Health,
-    HealthEndpoint,
-    QueueState,
-    Snapshot,
-    Stats,
-    Summary,
-    event_of,
-    prometheus,
-)
+from hark.worker.stats import Health, HealthEndpoint, Snapshot, Summary
 
 if TYPE_CHECKING:
     from hark.client.client import Client
@@ -171,7 +163,7 @@ class WorkerRun:
         self._worker = worker
         self.client = client
         """The client of the handlers' event loop."""
-        self._stats = Stats(monotonic, worker.queues if len(worker.queues) > 1 else ())
+        self._stats = stats.Stats(monotonic, worker.queues if len(worker.queues) > 1 else ())
         self._monotonic = monotonic
         self.loop = asyncio.get_running_loop()
         """The event loop of the handlers."""
@@ -282,12 +274,12 @@ class WorkerRun:
             empty_polls=self._poll_metrics.empty,
         )
 
-    def _queues(self) -> dict[str, QueueState]:
+    def _queues(self) -> dict[str, stats.QueueState]:
         totals, running = self._stats.totals, self._executor.running
         one = len(self._worker.queues) == 1
         by_queue = self._fetcher.running if isinstance(self._fetcher, Fetchers) else {}
         return {
-            name: QueueState(
+            name: stats.QueueState(
                 weight,
                 running if one else by_queue.get(name, 0),
                 msgspec.structs.replace(totals if one else self._stats.queues[name]),
@@ -454,7 +446,7 @@ class WorkerRun:
         for listener in list(self._worker.listeners):
             for ended, settled in answered:
                 try:
-                    listener(event_of(ended, settled))
+                    listener(stats.event_of(ended, settled))
                 except Exception:
                     _log.exception("a worker listener raised; the worker continues")
 
@@ -471,7 +463,7 @@ class WorkerRun:
 
     def metrics(self) -> str:
         """The metrics in the text format of Prometheus."""
-        return prometheus(self.snapshot(), self._poll_metrics.text(), self._worker.middleware)
+        return stats.prometheus(self.snapshot(), self._poll_metrics.text(), self._worker.middleware)
 
     def health(self) -> Health | None:
         """The health. None before the run has begun."""

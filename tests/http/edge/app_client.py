@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import unquote, urlencode
 
 from hark.access.authenticator import Authenticates
-from hark.access.identity import UNRESTRICTED, Identity
+from hark.access.tokens import UNRESTRICTED, Identity
 from hark.api.operations import Role
 from hark.broker import Broker
 from hark.clock import SystemClock

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from hark.access.identity import Identity
+from hark.access.tokens import Identity
 from hark.api.operations import WEBSOCKET, Reach, Role
 from hark.http.app import App
 from hark.http.routing import Operation

@@ -12,9 +12,8 @@ import pytest
 
 from hark.access import authenticator as module
 from hark.access.authenticator import Authenticator, Open, credential_of
-from hark.access.identity import UNRESTRICTED
 from hark.access.jwts import verify
-from hark.access.tokens import TokenFile, look_at, make_token, tokens_path
+from hark.access.tokens import UNRESTRICTED, TokenFile, look_at, make_token, tokens_path
 from hark.api.operations import Role
 from hark.clock import SECOND, FakeClock
 from hark.errors import Forbidden, InvalidSetting, StoreUnusable, Unauthorized

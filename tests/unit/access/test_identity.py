@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hark.access.identity import UNRESTRICTED, Identity
+from hark.access.tokens import UNRESTRICTED, Identity
 from hark.api.operations import Role
 from hark.errors import Forbidden
 

@@ -18,8 +18,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from hark.access.identity import Identity
 from hark.access.jwts import MAX_LENGTH, Key, read_keys, verify
+from hark.access.tokens import Identity
 from hark.api.operations import Role
 from hark.errors import Forbidden, InvalidSetting, Unauthorized
 from hark.settings import Auth

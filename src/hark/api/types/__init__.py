@@ -15,9 +15,9 @@ import msgspec
 from hark.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from hark.api.types import dead_letters, delivery, flows, frames, groups, keys, messages, queues, schedules, server
+    from hark.api.types import dead_letters, delivery, frames, groups, keys, messages, queues, server, tasks
 
-__all__ = ["dead_letters", "delivery", "flows", "frames", "groups", "keys", "messages", "queues", "schedules", "server"]
+__all__ = ["dead_letters", "delivery", "frames", "groups", "keys", "messages", "queues", "server", "tasks"]
 
 T = TypeVar("T")
 Shape = TypeVar("Shape", bound=msgspec.Struct)

@@ -131,27 +131,6 @@ class RemovedMessage(Success, omit_defaults=True):
     """A consumer has the message, and is notified when it renews its lease."""
 
 
-class TaskStatus(Answer, omit_defaults=True):
-    """The state of a task, with its result if it is done and one was stored."""
-
-    state: Literal["pending", "scheduled", "running", "done", "failed", "cancelled"]
-    result: msgspec.Raw | UnsetType = msgspec.UNSET
-    error: str | None = None
-    """Error text and traceback of the last attempt that failed."""
-    attempts: int = 0
-    progress: float | None = None
-    """From 0 to 1."""
-    note: str | None = None
-
-
-class ProgressBody(Body, forbid_unknown_fields=True):
-    """The progress of a running task."""
-
-    lease_id: str
-    progress: float | None = None
-    note: str | None = None
-
-
 # Leases ---------------------------------------------------------------------------------------------------
 
 
@@ -272,7 +251,7 @@ class GroupReason(Answer, omit_defaults=True):
     moved: bool | None = None
     ahead: AheadMessage | None = None
     ahead_messages: int | None = None
-    scope: Literal["queue", "group"] | None = None
+    scope: Literal["queue", "group", "partition"] | None = None
     limit: float | None = None
     in_flight: int | None = None
     waiting: int | None = None

@@ -321,8 +321,6 @@ _ALL = sys.maxsize
 
 
 class _Announced(msgspec.Struct, eq=False):
-    """The announced work of one partition."""
-
     received: int = _NEVER
     """The mark of the last hint without a count."""
     freed: int = _NEVER

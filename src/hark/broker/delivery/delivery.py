@@ -228,10 +228,8 @@ class Delivery:
     def wait(self, request: PopRequest, seconds: float, priority: int) -> asyncio.Future[PopResult]:
         """Return the result of a pop that waits for its first message. Cancel the future if the client disconnects."""
         if len(self.intentions) >= self._max_waiting:
-            raise Overloaded(
-                f"{len(self.intentions)} pops are already waiting; retry later or raise limits.max_waiting",
-                code="too_many_waiting",
-            )
+            text = f"{len(self.intentions)} pops are already waiting; retry later or raise limits.max_waiting"
+            raise Overloaded(text, code="too_many_waiting")
         now = self.timers.now()
         subscription = self.subscription(request)
         self._next_number += 1

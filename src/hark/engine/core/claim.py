@@ -15,11 +15,12 @@ import msgspec
 from hark.clock import SECOND
 from hark.engine.core.groups import Contact
 from hark.engine.core.handout import Fetch, HandOut, Job, OrderedFetch, Picker, SharedFetch
+from hark.engine.core.limits import Allowance
 from hark.engine.core.loader import Loader
 from hark.engine.core.ordered import OrderedPosition
 from hark.engine.core.position import Lease, Position
 from hark.engine.core.shared import Entry, SharedPosition
-from hark.engine.core.state import Allowance, Group, Queue, State
+from hark.engine.core.state import Group, Queue, State
 from hark.engine.core.store import SELECT_MESSAGES, decode_messages, scalar
 from hark.engine.core.transaction import MOST_NOTIFIED, runs
 from hark.engine.hints import CALL_BYTES, HintBook, reply_bound
@@ -168,8 +169,10 @@ class Claimer:
                 fetches = [fetch for job in active for fetch in self._plan(job)]
                 self._read(fetches)
                 for fetch in fetches:
-                    self._allowance.spend(fetch.queue, fetch.position.group, self.hand_out.accept(fetch))
-                self._allowance.release()
+                    number = self.hand_out.accept(fetch)
+                    if fetch.position.group.limited:
+                        self._allowance.spend(fetch.position, number)
+                self._allowance = Allowance(self._now)
                 self._reserved.clear()
                 active = [job for job in active if not job.done]
         except BaseException:
@@ -247,14 +250,17 @@ class Claimer:
 
     def _must_wait(self, job: Job) -> bool:
         """Whether this round reads enough, or the rest for a job depends on what other jobs receive."""
-        return self._round_left <= 0 or any(self._allowance.is_unsure(*pair) for pair in job.groups)
+        return self._round_left <= 0 or any(
+            group.limited and self._allowance.is_unsure(queue, group) for queue, group in job.groups
+        )
 
     def _fetch(self, job: Job, queue: Queue, position: Position, need: int, after: int = 0) -> Fetch | None:
         """The messages that a job may receive from a taken position, within the limits of its group."""
-        room = self._allowance.room(queue, position.group, auto_ack=job.request.auto_ack).left
-        if room < need:
-            self._note_blocked(queue, position.group)
-        need = min(need, room)
+        limited = position.group.limited
+        if limited:
+            need = self._allowed(job, queue, position, need)
+            if need <= 0:
+                return None
         fetch: Fetch | None = None
         if isinstance(position, SharedPosition):
             fetch = self._pick(job, queue, position, min(need, self._round_left))
@@ -264,9 +270,23 @@ class Claimer:
                 self._reserved.add(position)
                 fetch = OrderedFetch(job, queue, position, intervals, min(need, planned), planned)
         if fetch is not None:
-            self._allowance.reserve(queue, position.group, fetch.room, exact=isinstance(fetch, SharedFetch))
+            if limited:
+                exact, auto_ack = isinstance(fetch, SharedFetch), job.request.auto_ack
+                self._allowance.reserve(position, fetch.room, exact=exact, auto_ack=auto_ack)
             self._round_left -= fetch.planned
         return fetch
+
+    def _allowed(self, job: Job, queue: Queue, position: Position, need: int) -> int:
+        """How many of the messages the limits allow. A partition at its limit is held back until it may deliver."""
+        left = self._allowance.room(queue, position.group, auto_ack=job.request.auto_ack).left
+        if left < need:
+            self._note_blocked(queue, position.group)
+        own = job.lease.parts[position].open if job.lease is not None and position in job.lease.parts else 0
+        room = self._allowance.room_in(position, auto_ack=job.request.auto_ack, own=own)
+        if room.left <= 0 and not own:
+            job.reason = room.reason
+            position.group.hold_back(position.partition.id, room)
+        return min(need, left, room.left)
 
     def _pick(self, job: Job, queue: Queue, position: SharedPosition, need: int) -> SharedFetch | None:
         group, partition = position.group, position.partition
@@ -351,6 +371,8 @@ class Claimer:
         if queue.info.paused or group.paused:
             job.reason = "paused"
             return True
+        if not group.limited:
+            return False
         room = self._allowance.room(queue, group, auto_ack=job.request.auto_ack)
         if room.left <= 0:
             job.reason = room.reason
@@ -405,7 +427,7 @@ def _hint_left(hints: HintBook, position: SharedPosition, now: int) -> None:
     count = 0
     if partition.id in group.ready:
         count = position.count_ready(MOST_NOTIFIED) if position.fell_due else 0
-    elif partition.id in group.waking and not now < group.learned <= group.waking[partition.id][0]:
+    elif partition.id in group.waking and group.must_learn(partition.id, now):
         count = 1
     if count:
         hints.add(group.queue_name, group.name, (partition.name,), counts={partition.name: count})

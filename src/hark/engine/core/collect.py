@@ -415,13 +415,6 @@ class Collector:
         more = len(messages) < len(self._left)
         return overdue._replace(messages=messages, more=more or overdue.more, swept=None if more else overdue.swept)
 
-    def remove(self, transaction: WriteTransaction, part: Overdue) -> int:
-        """Remove the messages of a part that are still overdue. Returns their number."""
-        removed = self._remove(transaction, part.messages)
-        if part.swept is not None:
-            _finish_sweep(transaction, part.swept)
-        return removed
-
     def note_removed(self, part: Overdue, removed: int) -> None:
         """Note that a part was processed."""
         for seq in part.messages:
@@ -431,7 +424,8 @@ class Collector:
     def _active_since(self, now: int) -> int:
         return now - self._idle_group_seconds * SECOND
 
-    def _remove(self, transaction: WriteTransaction, found: list[int]) -> int:
+    def remove(self, transaction: WriteTransaction, part: Overdue) -> int:
+        """Remove the messages of a part that are still overdue. Returns their number."""
         connection = transaction.connection
         leased = LeaseView(transaction.state, transaction.now).leased_messages()
         keepers: dict[int, Keeper] = {}
@@ -439,7 +433,7 @@ class Collector:
         changed: dict[int, list[int]] = {}
         active_since = self._active_since(transaction.now)
         policy_of = cache(lambda queue: Policy(transaction, queue, self._completed_seconds, active_since))
-        for seq, created_at, text, *columns in rows_of(connection, _FIND, msgspec.json.encode(found).decode()):
+        for seq, created_at, text, *columns in rows_of(connection, _FIND, msgspec.json.encode(part.messages).decode()):
             message = Stored(*columns)
             partition_id, offset = message.partition, message.offset
             partition = transaction.loader.partition(partition_id)
@@ -458,6 +452,8 @@ class Collector:
             for_each(connection, "delete from messages where seq in (select value from json_each(?1))", gone)
             for partition_id, offsets in changed.items():
                 _raise_floor(transaction, partition_id, offsets)
+        if part.swept is not None:
+            _finish_sweep(transaction, part.swept)
         return len(gone)
 
 

@@ -11,11 +11,12 @@ import msgspec
 from hark import model
 from hark.clock import SECOND
 from hark.engine.core.handout import Picker, expiry_of, window_end
+from hark.engine.core.limits import reached_limit
 from hark.engine.core.loader import Loader
 from hark.engine.core.ordered import OrderedPosition
 from hark.engine.core.position import NEVER, Lease, Position, Retry, Stored
 from hark.engine.core.shared import SharedPosition
-from hark.engine.core.state import Group, Partition, State, reached_limit
+from hark.engine.core.state import Group, Partition, State
 from hark.engine.core.store import NO_EXTRA, MessageRow, extra_of, rows_of
 from hark.errors import HarkError, NotFound
 
@@ -258,7 +259,7 @@ class Explainer:
         if facts.settled or row is None or row.owner not in (None, group.id):
             return facts
         waiting = self._ordered(position, row) if isinstance(position, OrderedPosition) else self._shared(position, row)
-        limited = reached_limit(partition.queue, group, self._now)
+        limited = reached_limit(position, self._now)
         return msgspec.structs.replace(facts, limited=limited, **waiting)
 
     def _shared(self, position: Position, row: MessageRow) -> dict[str, object]:

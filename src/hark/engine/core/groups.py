@@ -161,7 +161,8 @@ def limit_group(transaction: WriteTransaction, queue: str, group: str, limits: m
         return False
     sql = "update groups set limits = ?1 where id = ?2"
     run(transaction.connection, sql, _encode_limits(limits).decode(), found.id)
-    transaction.on_commit(partial(found.bounds.set, limits))
+    transaction.on_commit(partial(found.limit, transaction.state.queues[queue], limits))
+    transaction.on_commit(partial(look_again, found, transaction.now))
     transaction.hints.add(queue, group, None)
     return True
 
@@ -212,14 +213,9 @@ def resubscribe(transaction: WriteTransaction, group: str, since: int) -> int:
     """Change where a group starts in partitions without a position."""
     connection = transaction.connection
     rows = rows_of(connection, "select id, queue from groups where name = ?1", group)
-    run(
-        connection,
-        "update groups set subscription = 'timestamp', since = ?1,"
-        " highest_partition = (select ifnull(max(id), 0) from partitions) where name = ?2",
-        since,
-        group,
-    )
     highest = _highest_partition(transaction)
+    sql = "update groups set subscription = 'timestamp', since = ?1, highest_partition = ?2 where name = ?3"
+    run(connection, sql, since, highest, group)
     for group_id, queue_name in rows:
         found = transaction.state.groups.get((queue_name, group))
         transaction.hints.add(queue_name, group, None)
@@ -296,19 +292,13 @@ def _requeue(transaction: WriteTransaction, dead_letter_id: str) -> str:
     connection, state = transaction.connection, transaction.state
     # A second requeue of the same dead letter must find nothing.
     matching, values = conditions(model.DeadLetterFilter(ids=(dead_letter_id,)), state.codec)
-    rows = rows_of(
-        connection,
-        "select id, queue, partition_name, grp, payload, transaction_id, extra, priority from dead_letters"
-        f" where {matching}",
-        *values,
-    )
+    columns = "id, queue, partition_name, grp, payload, transaction_id, extra, priority"
+    rows = rows_of(connection, f"select {columns} from dead_letters where {matching}", *values)
     if not rows:
         raise NotFound(f"dead letter {dead_letter_id} does not exist", code="dead_letter_not_found")
     if len(rows) > 1:
-        raise Conflict(
-            f"message {dead_letter_id} is a dead letter in {len(rows)} groups; pass the id of the dead letter",
-            code="ambiguous",
-        )
+        text = f"message {dead_letter_id} is a dead letter in {len(rows)} groups; pass the id of the dead letter"
+        raise Conflict(text, code="ambiguous")
     row_id, queue_name, partition_name, group_name, payload, transaction_id, extra, priority = rows[0]
     names = (queue_name, partition_name)
     partition = find_partitions(transaction, [names])[names]
@@ -321,18 +311,9 @@ def _requeue(transaction: WriteTransaction, dead_letter_id: str) -> str:
     options = msgspec.structs.replace(extra_of(extra), x=0, a=0)
     # The dead-lettered message keeps its transaction id if it is still stored, because the id is unique.
     taken = transaction_id is not None and _is_taken(transaction, partition.id, transaction_id)
-    run(
-        connection,
-        _STORE,
-        partition.id,
-        offset,
-        created_at,
-        priority,
-        group.id,
-        None if taken else transaction_id,
-        encode_extra(options).decode(),
-        payload,
-    )
+    transaction_id = None if taken else transaction_id
+    stored = (group.id, transaction_id, encode_extra(options).decode(), payload)
+    run(connection, _STORE, partition.id, offset, created_at, priority, *stored)
     transaction.note_requeued(partition)
     leave_gap(transaction, partition, offset, but_for=group)
     transaction.draft(position).add_requeued(offset, priority, transaction.now)

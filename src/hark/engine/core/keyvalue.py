@@ -44,8 +44,6 @@ _STATS = f"select count(*), total(length(key) + length(value)) from kv where {_L
 
 
 class _Row(msgspec.Struct, array_like=True, gc=False):
-    """A row of `kv`."""
-
     key: str
     value: msgspec.Raw
     version: int
@@ -186,15 +184,11 @@ def read_keys(connection: apsw.Connection, now: int, keys: Sequence[model.Key]) 
 
 def list_keys(connection: apsw.Connection, now: int, ranges: Sequence[model.KeyRange]) -> list[list[model.KeyEntry]]:
     """The entries of ranges."""
-    return [
-        [
-            row.entry()
-            for row in _rows(
-                connection, _REVERSE_RANGE if one.reverse else _RANGE, *bounds(one), now, max(0, one.limit)
-            )
-        ]
-        for one in ranges
-    ]
+    found = []
+    for one in ranges:
+        sql = _REVERSE_RANGE if one.reverse else _RANGE
+        found.append([row.entry() for row in _rows(connection, sql, *bounds(one), now, max(0, one.limit))])
+    return found
 
 
 def _rows(connection: apsw.Connection, sql: str, *parameters: int | str | bytes) -> list[_Row]:

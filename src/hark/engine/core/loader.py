@@ -42,7 +42,8 @@ from groups where queue = ?1
 _POSITIONS = """
 select json_group_array(json_array(
     wanted.value,
-    json((select json_array(cursor, probe, settled_at) from positions where grp = ?1 and partition = wanted.value)),
+    json((select json_array(cursor, probe, settled_at, tokens, filled_at) from positions
+        where grp = ?1 and partition = wanted.value)),
     json((select json_group_array(json_array(first, last)) from
         (select first, last from ranges where grp = ?1 and partition = wanted.value order by first))),
     json((select json_group_array(json_array(offset, attempts, due, error)) from retries
@@ -94,7 +95,8 @@ left join lanes as lane on lane.grp = ?1 and lane.partition = partition.id and l
 _SHARED_POSITIONS = f"""
 select json_group_array(json_array(
     partition.id,
-    iif(position.cursor is null, null, json_array(position.cursor, position.settled_at)),
+    iif(position.cursor is null, null,
+        json_array(position.cursor, position.settled_at, position.tokens, position.filled_at)),
     json(({_LANES})),
     json((select json_group_array(json_array(
             outstanding.offset, available_at, attempts, error, requeued, ifnull(created_at, 0), ifnull(priority, 0)))
@@ -145,7 +147,7 @@ class _PartitionRow(msgspec.Struct, array_like=True):
 
 class _PositionRow(msgspec.Struct, array_like=True):
     partition: int
-    position: tuple[int, int, int | None] | None
+    position: tuple[int, int, int | None, float | None, int] | None
     ranges: list[tuple[int, int]]
     retries: list[tuple[int, int, int, str | None]]
     requeued: list[tuple[int, int]]
@@ -153,10 +155,8 @@ class _PositionRow(msgspec.Struct, array_like=True):
 
 
 class _SharedRow(msgspec.Struct, array_like=True):
-    """A stored position of a shared group."""
-
     partition: int
-    position: tuple[int, int | None] | None
+    position: tuple[int, int | None, float | None, int] | None
     lanes: list[tuple[int, int, int, int, int, int]]
     entries: list[tuple[int, int, int, str | None, int, int, int]]
 
@@ -225,10 +225,8 @@ class Loader:
         if not ids:
             return
         state = self._state
-        rows = {
-            row.id: row
-            for row in _decode_partitions(scalar(self._connection, _PARTITIONS_BY_ID, _encode(list(ids)).decode()))
-        }
+        text = scalar(self._connection, _PARTITIONS_BY_ID, _encode(list(ids)).decode())
+        rows = {row.id: row for row in _decode_partitions(text)}
         for partition_id in ids:
             known, row = state.partitions.get(partition_id), rows.get(partition_id)
             if known is not None and row is None:
@@ -267,12 +265,9 @@ class Loader:
 
     def label(self, label: Label) -> bool:
         """Load the start of a group that pops by namespace or task. False if it has none."""
-        rows = rows_of(
-            self._connection,
-            "select subscription, since, highest_partition from labels"
-            " where grp = ?1 and namespace is ?2 and task is ?3",
-            *label,
-        )
+        wanted = "grp = ?1 and namespace is ?2 and task is ?3"
+        sql = f"select subscription, since, highest_partition from labels where {wanted}"
+        rows = rows_of(self._connection, sql, *label)
         for subscription, since, highest in rows:
             self._state.labels[label] = Subscription(subscription, since), highest
         return bool(rows)
@@ -326,7 +321,7 @@ class Loader:
             if row.position is None:
                 position.begin(self._start(group, partition), row.gaps)
             else:
-                position.cursor, position.probe, position.settled_at = row.position
+                position.cursor, position.probe, position.settled_at, position.tokens, position.filled_at = row.position
                 position.ranges = row.ranges
             position.rise_to(partition.floor)
             position.retries = {offset: Retry(attempts, due, error) for offset, attempts, due, error in row.retries}
@@ -374,14 +369,10 @@ class Loader:
     def last_offset_at(self, partition: Partition, time: int) -> int:
         """The last offset created at or before a time, by binary search: times never decrease."""
         low, high = partition.floor, partition.tail
+        sql = "select created_at from messages where partition = ?1 and offset >= ?2 order by offset limit 1"
         while low < high:
             middle = (low + high + 1) // 2
-            created = scalar(
-                self._connection,
-                "select created_at from messages where partition = ?1 and offset >= ?2 order by offset limit 1",
-                partition.id,
-                middle,
-            )
+            created = scalar(self._connection, sql, partition.id, middle)
             if created is not None and created <= time:
                 low = middle
             else:
@@ -407,6 +398,7 @@ def adopt_group(state: State, group: Group) -> None:
     queue = state.queues.get(group.queue_name)
     if queue is not None:
         queue.groups[group.name] = group
+        group.limit(queue)
 
 
 def make_group(row: Sequence[Any]) -> Group:
@@ -427,7 +419,7 @@ def _shared_position(group: Group, partition: Partition, row: _SharedRow, base: 
     """A position from its row. A new one starts after `base`."""
     position = SharedPosition(group, partition, base if row.position is None else row.position[0])
     if row.position is not None:
-        position.settled_at = row.position[1]
+        _, position.settled_at, position.tokens, position.filled_at = row.position
     for priority, cursor, due, due_offset, more, next_due in row.lanes:
         if priority == 0 or cursor or more:
             lane = position.plain[priority] = PlainLane(priority, cursor)

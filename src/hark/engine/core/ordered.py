@@ -224,12 +224,14 @@ class OrderedPosition(Position):
         in_flight = 0 if part is None else part.open
         self.group.in_flight += in_flight - self.noted
         self.noted = in_flight
-        if self.readiness(now).priority is not None:
-            self.group.make_ready(self.partition.id, lower=True)
-            return True
-        self.group.ready.pop(self.partition.id, None)
-        self.group.waking.pop(self.partition.id, None)
-        return False
+        if self.readiness(now).priority is None:
+            self.group.ready.pop(self.partition.id, None)
+            self.group.waking.pop(self.partition.id, None)
+            return False
+        if self.group.each is not None and self.is_at_limit(now):
+            return False
+        self.group.make_ready(self.partition.id, lower=True)
+        return True
 
     def readiness(self, now: int) -> Readiness:  # noqa: ARG002  # messages that are not due are found by a claim
         is_ready = self.lease is None and (self.cursor < self.partition.tail or self.requeued)
@@ -340,10 +342,12 @@ class OrderedPosition(Position):
 
 
 _SAVE_POSITIONS = """
-insert into positions (grp, partition, cursor, probe, settled_at)
-select value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4 from json_each(?1) where true
+insert into positions (grp, partition, cursor, probe, settled_at, tokens, filled_at)
+select value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6
+from json_each(?1) where true
 on conflict (grp, partition) do update
-set cursor = excluded.cursor, probe = excluded.probe, settled_at = excluded.settled_at
+set cursor = excluded.cursor, probe = excluded.probe, settled_at = excluded.settled_at, tokens = excluded.tokens,
+    filled_at = excluded.filled_at
 """
 _DELETE_RANGES = DELETE_ROWS.format(table="ranges", key="first")
 _SAVE_RANGES = """
@@ -379,7 +383,8 @@ def save_ordered(connection: apsw.Connection, changed: Iterable[OrderedPosition]
     for position in changed:
         draft, key = position.draft, (position.group.id, position.partition.id)
         assert draft is not None
-        positions.append((*key, draft.cursor, draft.probe, draft.settled_at))
+        tokens = (position.tokens, position.filled_at)
+        positions.append((*key, draft.cursor, draft.probe, draft.settled_at, *tokens))
         if draft.wiped:
             for table in ("ranges", "retries", "requeued"):
                 run(connection, f"delete from {table} where grp = ?1 and partition = ?2", *key)

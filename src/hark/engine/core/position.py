@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import apsw
 import msgspec
 
+from hark.engine.core.limits import room_in
 from hark.engine.core.store import scalar
 from hark.ids import IdCodec
 
@@ -84,7 +85,7 @@ NOTHING = Readiness(None)
 class Position(ABC):
     """A group's position in a partition. Reads that `running transaction` names include its draft."""
 
-    __slots__ = ("group", "noted", "partition", "served", "settled_at")
+    __slots__ = ("filled_at", "group", "noted", "partition", "served", "settled_at", "tokens")
 
     def __init__(self, group: Group, partition: Partition) -> None:
         self.group = group
@@ -94,6 +95,17 @@ class Position(ABC):
         self.settled_at: int | None = None
         self.noted = 0
         """Number of its leased messages that the group counts as in flight."""
+        self.tokens: float | None = None
+        """Tokens of the rate of the partition that are left; None: all, because none was used."""
+        self.filled_at = 0
+
+    def is_at_limit(self, now: int) -> bool:
+        """Whether a limit of the partition prevents deliveries. The group then knows until when."""
+        room = room_in(self, now)
+        if room.left > 0:
+            return False
+        self.group.hold_back(self.partition.id, room)
+        return True
 
     draft: Draft | SharedDraft | None
 

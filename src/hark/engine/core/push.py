@@ -16,10 +16,11 @@ from hark.engine.core.schema import OPEN, POSITION, WANTS_PARTITION
 from hark.engine.core.state import Partition, Queue
 from hark.engine.core.store import NO_EXTRA, Extra, encode_extra, rows_of, run, scalar
 from hark.engine.core.transaction import WriteTransaction
+from hark.engine.hints import refusal_of
 from hark.keys import encode_key
 from hark.model import NewMessage, PushOutcome, QueueInfo, QueueSpec
 from hark.model.admin import labels_of
-from hark.model.messages import RESERVED, RESERVED_TEXT
+from hark.model.messages import RESERVED
 
 PartitionsByName = dict[tuple[str, str], Partition]
 """Partitions by queue name and partition name."""
@@ -63,13 +64,8 @@ def find_partitions(
             if partition is None and make:
                 # It is visible before the commit, but without messages.
                 connection, now = transaction.connection, transaction.now
-                run(
-                    connection,
-                    "insert into partitions (queue, name, created_at) values (?, ?, ?)",
-                    queue.id,
-                    key[1],
-                    now,
-                )
+                sql = "insert into partitions (queue, name, created_at) values (?, ?, ?)"
+                run(connection, sql, queue.id, key[1], now)
                 partition = adopt_partition(transaction.state, queue, connection.last_insert_rowid(), key[1], now)
             if partition is not None:
                 partitions[key] = partition
@@ -87,16 +83,9 @@ def insert_queue(transaction: WriteTransaction, spec: QueueSpec) -> Queue:
         created_at=transaction.now,
         paused=False,
     )
-    run(
-        transaction.connection,
-        "insert into queues (uid, name, namespace, task, options, created_at) values (?1, ?2, ?3, ?4, ?5, ?6)",
-        info.id,
-        info.name,
-        info.namespace,
-        info.task,
-        encode_options(info.options).decode(),
-        info.created_at,
-    )
+    sql = "insert into queues (uid, name, namespace, task, options, created_at) values (?1, ?2, ?3, ?4, ?5, ?6)"
+    options = encode_options(info.options).decode()
+    run(transaction.connection, sql, info.id, info.name, info.namespace, info.task, options, info.created_at)
     queue = Queue(transaction.connection.last_insert_rowid(), info)
     queue.created_floor = transaction.loader.created_floor(spec.name)
     transaction.state.queues[spec.name] = queue
@@ -197,12 +186,8 @@ def find_duplicates(
             found[partition_id, transaction_id] = offset
         else:  # It was purged, but its row would conflict with the new one.
             transaction.save_dead_letters()
-            run(
-                transaction.connection,
-                "delete from messages where partition = ?1 and offset = ?2",
-                partition_id,
-                offset,
-            )
+            sql = "delete from messages where partition = ?1 and offset = ?2"
+            run(transaction.connection, sql, partition_id, offset)
     for partition_id, transaction_id in given:
         # A producer may use the message id of a message without a transaction id.
         address = transaction.state.codec.decode(transaction_id)
@@ -249,16 +234,8 @@ def push_all(
         payload = item.payload
         if item.has_options:
             deliver_at, extra = _options(transaction, item, partition)
-            rows += (
-                partition.id,
-                offset,
-                partition.last_created,
-                item.priority,
-                deliver_at,
-                transaction_id,
-                extra,
-                payload,
-            )
+            created_at, priority = partition.last_created, item.priority
+            rows += (partition.id, offset, created_at, priority, deliver_at, transaction_id, extra, payload)
         else:
             extra = None if item.producer is None else _only_producer(item.producer)
             rows += (partition.id, offset, partition.last_created, 0, None, transaction_id, extra, payload)
@@ -281,20 +258,16 @@ def _refuse(transaction: WriteTransaction, item: NewMessage, partition: Partitio
         key = (partition.id, transaction_id)
         earlier = known.get(key) or transaction.new_transaction_ids.get(key)
         if earlier == NOT_YET:
-            return PushOutcome("failed", transaction_id, None, partition.uid, RESERVED, RESERVED_TEXT)
+            return PushOutcome("failed", transaction_id, None, partition.uid, *refusal_of(RESERVED, queue.name))
         if earlier is not None:
             message_id = transaction.state.codec.with_prefix(partition.prefix, earlier)
             return PushOutcome("duplicate", transaction_id, message_id, partition.uid)
     if item.sealed is not options.encryption_enabled:
-        text = f"the encryption of queue {queue.name!r} was changed during the push; retry"
-        return PushOutcome("failed", transaction_id, None, partition.uid, "sealing_mismatch", text)
+        refusal = refusal_of("sealing_mismatch", queue.name)
+        return PushOutcome("failed", transaction_id, None, partition.uid, *refusal)
     if options.max_size:
         if room_left(transaction, queue) <= 0:
-            text = (
-                f"queue {queue.name!r} is full: {options.max_size} messages are not settled (maxSize); "
-                "retry later or raise maxSize"
-            )
-            return PushOutcome("failed", transaction_id, None, partition.uid, "queue_full", text)
+            return PushOutcome("failed", transaction_id, None, partition.uid, *refusal_of("queue_full", queue.name))
         transaction.pushed_count[queue] = transaction.pushed_count.get(queue, 0) + 1
     return None
 

@@ -55,13 +55,9 @@ def settle_all(transaction: WriteTransaction, position: Position) -> int:
     settled = 0
     if isinstance(draft, SharedDraft):
         if not draft.voided:
-            stored = scalar(transaction.connection, SHARED_OPEN_HERE, position.group.id, partition.id)
-            settled = (
-                int(stored)
-                + partition.next_tail
-                - partition.tail
-                - sum(change is SETTLED for change in draft.changes.values())
-            )
+            stored = int(scalar(transaction.connection, SHARED_OPEN_HERE, position.group.id, partition.id))
+            drafted = sum(change is SETTLED for change in draft.changes.values())
+            settled = stored + partition.next_tail - partition.tail - drafted
         draft.restart(partition.next_tail, ())
     elif isinstance(draft, Draft) and isinstance(position, OrderedPosition):
         settled = sum(last - first + 1 for first, last in position.open_intervals())
@@ -93,14 +89,9 @@ def _configure(transaction: WriteTransaction, spec: QueueSpec) -> QueueInfo:
     if queue is None:
         queue = insert_queue(transaction, spec)
     info = msgspec.structs.replace(queue.info, namespace=spec.namespace, task=spec.task, options=spec.options)
-    run(
-        transaction.connection,
-        "update queues set namespace = ?1, task = ?2, options = ?3 where id = ?4",
-        info.namespace,
-        info.task,
-        encode_options(info.options).decode(),
-        queue.id,
-    )
+    sql = "update queues set namespace = ?1, task = ?2, options = ?3 where id = ?4"
+    options = encode_options(info.options).decode()
+    run(transaction.connection, sql, info.namespace, info.task, options, queue.id)
     changed = queue
     transaction.on_commit(lambda: reconfigure(changed, info, transaction.now))
     transaction.settled_many(queue)
@@ -220,18 +211,11 @@ def purge(transaction: WriteTransaction, queue: str, group: str | None = None) -
         run(transaction.connection, f"delete from {table} where {inside}", found.id)
     removed = 0
     for partition in [transaction.state.partitions[partition_id] for partition_id in ids]:
-        removed += (
-            partition.next_tail
-            - partition.tail
-            + int(scalar(transaction.connection, _COUNT, partition.id, partition.floor))
-        )
+        stored = int(scalar(transaction.connection, _COUNT, partition.id, partition.floor))
+        removed += partition.next_tail - partition.tail + stored
         partition.floor = partition.next_tail
-        run(
-            transaction.connection,
-            "update partitions set floor = ?1, tail = ?1 where id = ?2",
-            partition.floor,
-            partition.id,
-        )
+        sql = "update partitions set floor = ?1, tail = ?1 where id = ?2"
+        run(transaction.connection, sql, partition.floor, partition.id)
     return removed
 
 

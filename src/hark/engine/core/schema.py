@@ -6,6 +6,8 @@ from importlib.resources import files
 
 import apsw
 
+from hark.errors import StoreUnusable
+
 APPLICATION_ID = 0x4861726B  # "Hark"
 
 MIGRATIONS = tuple(
@@ -18,6 +20,13 @@ CURRENT_VERSION = len(MIGRATIONS)
 def version_of(connection: apsw.Connection) -> int:
     """The schema version of a database; 0 for a new one."""
     return int(connection.pragma("user_version"))
+
+
+def refuse_newer(name: object, version: int) -> None:
+    """Raise if a newer Hark made a database."""
+    if version > CURRENT_VERSION:
+        text = f"{name} has schema version {version}, but this Hark supports up to {CURRENT_VERSION}; upgrade Hark"
+        raise StoreUnusable(text)
 
 
 def distrust(connection: apsw.Connection) -> None:

@@ -24,15 +24,10 @@ from hark.engine.core.push import (
 from hark.engine.core.state import Partition, Queue
 from hark.engine.core.store import scalar
 from hark.engine.core.transaction import WriteTransaction
+from hark.engine.hints import DEAD, EXPIRED, NOT_FOUND, NOT_LEASED, SUPERSEDED, refusal_of
 from hark.engine.keyvalue import joined, parted, repeated
 from hark.model import Ending, NewMessage, PushOutcome, Settlement, SettleOutcome, Transaction, TransactionOutcome
-from hark.model.messages import RESERVED, RESERVED_TEXT
-
-NOT_FOUND = ("not_found", "Message not found")
-EXPIRED = ("lease_expired", "Invalid or expired lease: the lease expired; renew leases in time, or lengthen them")
-SUPERSEDED = ("lease_invalid", "Invalid or expired lease: the last delivery of the message was under another lease")
-NOT_LEASED = ("not_leased", "Invalid or expired lease: no consumer of the group holds this message")
-DEAD = ("dead_lettered", "The message is already dead-lettered; requeue it to deliver it again")
+from hark.model.messages import RESERVED
 
 
 class SettleDecision(NamedTuple):
@@ -269,7 +264,6 @@ def transact(transaction: WriteTransaction, requests: Sequence[Transaction]) -> 
 
 
 def _adds(request: Transaction) -> bool:
-    """Whether a transaction stores messages or values."""
     keys = request.keys
     return any(isinstance(one, NewMessage) for one in request.operations) or (
         keys is not None and (bool(keys.messages) or not all(one.kind.startswith("delete") for one in keys.mutations))
@@ -330,7 +324,6 @@ def _is_repeated(decision: SettleDecision) -> bool:
 
 
 def _holds(lease: Lease) -> bool:
-    """Whether a lease has open messages, in the running transaction."""
     return any(
         part.open > 0 and not (position.draft is not None and position.draft.voided)
         for position, part in lease.parts.items()
@@ -354,7 +347,7 @@ def _refuse_pushes(
                 if partition is None
                 else known.get((partition.id, operation.transaction_id)) == NOT_YET
             ):
-                return TransactionOutcome(False, (), RESERVED, f"PUSH operation failed: {RESERVED_TEXT}", index)
+                return _refused_push(RESERVED, operation.queue, index)
             is_stored = partition is not None and (
                 (partition.id, operation.transaction_id) in known
                 or (partition.id, operation.transaction_id) in transaction.new_transaction_ids
@@ -366,14 +359,16 @@ def _refuse_pushes(
             seen.add(key)
         queue = transaction.state.queues.get(operation.queue)
         if operation.sealed is not (queue is not None and queue.info.options.encryption_enabled):
-            text = f"the encryption of queue {operation.queue!r} was changed during the push; retry"
-            return TransactionOutcome(False, (), "sealing_mismatch", text, index)
+            return _refused_push("sealing_mismatch", operation.queue, index)
         if queue is not None and queue.info.options.max_size:
             wanted[queue.name] = wanted.get(queue.name, 0) + 1
             if wanted[queue.name] > room_left(transaction, queue):
-                text = f"PUSH operation failed: queue {queue.name!r} is full (maxSize); retry later or raise maxSize"
-                return TransactionOutcome(False, (), "queue_full", text, index)
+                return _refused_push("queue_full", queue.name, index)
     return None
+
+
+def _refused_push(code: str, queue: str, index: int) -> TransactionOutcome:
+    return TransactionOutcome(False, (), code, f"PUSH operation failed: {refusal_of(code, queue)[1]}", index)
 
 
 EXPIRED_TEXT = "Lease expired: the consumer neither settled nor renewed in time"

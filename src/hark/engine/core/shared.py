@@ -239,6 +239,8 @@ class SharedPosition(Position):
         group, number = self.group, self.partition.id
         priority, due = self.readiness(now)
         if priority is not None:
+            if group.each is not None and self.is_at_limit(now):
+                return False
             group.make_ready(number, priority, lower=True)
             if due is not None:
                 group.rise_at(number, due)
@@ -399,9 +401,11 @@ class SharedDraft(msgspec.Struct, eq=False):
 
 
 _SAVE_SHARED_POSITIONS = """
-insert into positions (grp, partition, cursor, settled_at)
-select value ->> 0, value ->> 1, value ->> 2, value ->> 3 from json_each(?1) where true
-on conflict (grp, partition) do update set cursor = excluded.cursor, settled_at = excluded.settled_at
+insert into positions (grp, partition, cursor, settled_at, tokens, filled_at)
+select value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5 from json_each(?1) where true
+on conflict (grp, partition) do update
+set cursor = excluded.cursor, settled_at = excluded.settled_at, tokens = excluded.tokens,
+    filled_at = excluded.filled_at
 """
 _SAVE_LANES = """
 insert or replace into lanes (grp, partition, priority, cursor, due, due_offset)
@@ -420,7 +424,7 @@ class SharedRows:
     """The rows of positions that one transaction writes. They are collected under the lock and written without it."""
 
     def __init__(self, drafted: Iterable[SharedPosition]) -> None:
-        self._positions: list[tuple[int, int, int, int | None]] = []
+        self._positions: list[tuple[int, int, int, int | None, float | None, int]] = []
         self._lanes: list[tuple[int, int, int, int, int, int]] = []
         self._wiped: list[Key] = []
         self._gone: list[tuple[int, int, int]] = []
@@ -434,7 +438,7 @@ class SharedRows:
         """Collect the rows of a position with its draft."""
         draft, key = position.draft, (position.group.id, position.partition.id)
         assert draft is not None
-        self._positions.append((*key, draft.base, draft.settled_at))
+        self._positions.append((*key, draft.base, draft.settled_at, position.tokens, position.filled_at))
         if draft.voided:
             self._wiped.append(key)
         else:

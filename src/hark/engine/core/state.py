@@ -1,124 +1,25 @@
-"""The state in memory: queues, partitions, groups and leases; and the limits of what groups may receive."""
+"""The state in memory: queues, partitions, groups and leases."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
 from itertools import count
-from math import ceil, floor
-from typing import Literal, NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from hark.clock import SECOND
-from hark.engine.core.position import Lease, LeasedMessage, Position
+from hark.api.options import limits_of
+from hark.engine.core.limits import Bounds, Each, Room, narrower
+from hark.engine.core.position import NEVER, Lease, LeasedMessage, Position
 from hark.engine.hints import forget_oldest
 from hark.engine.retries import compile_schedule
 from hark.errors import HarkError
 from hark.ids import IdCodec
-from hark.model import EmptyReason, Ending, GroupMode, Limited, Limits, QueueInfo, Subscription
+from hark.model import EmptyReason, Ending, GroupMode, Limits, QueueInfo, Subscription
 
 K = TypeVar("K")
 V = TypeVar("V")
-MANY = 1 << 30
-"""More than any pop requests."""
-
-
-class Room(NamedTuple):
-    """The number of messages that a group may receive now; if 0, the reason, and the time when it may again."""
-
-    left: int
-    reason: EmptyReason = ""
-    look_again_at: int | None = None
-
-
-FREE = Room(MANY)
-
-
-class Allowance:
-    """The messages that all requests of one call may receive together."""
-
-    def __init__(self, now: int) -> None:
-        self._now = now
-        self._reserved: dict[Bounds, int] = {}
-        self._unsure: set[Bounds] = set()
-
-    def room(self, queue: Queue, group: Group, *, auto_ack: bool) -> Room:
-        """The number left for a request. With `auto_ack`, messages are never in flight."""
-        if not (queue.bounds.limited or group.bounds.limited):
-            return FREE
-        least = FREE
-        for bounds, in_flight in ((queue.bounds, queue.in_flight), (group.bounds, group.in_flight)):
-            reserved = self._reserved.get(bounds, 0)
-            if bounds.limits.max_in_flight and not auto_ack:
-                left = bounds.limits.max_in_flight - in_flight - reserved
-                least = min(least, Room(max(0, left), "max_in_flight"))
-            if bounds.limits.rate_limit:
-                left = _whole_tokens(bounds, self._now) - reserved
-                least = min(least, Room(max(0, left), "rate_limited", _next_token(bounds)))
-        return least
-
-    def reserve(self, queue: Queue, group: Group, number: int, *, exact: bool) -> None:
-        """Reserve messages for a request, which receives all of them if `exact`, else at most that number."""
-        for bounds in (queue.bounds, group.bounds):
-            if bounds.limited:
-                self._reserved[bounds] = self._reserved.get(bounds, 0) + number
-                if not exact:
-                    self._unsure.add(bounds)
-
-    def is_unsure(self, queue: Queue, group: Group) -> bool:
-        """Whether reserved messages must be delivered before the remaining number is known."""
-        return queue.bounds in self._unsure or group.bounds in self._unsure
-
-    def release(self) -> None:
-        """Clear the reservations after the delivery."""
-        self._reserved.clear()
-        self._unsure.clear()
-
-    def spend(self, queue: Queue, group: Group, number: int) -> None:
-        """Spend tokens for delivered messages."""
-        for bounds in (queue.bounds, group.bounds):
-            if bounds.limits.rate_limit:
-                bounds.tokens = _refill(bounds, self._now) - number
-
-
-def reached_limit(queue: Queue, group: Group, now: int) -> Limited | None:
-    """The limit that currently prevents deliveries to a group."""
-    scopes: tuple[tuple[Literal["queue", "group"], Bounds, int], ...] = (
-        ("queue", queue.bounds, queue.in_flight),
-        ("group", group.bounds, group.in_flight),
-    )
-    for scope, bounds, in_flight in scopes:
-        most = bounds.limits.max_in_flight
-        if most and in_flight >= most:
-            return Limited(reason="max_in_flight", scope=scope, limit=most, in_flight=in_flight)
-    for scope, bounds, _ in scopes:
-        rate = bounds.limits.rate_limit
-        if rate and _whole_tokens(bounds, now) <= 0:
-            return Limited(reason="rate_limited", scope=scope, limit=rate, until=_next_token(bounds))
-    return None
-
-
-def _whole_tokens(bounds: Bounds, now: int) -> int:
-    """The number of whole tokens, including one that is complete within half a microsecond."""
-    return floor(_refill(bounds, now) + bounds.limits.rate_limit / SECOND / 2)
-
-
-def _refill(bounds: Bounds, now: int) -> float:
-    limits = bounds.limits
-    capacity = limits.rate_burst or max(1, ceil(limits.rate_limit))
-    if bounds.tokens is None:
-        bounds.tokens, bounds.filled_at = capacity, now
-    gained = limits.rate_limit * (now - bounds.filled_at) / SECOND
-    bounds.tokens, bounds.filled_at = min(capacity, bounds.tokens + gained), now
-    return bounds.tokens
-
-
-def _next_token(bounds: Bounds) -> int:
-    missing = max(0.0, 1 - (bounds.tokens or 0))
-    return bounds.filled_at + round(missing / bounds.limits.rate_limit * SECOND)
-
-
 # Everything except leases is a cache of committed rows, loaded at the first use. Only the thread that holds the lock of
 # the engine uses it. A write verb never changes these objects before its commit: it changes the draft of a position,
 # which is applied after the commit. Nothing is delivered from a position of an ordered group with a draft. A draft of a
@@ -128,23 +29,6 @@ _NEVER = (-1, "")
 REMEMBERED = 10_000
 """Number of recent entries that tables of settled messages and ended leases keep."""
 _HEAP_SLACK = 64
-
-
-class Bounds(msgspec.Struct, eq=False):
-    """The limits of a queue or of a group, and the tokens of its rate."""
-
-    tokens: float | None = None
-    """Tokens of the rate that are left; None: all, because none was used."""
-    filled_at: int = 0
-    blocked: bool = False
-    """A pop got nothing because of `max_in_flight`, so a hint is needed when there is room."""
-    limits: Limits = Limits()
-    limited: bool = False
-
-    def set(self, limits: Limits) -> None:
-        """Replace the limits."""
-        self.limits = limits
-        self.limited = bool(limits.max_in_flight or limits.rate_limit)
 
 
 class Queue:
@@ -170,10 +54,9 @@ class Queue:
         self.schedule = compile_schedule(info.options)
         self.plain = not (info.options.max_size or info.options.encryption_enabled)
         """The queue never rejects a message."""
-        options = info.options
-        self.bounds.set(
-            Limits(max_in_flight=options.max_in_flight, rate_limit=options.rate_limit, rate_burst=options.rate_burst)
-        )
+        self.bounds.set(limits_of(info.options))
+        for group in self.groups.values():
+            group.limit(self)
 
     @property
     def in_flight(self) -> int:
@@ -214,6 +97,10 @@ class Group(msgspec.Struct, eq=False):
     pending: bool = False
     """The commit that creates the group is in progress: no call may use it yet."""
     bounds: Bounds = msgspec.field(default_factory=Bounds)
+    limited: bool = False
+    """Whether there is any limit, of the queue or of the group."""
+    each: Each | None = None
+    """The limits in each partition, of the queue and of the group together."""
     in_flight: int = 0
     """Number of leased messages."""
     learned: int = 0
@@ -226,13 +113,20 @@ class Group(msgspec.Struct, eq=False):
     were last served (0: never)."""
     ready_heap: list[tuple[int, int, int]] = []
     waking: dict[int, tuple[int, EmptyReason]] = {}
-    """Partitions that become ready at a time, and why they wait."""
+    """Partitions that become ready at a time, and why they wait; `NEVER`: after a settlement."""
     waking_heap: list[tuple[int, int]] = []
     rising: dict[int, int] = {}
     """Ready partitions whose rank may rise at a time, because more messages become due."""
     rising_heap: list[tuple[int, int]] = []
     leases: list[tuple[int, int, Lease]] = []
     """Heap of leases by expiry. Entries of ended and renewed leases are dropped when they are reached."""
+
+    def limit(self, queue: Queue, limits: Limits | None = None) -> None:
+        """Apply the limits of the queue, and the group's own: these, or those that it has."""
+        if limits is not None:
+            self.bounds.set(limits)
+        self.each = narrower(queue.bounds.each, self.bounds.each)
+        self.limited = queue.bounds.limited or self.bounds.limited or self.each is not None
 
     def make_ready(self, partition: int, priority: int = 0, *, lower: bool = False) -> None:
         """Mark a partition as ready for messages of this priority. `lower`: also if it is ready for a higher one."""
@@ -261,6 +155,15 @@ class Group(msgspec.Struct, eq=False):
                 # Most entries are out of date. The list stays the same, because `wake_due` may be iterating over it.
                 self.waking_heap[:] = [(at, number) for number, (at, _) in self.waking.items()]
                 heapq.heapify(self.waking_heap)
+
+    def hold_back(self, partition: int, room: Room) -> None:
+        """Mark a partition as ready from the time at which its limit allows a message, or after a settlement."""
+        self.wake_at(partition, NEVER if room.look_again_at is None else room.look_again_at, room.reason)
+
+    def must_learn(self, partition: int, now: int) -> bool:
+        """Whether a partition waits for a time that no consumer knows, so that one must pop to learn it."""
+        due = self.waking.get(partition, _NEVER)[0]
+        return 0 <= due < NEVER and not now < self.learned <= due
 
     def rise_at(self, partition: int, due: int) -> None:
         """Look at the rank of a ready partition again at a time."""
@@ -324,7 +227,7 @@ class Group(msgspec.Struct, eq=False):
             if live.get(lease.id) is lease and lease.expires_at == expires_at:
                 return expires_at if earliest is None else min(earliest, expires_at)
             heapq.heappop(self.leases)
-        return earliest
+        return None if earliest == NEVER else earliest
 
 
 def remember(known: dict[K, V], key: K, value: V) -> None:

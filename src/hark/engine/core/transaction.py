@@ -11,11 +11,12 @@ import msgspec
 from hark.clock import SECOND
 from hark.engine.core.handout import Picker
 from hark.engine.core.keyvalue import KeyBook
+from hark.engine.core.limits import Bounds
 from hark.engine.core.loader import Loader
 from hark.engine.core.ordered import Draft, OrderedPosition, save_ordered
 from hark.engine.core.position import Lease, Position, Stored
 from hark.engine.core.shared import SharedDraft, SharedPosition, SharedRows
-from hark.engine.core.state import REMEMBERED, Bounds, Group, Partition, Queue, State
+from hark.engine.core.state import REMEMBERED, Group, Partition, Queue, State
 from hark.engine.core.store import MESSAGE_COLUMNS, Locate, Value, delete_traces, for_each, rows_of, run, scalar
 from hark.engine.hints import HintBook, forget_oldest
 from hark.ids import IdSource
@@ -357,8 +358,8 @@ class WriteTransaction(msgspec.Struct, eq=False):
             self._read_ahead_again()
         for ordered in self.ordered:
             ordered.publish(self.now)
-            group = ordered.group
-            if ordered.refresh(self.now):
+            group, number = ordered.group, ordered.partition.id
+            if ordered.refresh(self.now) or (group.each is not None and group.must_learn(number, self.now)):
                 self.hints.add(group.queue_name, group.name, (ordered.partition.name,))
         for shared in self.shared:
             self._publish_shared(shared)
@@ -388,8 +389,13 @@ class WriteTransaction(msgspec.Struct, eq=False):
     def _publish_shared(self, position: SharedPosition) -> None:
         group, partition = position.group, position.partition
         if position.draft is None or not position.draft.voided:
+            was_full = group.each is not None and group.waking.get(partition.id, (0, ""))[1] == "max_in_flight"
             notified = position.publish(self.now)
-            position.refresh(self.now)
+            if position.refresh(self.now):
+                if was_full:
+                    notified = max(notified, position.count_ready(MOST_NOTIFIED))
+            elif group.each is not None:
+                notified = int(group.must_learn(partition.id, self.now))
             if notified:
                 self.hints.add(group.queue_name, group.name, (partition.name,), counts={partition.name: notified})
             return
@@ -450,7 +456,8 @@ class WriteTransaction(msgspec.Struct, eq=False):
         position.arrived(came.plain, came.due)
         if group.waking.get(partition.id, (0, ""))[1] == "window_buffer":
             return 0
-        position.refresh(self.now)
+        if not position.refresh(self.now) and group.each is not None:
+            return int(group.must_learn(partition.id, self.now))
         found = position.readiness(self.now)
         if found.priority is not None:
             young = partition.queue.info.options.delayed_processing

@@ -70,10 +70,8 @@ def _arguments(spec: model.QueueSpec) -> tuple[str, str, str, str]:
 
 async def queue_infos(store: Store, names: Sequence[str] | None = None) -> list[model.QueueInfo]:
     """The named queues that exist, or all of them."""
-    rows = await store.pool.fetch(
-        "select * from hark.queues where $1::text[] is null or name = any ($1) order by id",
-        None if names is None else list(names),
-    )
+    sql = "select * from hark.queues where $1::text[] is null or name = any ($1) order by id"
+    rows = await store.pool.fetch(sql, None if names is None else list(names))
     return [info_of(row) for row in rows]
 
 
@@ -136,10 +134,12 @@ async def _seek(store: Store, to: model.Seek) -> model.SeekOutcome | HarkError:
 
 async def limit_group(store: Store, queue: str, group: str, limits: model.Limits) -> bool:
     """Limit what a group may take; False: it does not exist."""
-    sql = "select hark.limit_group_v1($1, $2, $3, $4, $5)"
-    bounds = (limits.max_in_flight, limits.rate_limit, limits.rate_burst)
-    found = bool(await store.pool.fetchval(sql, queue, group, *bounds))
+    sql = "select hark.limit_group_v1($1, $2, $3, $4, $5, $6, $7, $8)"
+    found = bool(await store.pool.fetchval(sql, queue, group, *msgspec.structs.astuple(limits)))
     if found:
+        known = store.groups.get((queue, group))
+        if known is not None:
+            known.ready.forget()
         store.hint([model.Hint(queue, group)])
     return found
 
@@ -345,11 +345,8 @@ async def read_flags(store: Store) -> dict[str, bool]:
 
 async def write_flag(store: Store, name: str, value: bool) -> None:
     """Set a switch."""
-    await store.pool.fetch(
-        "insert into hark.meta (key, value) values ($1, $2) on conflict (key) do update set value = excluded.value",
-        _FLAG + name,
-        int(value),
-    )
+    sql = "insert into hark.meta (key, value) values ($1, $2) on conflict (key) do update set value = excluded.value"
+    await store.pool.fetch(sql, _FLAG + name, int(value))
 
 
 # Metrics ---------------------------------------------------------------------------------------------------
@@ -437,16 +434,10 @@ class Retention:
 
     async def step(self, limit: int) -> model.Collected:
         """Examine the next messages and remove the expired ones; at the end of a pass, empty child tables."""
-        [row] = await self._store.pool.call(
-            "select * from hark.collect_v1($1, $2, $3, $4, $5, $6, $7, $8)",
-            self._after,
-            self._offset,
-            self._expired,
-            limit,
-            self._completed_seconds,
-            self._idle_group_seconds,
-            _STEP_MS,
-        )
+        sql = "select * from hark.collect_v1($1, $2, $3, $4, $5, $6, $7, $8)"
+        reached = self._after, self._offset, self._expired
+        kept = self._completed_seconds, self._idle_group_seconds
+        [row] = await self._store.pool.call(sql, *reached, limit, *kept, _STEP_MS)
         self._after, self._offset, self._expired = row["o_after"], row["o_offset"], row["o_expired"]
         if not row["o_more"]:
             await self.rotate()

@@ -13,10 +13,10 @@ from hark.engine.postgres.ready import BUCKET, RUNNING
 from hark.errors import Conflict, HarkError
 from hark.model import QUEUE_MODE, Delivery, EmptyReason, PopRequest, Subscription
 
-TAKEN, NOTHING, LEASED, LOCKED, WAITING, WINDOW, PAUSED, GONE, UNUSED, RATE, IN_FLIGHT = range(11)
+TAKEN, NOTHING, LEASED, LOCKED, WAITING, WINDOW, PAUSED, GONE, UNUSED, RATE, IN_FLIGHT, RATE_HERE, FULL_HERE = range(13)
 MORE = TAKEN
 """In `share_v1`, of a candidate that has more."""
-NOT_NOW = (NOTHING, LEASED, WAITING, WINDOW)
+NOT_NOW = (NOTHING, LEASED, WAITING, WINDOW, RATE_HERE, FULL_HERE)
 CLOSED = (PAUSED, RATE, IN_FLIGHT)
 """The whole group can't take any more."""
 REASONS: dict[int, EmptyReason] = {
@@ -29,6 +29,8 @@ REASONS: dict[int, EmptyReason] = {
     GONE: "partition_not_found",
     RATE: "rate_limited",
     IN_FLIGHT: "max_in_flight",
+    RATE_HERE: "rate_limited",
+    FULL_HERE: "max_in_flight",
 }
 
 
@@ -311,7 +313,7 @@ async def _discover_group(store: Store, group: Group, now: int) -> bool:
     except BaseException:
         group.ready.discovered = None
         raise
-    for _, partition, due, leased, has_lanes in rows:
+    for _, partition, due, status, has_lanes in rows:
         if partition is None:
             store.forget_group(group)
             return False
@@ -319,7 +321,7 @@ async def _discover_group(store: Store, group: Group, now: int) -> bool:
         if due is None or group.ready.hinted_since(partition, turn):
             group.ready.found(partition)
         else:
-            group.ready.waits(partition, due, "lease_held" if leased else "waiting", now)
+            group.ready.waits(partition, due, REASONS[status], now)
     took = loop.time() - began
     group.ready.discover_after = began + max(_SEARCH_SECONDS, _SEARCH_SHARE * took)
     return True

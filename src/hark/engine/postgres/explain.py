@@ -58,7 +58,7 @@ where partition = $1 and "offset" = $2 order by grp
 """
 _GROUPS = "select * from hark.explain_v1($1, $2, $3, $4)"
 _FIRST = "select * from hark.first_of_v1($1, $2, $3, $4::bigint[], $5::bigint[], $6, $7, $8)"
-_LIMIT = "select * from hark.reached_limit_v1($1, $2)"
+_LIMIT = "select * from hark.reached_limit_v1($1, $2, $3)"
 
 
 async def explain(store: Store, requests: Sequence[Explain]) -> Answers[Facts]:
@@ -152,7 +152,7 @@ class Explainer:
             return facts
         shared = group["mode"] == "shared"
         waiting = _shared(row, options, group) if shared else await self._ordered(partition, row, options, group)
-        limited = await self._pool.fetchrow(_LIMIT, row["now"], group["grp"])
+        limited = await self._pool.fetchrow(_LIMIT, row["now"], group["grp"], partition)
         return msgspec.structs.replace(facts, limited=_limited(limited), **waiting)
 
     async def _ordered(self, partition: int, row: Any, options: QueueOptions, group: Any) -> dict[str, Any]:

@@ -116,7 +116,6 @@ class PostgresInbox:
         self._wakeup.clear()
 
     def _seconds_to_wait(self) -> float:
-        """Seconds until the next look."""
         now = _loop_time()
         seconds = POLL_SECONDS if self._listens and now >= self._doubted_until else FAST_POLL_SECONDS
         if self._busy:

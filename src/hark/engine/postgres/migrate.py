@@ -97,14 +97,12 @@ def all_steps() -> list[Step]:
 
 
 def _scripts(folder: Traversable) -> Iterator[Script]:
-    """The files of a folder by name."""
     for file in sorted(folder.iterdir(), key=lambda file: file.name):
         if file.name.endswith(".sql"):
             yield Script(file.name, file.read_text())
 
 
 async def _applied(connection: asyncpg.Connection) -> set[tuple[int, str]]:
-    """The steps that the database has."""
     if await connection.fetchval("select to_regclass('hark.migrations')") is None:
         return set()
     return {

@@ -449,7 +449,6 @@ class Pool:
         self._look_for_lack()
 
     async def _attempt(self, seconds: float | None = None) -> bool:
-        """Try to make one connection."""
         try:
             async with asyncio.timeout(seconds):
                 connection = await self._make()
@@ -552,7 +551,6 @@ def _stopping() -> EngineFailure:
 
 
 def _unavailable(why: str) -> EngineFailure:
-    """The error of a call while no connection to PostgreSQL works."""
     return EngineFailure(
         f"PostgreSQL is unavailable ({why}); the request had no effect; retry later", code="store_unavailable"
     )

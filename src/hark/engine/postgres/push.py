@@ -10,14 +10,16 @@ import msgspec
 
 from hark.clock import MILLISECOND
 from hark.engine.api import Answers
-from hark.engine.hints import HintBook
+from hark.engine.hints import HintBook, refusal_of
 from hark.engine.postgres.partitions import Group, Partition, Store
 from hark.engine.postgres.ready import SharedReady
 from hark.keys import encode_key
 from hark.model import Hint, Key, KeyNotification, NewMessage, PushOutcome
-from hark.model.messages import RESERVED, RESERVED_TEXT
+from hark.model.messages import RESERVED
 
-DUPLICATE, _MISMATCH, _FULL, _NOT_YET = 1, 2, 3, 4
+DUPLICATE = 1
+REFUSALS = {2: "sealing_mismatch", 3: "queue_full", 4: RESERVED}
+"""Codes of `push_v1` for messages that it did not store."""
 PARTITION_ARRAYS = 6
 """Number of arrays of `push_v1` that describe partitions."""
 OPTIONS = 11
@@ -189,8 +191,9 @@ class Pushes(msgspec.Struct, eq=False):
         return answers
 
     def _outcome(self, partition: Partition, transaction_id: str | None, offset: int, code: int) -> PushOutcome:
-        if code in (_MISMATCH, _FULL, _NOT_YET):
-            return PushOutcome("failed", transaction_id, None, partition.uid, *refusal_of(code, partition.queue))
+        if code in REFUSALS:
+            refusal = refusal_of(REFUSALS[code], partition.queue)
+            return PushOutcome("failed", transaction_id, None, partition.uid, *refusal)
         message_id = self.store.codec.with_prefix(partition.prefix, offset)
         return PushOutcome(
             "duplicate" if code == DUPLICATE else "queued", transaction_id or message_id, message_id, partition.uid
@@ -212,18 +215,6 @@ class Pushes(msgspec.Struct, eq=False):
             priority, deliver_at, delay = timing.get(position, (0, 0, 0))
             arrival.add(priority, max(deliver_at, now + delay), now)
         return list(found.values())
-
-
-def refusal_of(code: int, queue: str) -> tuple[str, str]:
-    """Why a message was not stored: error code and text."""
-    if code == _MISMATCH:
-        return "sealing_mismatch", f"the encryption of queue {queue!r} was changed during the push; retry"
-    if code == _NOT_YET:
-        return RESERVED, RESERVED_TEXT
-    return (
-        "queue_full",
-        f"queue {queue!r} is full: its unsettled messages reached maxSize; retry later or raise maxSize",
-    )
 
 
 def _repeated(first: PushOutcome) -> PushOutcome:
@@ -296,6 +287,8 @@ class Notifications(HintBook, eq=False, kw_only=True):
         counts = {}
         for one in pushed:
             ready.prioritized |= one.prioritized
+            if ready.waking and ready.is_bound(one.partition.id):
+                continue
             if one.number:
                 ready.arrived(one.partition.id, one.number, one.top)
                 counts[one.partition.name] = one.number
@@ -354,7 +347,10 @@ class Notifications(HintBook, eq=False, kw_only=True):
                 self.add(partition.queue, name, (partition.name,))
             for group in groups:
                 self.has_room(group)
-                if group.shared is None and partition.id in group.ready.waking:
+                if group.shared is not None:
+                    if group.ready.make_room(partition.id):
+                        self._notify(group, partition.id)
+                elif partition.id in group.ready.waking:
                     group.ready.add(partition.id)
 
     def _notify(self, group: Group, partition: int, number: int = 1) -> None:

@@ -16,6 +16,7 @@ from hark.engine.hints import forget_oldest
 from hark.model import EmptyReason, Settlement
 
 _turns = count(1)
+_NEVER: tuple[int, EmptyReason] = (0, "")
 
 
 class Ready:
@@ -96,6 +97,21 @@ class Ready:
         for partition in missed:
             self.add(partition)
         return missed
+
+    def make_room(self, partition: int) -> bool:
+        """Fewer messages of a partition are in flight; True: that kept it back, it may be taken now."""
+        self._received[partition] = next(_turns)
+        if self.waking.get(partition, _NEVER)[1] != "max_in_flight":
+            return False
+        self.add(partition)
+        return True
+
+    def is_bound(self, partition: int) -> bool:
+        """Whether a limit of a partition keeps it back: new messages do not change that."""
+        if self.waking.get(partition, _NEVER)[1] not in ("max_in_flight", "rate_limited"):
+            return False
+        self._received[partition] = next(_turns)
+        return True
 
     # What pops find ----------------------------------------------------------------------------------------
 
@@ -289,7 +305,7 @@ class SharedReady(Ready):
         self.wake_at(partition, due, reason)
         self._notified.pop(partition, None)
         known = self._announced_due.get(partition)
-        if reason != "lease_held" and (known is None or known <= now or due < known):
+        if reason not in ("lease_held", "max_in_flight") and (known is None or known <= now or due < known):
             self._announced_due[partition] = due
             self._unannounced[partition] = 1
 

@@ -12,6 +12,7 @@ import msgspec
 
 from hark.clock import MILLISECOND, SECOND
 from hark.engine.api import Answers
+from hark.engine.hints import DEAD, EXPIRED, NOT_FOUND, NOT_LEASED, SUPERSEDED
 from hark.engine.postgres.partitions import Group, Partition, Store
 from hark.engine.postgres.push import Notifications, storable
 from hark.engine.postgres.ready import RUNNING
@@ -51,14 +52,8 @@ _DAMAGED = 4
 _NOWHERE = 0
 """No group or partition has this number."""
 
-REFUSALS = {
-    1: ("not_found", "Message not found"),
-    2: ("lease_expired", "Invalid or expired lease: its time is up"),
-    3: ("lease_invalid", "Invalid or expired lease: the message was not last delivered under this lease"),
-    4: ("not_leased", "Invalid or expired lease: the group does not hold this message"),
-    5: ("dead_lettered", "The message is in the dead letters already"),
-}
-
+REFUSALS = {1: NOT_FOUND, 2: EXPIRED, 3: SUPERSEDED, 4: NOT_LEASED, 5: DEAD}
+"""By the codes of `settle_v1`."""
 _COLUMNS = 9
 """Number of arrays of `settle_v1` that describe settlements."""
 _SETTLE = (
@@ -354,11 +349,9 @@ async def shorten(store: Store, lease_ids: Sequence[str], microseconds: int) -> 
 
 async def renew(store: Store, requests: Sequence[Renewal]) -> Answers[RenewOutcome]:
     """Hold leases longer."""
-    [row] = await store.pool.call(
-        "select * from hark.renew_v1($1, $2::uuid[], $3::bigint[])",
-        [lease_uuid(request.lease_id) for request in requests],
-        [request.seconds for request in requests],
-    )
+    sql = "select * from hark.renew_v1($1, $2::uuid[], $3::bigint[])"
+    leases = [lease_uuid(request.lease_id) for request in requests]
+    [row] = await store.pool.call(sql, leases, [request.seconds for request in requests])
     answers: list[RenewOutcome] = []
     for request, until, code in zip(requests, row["o_until"], row["o_codes"], strict=True):
         if not code:

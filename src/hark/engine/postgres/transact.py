@@ -11,9 +11,11 @@ import msgspec
 from hark import model
 from hark.clock import MILLISECOND
 from hark.engine.api import Answers
+from hark.engine.hints import refusal_of
 from hark.engine.keyvalue import bounds, failed_check, joined, misfit, mismatch_text, parted, repeated
 from hark.engine.postgres.partitions import Store
-from hark.engine.postgres.push import DUPLICATE, OPTIONS, PARTITION_ARRAYS, Notifications, Pushes, refusal_of
+from hark.engine.postgres.push import DUPLICATE, OPTIONS, PARTITION_ARRAYS, Notifications, Pushes
+from hark.engine.postgres.push import REFUSALS as PUSH_REFUSALS
 from hark.engine.postgres.settle import REFUSALS, Settlements, lease_uuid, load, note_ended
 from hark.keys import decode_key, encode_key, prefix_bounds
 
@@ -133,7 +135,7 @@ class _Part:
             assert isinstance(operation, model.NewMessage)
             if answer.pushed[1][failed] == DUPLICATE:
                 return repeated(index, operation)
-            name, text = refusal_of(answer.pushed[1][failed], operation.queue)
+            name, text = refusal_of(PUSH_REFUSALS[answer.pushed[1][failed]], operation.queue)
             return model.TransactionOutcome(False, (), name, f"PUSH operation failed: {text}", index)
         if code == _REPEATED:
             index = self._index(model.Settlement, failed)
@@ -229,14 +231,10 @@ async def list_keys(store: Store, ranges: Sequence[model.KeyRange]) -> list[list
     found: list[list[model.KeyEntry]] = [[] for _ in ranges]
     if not ranges:
         return found
-    limits = [bounds(one) for one in ranges]
-    rows = await store.pool.call(
-        "select * from hark.list_keys_v1($1, $2::bytea[], $3::bytea[], $4::bigint[], $5::boolean[])",
-        [low for low, _ in limits],
-        [high for _, high in limits],
-        [max(0, one.limit) for one in ranges],
-        [one.reverse for one in ranges],
-    )
+    sql = "select * from hark.list_keys_v1($1, $2::bytea[], $3::bytea[], $4::bigint[], $5::boolean[])"
+    lows, highs = zip(*map(bounds, ranges), strict=True)
+    limits = [max(0, one.limit) for one in ranges]
+    rows = await store.pool.call(sql, lows, highs, limits, [one.reverse for one in ranges])
     for number, *columns in rows:
         found[number - 1].append(_entry(store, *columns))
     return found

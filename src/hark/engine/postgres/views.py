@@ -280,12 +280,8 @@ async def group_names(store: Store, queue: str | None = None) -> list[str]:
     """The names of groups, each once."""
     where = Where()
     where.also("groups.queue = {}", queue)
-    return [
-        row["name"]
-        for row in await store.pool.fetch(
-            f"select distinct name from hark.groups where {where} order by name", *where.args
-        )
-    ]
+    sql = f"select distinct name from hark.groups where {where} order by name"
+    return [row["name"] for row in await store.pool.fetch(sql, *where.args)]
 
 
 async def group_stats(
@@ -399,10 +395,8 @@ async def queue_stats(store: Store, where: model.QueueFilter) -> model.QueuePage
     conditions = _matching(where)
     total = await store.pool.fetchval(f"select count(*) from hark.queues where {conditions}", *conditions.args)
     members = "chosen as queue join hark.groups as grp on grp.queue = queue.name where queue.name <> all ($4::text[])"
-    matching, order = (
-        _matching(where, store.pool.time, where.limit, where.offset, list(where.uncounted)),
-        _ORDERS[where.sort],
-    )
+    matching = _matching(where, store.pool.time, where.limit, where.offset, list(where.uncounted))
+    order = _ORDERS[where.sort]
     rows = await store.pool.fetch(
         f"""
         with chosen as materialized (

@@ -74,70 +74,82 @@ class S3Engine(TableVerbs):
         self._poll_metrics = PollMetrics()
         self._pause = pause
         self._cache = PayloadCache(settings.cache_bytes)
-        self._replica: Replica | None = None
+        # Its own random generator, because its threads draw at unpredictable moments.
+        self._chance = random.Random().random
+        self._retries = BucketRetries(
+            seconds=settings.retry_timeout_ms / 1000, pause=pause, random=self._chance, on_silence=self._note_silence
+        )
+        self._pacing = WritePacing(settings.linger_ms / 1000, self._chance)
+        self._probing: asyncio.Task[None] | None = None
+        self._tailing: Future[None] | None = None
+        self._is_built = False
+        """Whether `_open` has come as far as to the local state, the threads and the tail."""
+        self._started = False
 
     async def start(self, listener: Listener, key_listener: KeyListener = ignore_keys) -> None:
         """Open and test the bucket, and load the state."""
-        replica = Replica(
-            self._bucket,
-            self._settings,
-            self._cache,
-            Outbox(listener, key_listener),
-            writer=secrets.token_hex(_WRITER_BYTES),
-            polling=self._polling,
-            poll_metrics=self._poll_metrics,
-            pause=self._pause,
-        )
-        opening = asyncio.ensure_future(asyncio.to_thread(replica.open))
+        self._io = IoThread()
+        opening = asyncio.ensure_future(asyncio.to_thread(self._open, Outbox(listener, key_listener)))
         try:
             await asyncio.shield(opening)
         except Refused as error:
-            await _abandon(replica, opening)
+            await self._abandon(opening)
             raise StoreUnusable(f"cannot use {self._bucket.name}: {error}") from error
         except BaseException:
-            await _abandon(replica, opening)
+            await self._abandon(opening)
             raise
-        scratch = replica.local.scratch
+        scratch = self.local.scratch
         self._readers = Readers(
             "hark-s3-read", "the local copy of the state", scratch.connect_reader, lambda: scratch.generation
         )
-        self._codec = replica.local.state.codec
-        self._filler = Filler(self._cache, replica.fetch)
-        self._replica = replica
-        self._submit = self._submit_write = replica.submit
+        self._codec = self.local.state.codec
+        self._filler = Filler(self._cache, self._fetch)
+        self._started = True
+        self._submit = self._submit_write = self._thread.submit
 
     async def close(self) -> None:
         """Finish accepted calls and close."""
-        replica, self._replica = self._replica, None
+        started, self._started = self._started, False
         self._submit = self._submit_write = refuse
-        if replica is None:
+        if not started:
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        replica.submit(Stop(future))
+        self._thread.submit(Stop(future))
         await future
         await asyncio.to_thread(self._readers.close)
-        await asyncio.to_thread(replica.close)
+        await asyncio.to_thread(self._shut)
 
     async def ping(self) -> None:
         """Raise unless the bucket answers."""
         await self._confirm()
 
     async def store_metrics(self) -> dict[str, float]:
-        return self._running().metrics() | self._bucket.requests.as_metrics() | self._cache.as_metrics()
+        self._check_running()
+        return {
+            "database_bytes": self.local.scratch.size(),
+            "s3_log_records": self.local.head.seq,
+            "s3_linger_seconds": self._pacing.apart,
+            "s3_round_trip_seconds": self._pacing.round_trip,
+            "s3_snapshots": self._keeper.snapshots,
+            "s3_objects_removed": self._keeper.removed,
+            "s3_clock_offset_seconds": self._bucket.time.offset() / SECOND,
+            **self.local.state.metrics(),
+            **self._bucket.requests.as_metrics(),
+            **self._cache.as_metrics(),
+        }
 
     def poll_as(self, strategy: PollingStrategy) -> PollMetrics:
         """Poll the log with this strategy from now on; return the counters of the polls. For any thread."""
         self._polling = strategy
-        if self._replica is not None:
-            self._replica.poll_as(strategy)
+        if self._started:
+            self._io.call(lambda: self._tail.follow(strategy))
         return self._poll_metrics
 
     # How calls travel --------------------------------------------------------------------------------------
 
-    def _running(self) -> Replica:
-        if self._replica is None:
+    def _check_running(self) -> None:
+        if not self._started:
             raise stopping()
-        return self._replica
 
     async def _wait_for(self, make: Callable[[asyncio.Future[T]], Call]) -> T:
         answer: Answer[T] = Answer()
@@ -148,17 +160,18 @@ class S3Engine(TableVerbs):
         return await self._wait_for(lambda future: Chore(future, body))
 
     def _memory(self) -> State:
-        return self._running().local.state
+        self._check_running()
+        return self.local.state
 
     async def _examine(self, body: Callable[[apsw.Connection, State, int], T]) -> T:
         """Examine the state at the current end of the log."""
-        replica = self._running()
         await self._confirm()
-        return await self._look(lambda state, now: body(replica.local.scratch.writer, state, now))
+        return await self._look(lambda state, now: body(self.local.scratch.writer, state, now))
 
     def _wait_here(self) -> None:
         """Note a read that will be repeated, so that the log is polled for it."""
-        self._running().tail.wait_here()
+        self._check_running()
+        self._tail.wait_here()
 
     async def _confirm(self) -> None:
         """Read the log to its current end."""
@@ -172,7 +185,7 @@ class S3Engine(TableVerbs):
 
     async def _read_committed(self, body: Callable[[apsw.Connection], T]) -> T:
         """Run a query on the records that this process has applied."""
-        self._running()
+        self._check_running()
         return await self._readers.run(body)
 
     # Verbs that differ -------------------------------------------------------------------------------------
@@ -254,91 +267,49 @@ class S3Engine(TableVerbs):
 
     def on_hints(self, hints: Sequence[model.Hint]) -> list[model.Hint]:
         """See `Engine.on_hints`: what others did is in the log, so look there."""
-        if hints and self._replica is not None:
-            self._replica.poke()
+        if hints and self._started:
+            self._io.call(self._tail.poke)
         return []
 
     async def peer_secret(self) -> bytes:
-        return self._running().secret
+        self._check_running()
+        return self._secret
 
+    # Opening, closing, silence -----------------------------------------------------------------------------
 
-async def _abandon(replica: Replica, opening: asyncio.Future[None]) -> None:
-    """End a replica that could not be opened, or whose opening was cancelled."""
-    if not opening.done():
-        await asyncio.to_thread(replica.interrupt)
-        await asyncio.wait([opening])
-    if not opening.cancelled():
-        opening.exception()  # The caller was cancelled and does not need the error.
-    await asyncio.to_thread(replica.close)
-
-
-class Replica:
-    """What one process has of a store."""
-
-    def __init__(
-        self,
-        bucket: Bucket,
-        settings: S3,
-        cache: PayloadCache,
-        outbox: Outbox,
-        *,
-        writer: str,
-        polling: PollingStrategy,
-        poll_metrics: PollMetrics,
-        pause: Pause,
-    ) -> None:
-        self._bucket = bucket
-        self._settings = settings
-        self._cache = cache
-        self._outbox = outbox
-        self._writer = writer
-        self._polling = polling
-        self._poll_metrics = poll_metrics
-        self._pause = pause
-        self._io = IoThread()
-        # Its own random generator, because these threads draw at unpredictable moments.
-        self._chance = random.Random().random
-        self._retries = BucketRetries(
-            seconds=settings.retry_timeout_ms / 1000, pause=pause, random=self._chance, on_silence=self._note_silence
-        )
-        self._probing: asyncio.Task[None] | None = None
-        self._pacing = WritePacing(settings.linger_ms / 1000, self._chance)
-        self._is_built = False
-        """Whether `open` has come as far as to the local state, the threads and the tail."""
-        self._tailing: Future[None] | None = None
-
-    def open(self) -> None:
-        """Test the bucket, load the state and start. This blocks; call `close` also after a failure."""
+    def _open(self, outbox: Outbox) -> None:
+        """Test the bucket, load the state and start. This blocks; call `_shut` also after a failure."""
         self._io.start()
         meta = self._io.run(self._prepare())
-        self.secret = bytes.fromhex(meta.secret)
+        self._secret = bytes.fromhex(meta.secret)
         time = self._bucket.time
         freshness = LogFreshness(meta.grace_seconds, lambda: time.now() / SECOND)
         log_client = LogClient(
             self._bucket, self._io, meta, retries=self._retries, freshness=freshness, cache=self._cache
         )
-        self.local = LocalState(IdSource(time), meta.tag, self._writer, self._settings.skew_margin_ms * SECOND // 1000)
+        writer = secrets.token_hex(_WRITER_BYTES)
+        self.local = LocalState(IdSource(time), meta.tag, writer, self._settings.skew_margin_ms * SECOND // 1000)
         self._thread = ReplicaThread(
             log_client,
             self.local,
-            self._outbox,
-            writer=self._writer,
+            outbox,
+            writer=writer,
             now=time.now,
             pacing=self._pacing,
             most_bytes=self._settings.max_record_bytes,
             on_head=self._note_head,
-            on_missed=lambda: self._io.call(self.tail.missed),
+            on_missed=lambda: self._io.call(self._tail.missed),
         )
-        self.submit = self._thread.submit
+        submit = self._thread.submit
         self._keeper = Housekeeper(
-            self._bucket, self._io, self.local.scratch, self._settings, meta=meta, now=time.now, submit=self.submit
+            self._bucket, self._io, self.local.scratch, self._settings, meta=meta, now=time.now, submit=submit
         )
         poller = Poller(self._polling, metrics=self._poll_metrics, random=self._chance)
-        self.tail = Tail(self._bucket, poller, freshness, meta.grace_seconds, self.submit)
+        self._tail = Tail(self._bucket, poller, freshness, meta.grace_seconds, submit)
         self._is_built = True
         self._thread.start()
         self._keeper.start()
-        self._tailing = self._io.submit(self.tail.run())
+        self._tailing = self._io.submit(self._tail.run())
 
     async def _prepare(self) -> Meta:
         await self._bucket.open()
@@ -352,19 +323,28 @@ class Replica:
             log.warning(text, self._bucket.name, meta.grace_seconds, grace)
         return meta
 
-    def interrupt(self) -> None:
-        """Interrupt an `open` that waits for the bucket, from another thread; then call `close`."""
+    async def _abandon(self, opening: asyncio.Future[None]) -> None:
+        """End what could not be opened, or whose opening was cancelled."""
+        if not opening.done():
+            await asyncio.to_thread(self._interrupt)
+            await asyncio.wait([opening])
+        if not opening.cancelled():
+            opening.exception()  # The caller was cancelled and does not need the error.
+        await asyncio.to_thread(self._shut)
+
+    def _interrupt(self) -> None:
+        """Interrupt an `_open` that waits for the bucket, from another thread."""
         with contextlib.suppress(RuntimeError):  # It has not begun.
             self._io.run(self._bucket.close())
         self._io.stop()
 
-    def close(self) -> None:
-        """Stop everything, after a `Stop` was answered, or after an `open` that failed or was interrupted."""
+    def _shut(self) -> None:
+        """Stop everything, after a `Stop` was answered, or after an `_open` that failed or was interrupted."""
         if self._is_built:
             self._keeper.stop()
         with contextlib.suppress(RuntimeError):  # It was interrupted.
             if self._is_built:
-                self._io.call(self.tail.stop)
+                self._io.call(self._tail.stop)
             if self._tailing is not None:
                 self._tailing.exception()
             if self._probing is not None:
@@ -375,30 +355,8 @@ class Replica:
             self._thread.end()
             self.local.close()
 
-    def poke(self) -> None:
-        """Poll the log soon."""
-        self._io.call(self.tail.poke)
-
-    def poll_as(self, strategy: PollingStrategy) -> None:
-        """Poll the log with this strategy."""
-        self._io.call(lambda: self.tail.follow(strategy))
-
-    async def fetch(self, locations: Sequence[PayloadLocation]) -> list[bytes]:
-        """Return payloads; from any event loop."""
+    async def _fetch(self, locations: Sequence[PayloadLocation]) -> list[bytes]:
         return await asyncio.wrap_future(self._io.submit(self._payloads.fetch(locations)))
-
-    def metrics(self) -> dict[str, float]:
-        """Return the position and the counters of this process."""
-        return {
-            "database_bytes": self.local.scratch.size(),
-            "s3_log_records": self.local.head.seq,
-            "s3_linger_seconds": self._pacing.apart,
-            "s3_round_trip_seconds": self._pacing.round_trip,
-            "s3_snapshots": self._keeper.snapshots,
-            "s3_objects_removed": self._keeper.removed,
-            "s3_clock_offset_seconds": self._bucket.time.offset() / SECOND,
-            **self.local.state.metrics(),
-        }
 
     def _note_silence(self) -> None:
         """Refuse calls at once, and probe the bucket until it answers. In the event loop of the requests."""
@@ -423,4 +381,4 @@ class Replica:
 
     def _note_head(self, head: Head, size: int, own: bool) -> None:
         self._keeper.note(head, size, own)
-        self._io.call(lambda: self.tail.head(head.seq, own))
+        self._io.call(lambda: self._tail.head(head.seq, own))

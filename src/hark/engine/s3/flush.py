@@ -313,13 +313,17 @@ class Flush:
     # The end -----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Save what claims changed: lanes, leases, rate limits."""
-        lanes = [position for position in self._taken if isinstance(position, SharedPosition) and position.unsaved]
-        if lanes or self._notes.waiting:
+        """Save what claims changed: lanes, tokens of partitions, leases, rate limits."""
+        taken = [
+            position
+            for position in self._taken
+            if position.group.each is not None or (isinstance(position, SharedPosition) and position.unsaved)
+        ]
+        if taken or self._notes.waiting:
 
             def body(transaction: WriteTransaction) -> None:
                 self._notes.save(transaction, self._state)
-                for position in lanes:
+                for position in taken:
                     if position.group.positions.get(position.partition.id) is position:
                         transaction.draft(position)
 
@@ -328,9 +332,5 @@ class Flush:
         self._lease_rows.save(self._connection, self._changed, self._renewed)
         leases.save(self._connection, self._state, self._taken)
         if self.payloads:
-            run(
-                self._connection,
-                "insert into segments (seq, bytes, dead_since) values (?1, ?2, null)",
-                self.seq,
-                len(self.payloads),
-            )
+            sql = "insert into segments (seq, bytes, dead_since) values (?1, ?2, null)"
+            run(self._connection, sql, self.seq, len(self.payloads))

@@ -18,13 +18,12 @@ from hark.engine.core import schema
 from hark.engine.core.store import for_each, scalar
 from hark.engine.core.transaction import WriteTransaction
 from hark.engine.core.verbs import Call
-from hark.engine.s3 import objects, scratch
+from hark.engine.s3 import objects, state
 from hark.engine.s3.bucket import Bucket, BucketError
 from hark.engine.s3.bucket_client import IoThread
 from hark.engine.s3.flush import Chore
 from hark.engine.s3.objects import UNWITNESSED, Meta, Pointer, advance, publish, read_pointer
-from hark.engine.s3.scratch import Scratch
-from hark.engine.s3.state import Head
+from hark.engine.s3.state import Head, Scratch
 from hark.errors import HarkError
 from hark.settings.sections import S3
 
@@ -62,7 +61,7 @@ def make_snapshot(connection: apsw.Connection, epoch: str) -> tuple[SnapshotHead
             seq, time, nonce = next(copy.execute("select seq, time, nonce from replica"))
         finally:
             copy.close()
-        header = SnapshotHeader(seq, epoch, time, nonce, scratch.VERSION, path.stat().st_size)
+        header = SnapshotHeader(seq, epoch, time, nonce, state.VERSION, path.stat().st_size)
         return header, objects.seal(KIND, _compressed(path), b"", msgspec.json.encode(header))
 
 
@@ -128,11 +127,8 @@ def unreferenced(connection: apsw.Connection, limit: int) -> list[int]:
 
     This reads all messages, so use a connection that only reads: the result stays true.
     """
-    return _numbers(
-        connection,
-        _USED + "select seq from segments where dead_since is null and seq not in used order by seq limit ?",
-        limit,
-    )
+    sql = "select seq from segments where dead_since is null and seq not in used order by seq limit ?"
+    return _numbers(connection, _USED + sql, limit)
 
 
 def mark_dead(connection: apsw.Connection, seqs: Sequence[int], now: int) -> None:
@@ -145,13 +141,8 @@ def mark_dead(connection: apsw.Connection, seqs: Sequence[int], now: int) -> Non
 
 def removable(connection: apsw.Connection, now: int, grace: int, up_to_seq: int, limit: int) -> list[int]:
     """Return segments whose objects can be removed: dead for the grace, and at or below `collected` (`up_to_seq`)."""
-    return _numbers(
-        connection,
-        "select seq from segments where dead_since <= ?1 and seq <= ?2 order by seq limit ?3",
-        now - grace,
-        up_to_seq,
-        limit,
-    )
+    sql = "select seq from segments where dead_since <= ?1 and seq <= ?2 order by seq limit ?3"
+    return _numbers(connection, sql, now - grace, up_to_seq, limit)
 
 
 def forget(connection: apsw.Connection, seqs: Sequence[int]) -> None:

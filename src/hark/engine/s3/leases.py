@@ -9,11 +9,12 @@ from typing import Any
 import apsw
 import msgspec
 
+from hark.engine.core.limits import Bounds
 from hark.engine.core.loader import Loader
 from hark.engine.core.ordered import OrderedPosition
 from hark.engine.core.position import Lease, Part, Position
 from hark.engine.core.shared import SharedPosition
-from hark.engine.core.state import Bounds, Group, State
+from hark.engine.core.state import Group, State
 from hark.engine.core.store import Extra, for_each, rows_of, scalar
 from hark.keys import decode_key
 from hark.model import Key
@@ -156,8 +157,6 @@ _decode_messages = msgspec.json.Decoder(list[tuple[int, str | None, Extra | None
 
 
 class _Row(msgspec.Struct, frozen=True, gc=False):
-    """A stored lease."""
-
     ends_here: int
     """Its end for this process. Leases of other processes last a little longer here, because clocks differ."""
     expires_at: int

@@ -11,7 +11,7 @@ from itertools import takewhile
 from typing import Any, NamedTuple, TypeVar
 
 from hark.engine.core.verbs import Call
-from hark.engine.s3 import objects, scratch
+from hark.engine.s3 import objects, state
 from hark.engine.s3.bucket import Bucket, BucketError, Refused, Stored, Taken, Unclear
 from hark.engine.s3.bucket_client import IoThread
 from hark.engine.s3.flush import Found, Wake
@@ -299,11 +299,11 @@ class LogClient:
 
     def _ask(self, request: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Repeat a read until it is answered."""
-        return self._io.run(
-            self._retries.repeat(
-                request, lambda error: EngineFailure(f"cannot read {self.name}: {error}; retry", retry_after=1)
-            )
-        )
+
+        def failure(error: BucketError) -> EngineFailure:
+            return EngineFailure(f"cannot read {self.name}: {error}; retry", retry_after=1)
+
+        return self._io.run(self._retries.repeat(request, failure))
 
     def check(self, record: Record, previous: str) -> None:
         """Raise unless this is the next record of this store."""
@@ -316,9 +316,9 @@ class LogClient:
     def _check_store(self, what: str, header: objects.Header) -> None:
         if header.epoch != self.epoch:
             raise StoreUnusable(f"{what} belongs to another store than {self.name}; restore the original")
-        if header.schema > scratch.VERSION:
+        if header.schema > state.VERSION:
             raise StoreUnusable(
-                f"{what} has version {header.schema} of the tables, but this Hark supports up to {scratch.VERSION}; "
+                f"{what} has version {header.schema} of the tables, but this Hark supports up to {state.VERSION}; "
                 "upgrade Hark"
             )
 

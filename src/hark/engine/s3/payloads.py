@@ -176,8 +176,6 @@ class Payloads:
             flight.task.exception()  # If all callers were cancelled, it was never retrieved.
 
     async def _read(self, span: PayloadLocation) -> bytes:
-        """Repeat the read until it is answered."""
-
         async def attempt() -> bytes | None:
             async with self._turns:
                 return await self._bucket.get_range(objects.record(span.seq), span.offset, span.length)
@@ -240,7 +238,6 @@ def _near(wanted: Iterable[PayloadLocation], gap: int) -> Iterator[list[PayloadL
 
 
 def _span(together: Sequence[PayloadLocation]) -> PayloadLocation:
-    """Return the range from their first byte to their last."""
     first = together[0]
     return first._replace(length=max(location.end for location in together) - first.offset)
 

@@ -22,7 +22,7 @@ import apsw
 from hark.engine.core.verbs import Call, Claim, Look, Outbox, Stop, Write, translate
 from hark.engine.hints import HintBook
 from hark.engine.s3 import objects as records
-from hark.engine.s3 import scratch
+from hark.engine.s3 import state
 from hark.engine.s3.bucket import Stored
 from hark.engine.s3.flush import CallFailed, Chore, Confirm, Flush, Found, Renew, Wake, WritePacing
 from hark.engine.s3.log import MOST_AT_ONCE, LogClient, Overslept
@@ -297,7 +297,7 @@ class ReplicaThread:
             writer=self._writer,
             nonce=secrets.token_hex(16),
             previous=head.nonce,
-            schema=scratch.VERSION,
+            schema=state.VERSION,
             changes=changes,
             payloads=bytes(flush.payloads),
         )
@@ -334,12 +334,8 @@ class ReplicaThread:
         try:
             self._local.keep(Head(record.seq, record.time, record.nonce))
         except apsw.Error as error:
-            log.warning(
-                "%s: cannot apply record %d to the local copy; reading it back from the bucket: %s",
-                self._log_client.name,
-                record.seq,
-                error,
-            )
+            text = "%s: cannot apply record %d to the local copy; reading it back from the bucket: %s"
+            log.warning(text, self._log_client.name, record.seq, error)
             self._in_doubt = True
             self._local.undo(changes)
         else:
@@ -425,7 +421,6 @@ class ReplicaThread:
             number, next_number = next_number, min(2 * next_number, MOST_AT_ONCE)
 
     def _apply(self, found: Sequence[Stored]) -> None:
-        """Apply the next records."""
         for stored in found:
             head = self._local.head
             record = records.decode(stored.body, head.seq + 1, self._log_client.name)

@@ -161,11 +161,7 @@ def check(path: Path) -> None:
             version = schema.version_of(connection)
             if not version or connection.pragma("application_id") != schema.APPLICATION_ID:
                 raise StoreUnusable(f"{path} is not a Hark database; check the path")
-            if version > schema.CURRENT_VERSION:
-                raise StoreUnusable(
-                    f"{path} has schema version {version}, but this Hark supports up to {schema.CURRENT_VERSION}; "
-                    "upgrade Hark"
-                )
+            schema.refuse_newer(path, version)
             found = connection.pragma("quick_check")
         finally:
             connection.close()
@@ -243,7 +239,6 @@ def _of_worth(path: Path) -> list[Path]:
 
 
 def _files(path: Path) -> list[Path]:
-    """The existing files of a database."""
     files = [path.with_name(path.name + ending) for ending in ("-wal", "-shm", "")]
     return [file for file in files if file.exists()]
 

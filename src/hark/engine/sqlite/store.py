@@ -258,23 +258,15 @@ class Store:
 
     def _check_identity(self) -> None:
         version = schema.version_of(self.writer)
-        if version > schema.CURRENT_VERSION:
-            raise StoreUnusable(
-                f"{self.path} has schema version {version}, but this Hark supports up to {schema.CURRENT_VERSION}; "
-                "upgrade Hark"
-            )
+        schema.refuse_newer(self.path, version)
         tables = self.writer.execute("select count(*) from sqlite_schema").get
-        if version == 0 and tables:
-            raise StoreUnusable(f"{self.path} is a database of another program; choose another file")
-        if version and self.writer.pragma("application_id") != schema.APPLICATION_ID:
+        is_ours = self.writer.pragma("application_id") == schema.APPLICATION_ID
+        if (version and not is_ours) or (tables and not version):
             raise StoreUnusable(f"{self.path} is a database of another program; choose another file")
         # This finds a damaged schema or index root. `quick_check` would read the whole file.
         for table in ("queues", "partitions", "messages", "groups", "positions") if version else ():
-            self.writer.execute(
-                f"select * from {table} order by rowid desc limit 1"
-                if table != "positions"
-                else "select * from positions limit 1"
-            ).fetchall()
+            order = "" if table == "positions" else "order by rowid desc"
+            self.writer.execute(f"select * from {table} {order} limit 1").fetchall()
 
     def _tag(self) -> int:
         tag = self.writer.execute("select value from meta where key = 'tag'").get
@@ -367,12 +359,8 @@ class Checkpointer:
                 if getattr(error, "extendedresult", None) == apsw.SQLITE_IOERR_FSYNC:
                     self._keep_log(error)
                     continue
-                log.error(
-                    "cannot checkpoint the write-ahead log of %s, which grows meanwhile; check disk space and "
-                    "permissions: %s",
-                    self._store.path,
-                    error,
-                )
+                text = "cannot checkpoint the log of %s, which grows meanwhile; check disk space and permissions: %s"
+                log.error(text, self._store.path, error)
         connection.close()
 
     def _keep_log(self, error: apsw.Error) -> None:
@@ -382,8 +370,5 @@ class Checkpointer:
         and restart the log. The next start moves the whole log.
         """
         self._store.must_keep_log = True
-        log.critical(
-            "cannot sync %s; its write-ahead log is kept, and grows, until you restart the server; check the disk: %s",
-            self._store.path,
-            error,
-        )
+        text = "cannot sync %s; its log is kept, and grows, until you restart the server; check the disk: %s"
+        log.critical(text, self._store.path, error)

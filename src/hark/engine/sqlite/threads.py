@@ -265,11 +265,8 @@ class StoreThreads:
             self._fail(writes, error, begun)
 
     def _fail(self, writes: list[Call], error: Exception, begun: bool) -> None:
-        log.critical(
-            "cannot reload the state of %s after a failure; retrying with the next request",
-            self._store.path,
-            exc_info=error,
-        )
+        text = "cannot reload the state of %s after a failure; retrying with the next request"
+        log.critical(text, self._store.path, exc_info=error)
         with self._lock:
             self._broken = translate(error)
             parked, self._parked = self._parked, []

@@ -13,7 +13,7 @@ from hark.api import operations, types
 from hark.api.types import OptionalRaw
 from hark.api.types.keys import AtomicBody, CheckBody, DeleteBody, KeysBody, ListBody, MutationBody
 from hark.errors import Conflict, EngineFailure, InvalidInput, NotFound, Refused
-from hark.http import checks
+from hark.http import checks, routing
 from hark.http.admission import stamp
 from hark.http.checks import MAX_NUMBER, check_int, decode_json, in_turns, short
 from hark.http.items import MAX_TTL_MS, check_not_unique, too_many
@@ -21,22 +21,7 @@ from hark.http.keyval import paths
 from hark.http.keyval.paths import LIMIT, PREFIX, QUEUE, STRINGS, KeyParam, key_of, timed, versionstamp, wire_entry
 from hark.http.keyval.queue import new_message
 from hark.http.responses import carry
-from hark.http.routing import (
-    LARGE_BODY,
-    MAINTENANCE,
-    NOT_SUPPORTED,
-    QUEUE_FULL,
-    TOO_MANY,
-    BoolParam,
-    Call,
-    Failure,
-    IntParam,
-    Param,
-    Query,
-    bind,
-    check_page,
-    table,
-)
+from hark.http.routing import Call, Query, bind, table
 from hark.model import Key, KeyCheck, KeyEntry, KeyMutation, KeyRange, KeyWrite, NewMessage
 
 _KINDS = ("set", "delete", "sum", "min", "max", "append", "prepend")
@@ -156,12 +141,12 @@ def _message(item: MutationBody, queue: str | None, where: str) -> NewMessage:
 
 _START = KeyParam("start", "Return only this key and the keys after it.")
 _END = KeyParam("end", "Return only keys before this key.")
-_REVERSE = BoolParam("reverse", "Return the keys in descending order.")
-_CURSOR = Param("cursor", "Cursor of the previous page. The default is the first page.")
-_EXPIRES_IN = IntParam(
+_REVERSE = routing.BoolParam("reverse", "Return the keys in descending order.")
+_CURSOR = routing.Param("cursor", "Cursor of the previous page. The default is the first page.")
+_EXPIRES_IN = routing.IntParam(
     "expiresIn", "Time to live of the key, in milliseconds. By default the key does not expire.", 0, 1, MAX_TTL_MS
 )
-_EXACT = BoolParam("exact", "Delete only the key itself and not the keys below it.")
+_EXACT = routing.BoolParam("exact", "Delete only the key itself and not the keys below it.")
 _RANGE = (PREFIX, _START, _END, LIMIT, _REVERSE)
 
 
@@ -234,7 +219,7 @@ async def list_keys(call: Call) -> list[types.keys.WireEntry]:
 
 
 def _entries(entries: Sequence[KeyEntry]) -> list[types.keys.WireEntry]:
-    check_page(entry.value for entry in entries)
+    routing.check_page(entry.value for entry in entries)
     return [wire_entry(entry) for entry in entries]
 
 
@@ -290,7 +275,7 @@ async def get_batch(call: Call) -> list[types.keys.WireEntry]:
     """
     keys = paths.keys_of((await call.json(KeysBody, "body")).keys)
     entries = await call.broker.keyvalue.read_keys(keys)
-    check_page(entry.value for entry in entries if entry is not None)
+    routing.check_page(entry.value for entry in entries if entry is not None)
     return [
         paths.wire_missing(key) if entry is None else wire_entry(entry)
         for key, entry in zip(keys, entries, strict=True)
@@ -314,7 +299,7 @@ def _refuse_filter(where: OptionalRaw) -> None:
         )
 
 
-_NO_KEY = Failure(404, "key_not_found")
+_NO_KEY = routing.Failure(404, "key_not_found")
 
 TABLE = table(
     bind(
@@ -322,28 +307,28 @@ TABLE = table(
         timed("atomic_commit", commit),
         query=(QUEUE,),
         body=AtomicBody,
-        body_bytes=LARGE_BODY,
-        errors=(TOO_MANY, Failure(409, "value_mismatch"), MAINTENANCE, QUEUE_FULL),
+        body_bytes=routing.LARGE_BODY,
+        errors=(routing.TOO_MANY, routing.Failure(409, "value_mismatch"), routing.MAINTENANCE, routing.QUEUE_FULL),
     ),
     bind(operations.KEYVAL_LIST_KEYS, timed("list", list_keys), query=_RANGE),
     bind(operations.KEYVAL_COUNT_KEYS, timed("count", count_keys), query=(PREFIX,)),
     bind(operations.KEYVAL_PAGINATE_KEYS, timed("paginate", paginate_keys), query=(*_RANGE, _CURSOR)),
-    bind(operations.KEYVAL_GET_BATCH, timed("get", get_batch), body=KeysBody, body_bytes=LARGE_BODY),
+    bind(operations.KEYVAL_GET_BATCH, timed("get", get_batch), body=KeysBody, body_bytes=routing.LARGE_BODY),
     bind(
         operations.KEYVAL_DELETE_BATCH,
         timed("delete", delete_batch),
         body=KeysBody,
-        body_bytes=LARGE_BODY,
-        errors=(NOT_SUPPORTED,),
+        body_bytes=routing.LARGE_BODY,
+        errors=(routing.NOT_SUPPORTED,),
     ),
-    bind(operations.KEYVAL_LIST_EXACTLY, timed("list", list_exactly), body=ListBody, errors=(NOT_SUPPORTED,)),
+    bind(operations.KEYVAL_LIST_EXACTLY, timed("list", list_exactly), body=ListBody, errors=(routing.NOT_SUPPORTED,)),
     bind(operations.KEYVAL_GET_KEY, timed("get", get_key), query=(STRINGS,), errors=(_NO_KEY,)),
     bind(
         operations.KEYVAL_PUT_KEY,
         timed("set", put_key),
         query=(STRINGS, _EXPIRES_IN),
         body=msgspec.Raw,
-        body_bytes=LARGE_BODY,
+        body_bytes=routing.LARGE_BODY,
     ),
     bind(
         operations.KEYVAL_DELETE_KEY,
@@ -351,6 +336,6 @@ TABLE = table(
         query=(STRINGS, _EXACT),
         body=DeleteBody,
         body_optional=True,
-        errors=(NOT_SUPPORTED,),
+        errors=(routing.NOT_SUPPORTED,),
     ),
 )

@@ -18,7 +18,7 @@ from hark.broker import Broker
 from hark.broker.broker import first
 from hark.clock import MILLISECOND
 from hark.errors import Conflict, InvalidInput, NotFound
-from hark.http import checks, items, responses
+from hark.http import checks, items, responses, routing
 from hark.http.admission import identity_of, permitted_labels, reached, reached_letter, stamp
 from hark.http.checks import check_int, decode_json, query_params, short
 from hark.http.exchange import exchange_of
@@ -26,19 +26,7 @@ from hark.http.items import MAX_ERROR_CHARACTERS
 from hark.http.keyval.paths import LIMIT, OFFSET, QUEUE, answered, queue_param
 from hark.http.pops import CONSUMER, WAIT, caller, timeout_param, wait_seconds
 from hark.http.responses import Receive, Scope, Send, encode
-from hark.http.routing import (
-    ANOTHER_MODE,
-    LARGE_BODY,
-    MAINTENANCE,
-    QUEUE_FULL,
-    Call,
-    Failure,
-    NameParam,
-    Table,
-    bind,
-    check_page,
-    table,
-)
+from hark.http.routing import Call, Table, bind, table
 from hark.model import QUEUE_MODE, DeadLetter, DeadLetterFilter, NewMessage, PopResult
 from hark.model.messages import parted
 from hark.prometheus import CONTENT_TYPE, counter, gauge, histogram, one, text
@@ -79,7 +67,7 @@ def wire_messages(result: PopResult) -> list[types.keys.WireMessage]:
     ]
 
 
-_LOST = (Failure(409, "lease_lost"), Failure(409, "message_not_found"))
+_LOST = (routing.Failure(409, "lease_lost"), routing.Failure(409, "message_not_found"))
 _ID_TEXT = "id must be a non-empty string"
 _TEXTS = {"id": _ID_TEXT}
 
@@ -100,15 +88,15 @@ class QueueRoutes:
                 self.enqueue,
                 query=(QUEUE,),
                 body=EnqueueBody,
-                body_bytes=LARGE_BODY,
-                errors=(MAINTENANCE, QUEUE_FULL),
+                body_bytes=routing.LARGE_BODY,
+                errors=(routing.MAINTENANCE, routing.QUEUE_FULL),
                 raw=True,
             ),
             bind(
                 operations.KEYVAL_POLL,
                 self.poll,
                 query=(QUEUE, WAIT, self._timeout, CONSUMER),
-                errors=(ANOTHER_MODE,),
+                errors=(routing.ANOTHER_MODE,),
                 raw=True,
             ),
             bind(operations.KEYVAL_ACK, self.ack, query=(QUEUE,), body=WorkAckBody, errors=_LOST, raw=True),
@@ -250,7 +238,9 @@ def _shown_settings(call: Call, queue: str, own: int) -> types.keys.WorkSettings
     return types.keys.WorkSettings(queue, own or call.settings.queue.lock_duration, inherited=not own)
 
 
-_OF_QUEUE = NameParam("queue", "Work queue of the dead letter. Optional, because the id identifies the dead letter.")
+_OF_QUEUE = routing.NameParam(
+    "queue", "Work queue of the dead letter. Optional, because the id identifies the dead letter."
+)
 
 
 async def list_dead_letters(call: Call) -> list[types.keys.WorkDeadLetter]:
@@ -258,7 +248,7 @@ async def list_dead_letters(call: Call) -> list[types.keys.WorkDeadLetter]:
     query = call.query
     where = DeadLetterFilter(queue=queue_param(query), group=QUEUE_MODE, limit=LIMIT.of(query), offset=OFFSET.of(query))
     page = await call.broker.dead_letters(where)
-    check_page(letter.payload for letter in page.items)
+    routing.check_page(letter.payload for letter in page.items)
     return [_entry(letter) for letter in page.items]
 
 
@@ -335,7 +325,7 @@ async def metrics(call: Call) -> types.keys.KeyvalMetrics:
 
     Returns counts and latencies of operations, the state of a work queue and the size of the key-value store.
     """
-    tallies = call.broker.operations.tallies()
+    tallies = call.broker.operations.tallies
     storage = await call.broker.engine.key_stats()
     return types.keys.KeyvalMetrics(
         operations=types.keys.OperationsNumbers(
@@ -367,7 +357,7 @@ async def prometheus(call: Call) -> Response:
 
 
 def _operation_metrics(broker: Broker) -> Iterator[Metric]:
-    tallies = [({"operation": name}, tally) for name, tally in broker.operations.tallies().items()]
+    tallies = [({"operation": name}, tally) for name, tally in broker.operations.tallies.items()]
     counts = [(labels, tally.count) for labels, tally in tallies]
     yield counter("keyval_operations_total", "Operations, by name.", counts)
     errors = [(labels, tally.errors) for labels, tally in tallies]
@@ -379,7 +369,7 @@ def _operation_metrics(broker: Broker) -> Iterator[Metric]:
     )
 
 
-_NOT_THERE = (Failure(404, "dead_letter_not_found"),)
+_NOT_THERE = (routing.Failure(404, "dead_letter_not_found"),)
 
 TABLE = table(
     bind(operations.KEYVAL_SHOW_STATS, show_stats, query=(QUEUE,)),

@@ -14,17 +14,7 @@ from hark.http.admission import identity_of, permitted_labels
 from hark.http.checks import query_params
 from hark.http.exchange import exchange_of
 from hark.http.keyval import paths
-from hark.http.keyval.paths import (
-    KEYS,
-    LIMIT,
-    PREFIX,
-    QUEUE,
-    KeysParam,
-    answered,
-    queue_param,
-    versionstamp,
-    wire_changes,
-)
+from hark.http.keyval.paths import answered
 from hark.http.keyval.queue import wire_messages
 from hark.http.pops import CONSUMER, named, prefetch_param, timeout_param, wait_seconds
 from hark.http.responses import UNCACHED_JSON, Receive, Scope, Send, encode
@@ -42,7 +32,7 @@ _IDLE_SECONDS = 0.1
 
 MAX_PREFETCH = 10_000
 
-_PREFIXES = KeysParam("prefixes", "Alias of `prefix`, for compatibility. One prefix only.")
+_PREFIXES = paths.KeysParam("prefixes", "Alias of `prefix`, for compatibility. One prefix only.")
 _INITIAL = BoolParam("initial", "Send the current entries first.", True)
 _VERSIONSTAMPS = Param(
     "versionstamps", "The `versionstamps` of the previous response. The response has only entries that changed since."
@@ -68,14 +58,14 @@ class KeyvalStreams:
 
     def table(self) -> Table:
         """Return the table of these routes."""
-        prefix = (PREFIX, _PREFIXES, LIMIT)
+        prefix = (paths.PREFIX, _PREFIXES, paths.LIMIT)
         wait = (_VERSIONSTAMPS, _WAIT, self._timeout)
-        listen = (QUEUE, self._prefetch, CONSUMER)
+        listen = (paths.QUEUE, self._prefetch, CONSUMER)
         modes = (ANOTHER_MODE,)
         return table(
             bind(operations.KEYVAL_LISTEN, self.listen, query=listen, media=EVENTS, errors=modes, raw=True),
-            bind(operations.KEYVAL_WATCH_KEYS, self.watch_keys, query=(KEYS, _INITIAL), media=EVENTS, raw=True),
-            bind(operations.KEYVAL_POLL_KEYS, self.poll_keys, query=(KEYS, *wait), raw=True),
+            bind(operations.KEYVAL_WATCH_KEYS, self.watch_keys, query=(paths.KEYS, _INITIAL), media=EVENTS, raw=True),
+            bind(operations.KEYVAL_POLL_KEYS, self.poll_keys, query=(paths.KEYS, *wait), raw=True),
             bind(operations.KEYVAL_WATCH_PREFIX, self.watch_prefix, query=(*prefix, _INITIAL), media=EVENTS, raw=True),
             bind(operations.KEYVAL_POLL_PREFIX, self.poll_prefix, query=(*prefix, *wait), raw=True),
         )
@@ -90,7 +80,7 @@ class KeyvalStreams:
         """
 
         def opened(query: Query) -> Awaitable[Watcher]:
-            return self.broker.keyvalue.watchers.watch_keys(KEYS.of(query), initial=_INITIAL.of(query))
+            return self.broker.keyvalue.watchers.watch_keys(paths.KEYS.of(query), initial=_INITIAL.of(query))
 
         await self._watch(scope, receive, send, opened)
 
@@ -102,7 +92,7 @@ class KeyvalStreams:
         """
 
         def opened(query: Query) -> Awaitable[Watcher]:
-            prefix, limit = _prefix_param(query), LIMIT.of(query)
+            prefix, limit = _prefix_param(query), paths.LIMIT.of(query)
             return self.broker.keyvalue.watchers.watch_prefix(prefix, limit, initial=_INITIAL.of(query))
 
         await self._watch(scope, receive, send, opened)
@@ -121,13 +111,13 @@ class KeyvalStreams:
         waits until an entry changes.
         """
         query = query_params(scope["query_string"])
-        keys = KEYS.of(query)
+        keys = paths.KEYS.of(query)
         shown, seconds = _known_param(query, keys), wait_seconds(query, _WAIT, self._timeout)
         watcher = await self.broker.keyvalue.watchers.watch_keys(keys, shown)
         changes = await self._first_changes(watcher, seconds, receive)
         known = [watcher.shown.get(encode_key(key)) for key in keys]
-        stamps = tuple("" if one is None else versionstamp(one.version) for one in known)
-        return types.keys.PolledKeys(wire_changes(changes), stamps)
+        stamps = tuple("" if one is None else paths.versionstamp(one.version) for one in known)
+        return types.keys.PolledKeys(paths.wire_changes(changes), stamps)
 
     @answered(None, UNCACHED_JSON)
     async def poll_prefix(self, scope: Scope, receive: Receive) -> types.keys.PolledEntries[str]:
@@ -139,10 +129,10 @@ class KeyvalStreams:
         query = query_params(scope["query_string"])
         prefix = _prefix_param(query)
         shown = paths.known_of_text(_VERSIONSTAMPS.text(query) or "", prefix, _VERSIONSTAMPS.name)
-        seconds, limit = wait_seconds(query, _WAIT, self._timeout), LIMIT.of(query)
+        seconds, limit = wait_seconds(query, _WAIT, self._timeout), paths.LIMIT.of(query)
         watcher = await self.broker.keyvalue.watchers.watch_prefix(prefix, limit, shown)
         changes = await self._first_changes(watcher, seconds, receive)
-        return types.keys.PolledPrefix(wire_changes(changes), paths.known_text(watcher.shown))
+        return types.keys.PolledPrefix(paths.wire_changes(changes), paths.known_text(watcher.shown))
 
     async def _first_changes(self, watcher: Watcher, seconds: float, receive: Receive) -> Sequence[Change]:
         left = asyncio.create_task(close_when_left(receive, watcher))
@@ -163,7 +153,7 @@ class KeyvalStreams:
 
     async def _open(self, scope: Scope) -> Stream:
         query = query_params(scope["query_string"])
-        queue = queue_param(query)
+        queue = paths.queue_param(query)
         prefetch = self._prefetch.of(query)
         work = self.broker.work_queues
         await work.prepare({queue: permitted_labels(identity_of(scope), queue)})
@@ -183,12 +173,12 @@ class KeyvalStreams:
 
 async def _write_changes(watcher: Watcher, writer: ClientWriter) -> None:
     while changes := await watcher.next():
-        await writer.write(event(b"change", encode(wire_changes(changes))))
+        await writer.write(event(b"change", encode(paths.wire_changes(changes))))
 
 
 def _prefix_param(query: Mapping[str, str]) -> Key:
     """Return the prefix to watch; some clients send it as `prefixes`."""
-    if prefix := PREFIX.of(query):
+    if prefix := paths.PREFIX.of(query):
         return prefix
     if not query.get(_PREFIXES.name):
         raise InvalidInput("Missing 'prefix' query parameter")

@@ -13,42 +13,29 @@ from hark.api.types.delivery import PushItem
 from hark.broker.broker import first
 from hark.broker.work_queues import find_each, find_oldest
 from hark.errors import Conflict, HarkError, InvalidInput, NotFound
+from hark.http import routing
 from hark.http.admission import check_filter, reached_letter, stamp
 from hark.http.checks import check_int, check_name, check_text, parse_time, raw_parts, short
 from hark.http.items import MAX_ERROR_CHARACTERS, to_new_message, too_many
 from hark.http.responses import answer_of
-from hark.http.routing import (
-    LARGE_BODY,
-    MAINTENANCE,
-    MAX_PAGE,
-    NO_QUEUE,
-    TOO_MANY,
-    BoolParam,
-    Call,
-    Failure,
-    NameParam,
-    Query,
-    TimeParam,
-    bind,
-    check_page,
-    paging,
-    table,
-)
+from hark.http.routing import Call, Query, bind, table
 from hark.ids import has_location
 from hark.model import DeadLetter, DeadLetterFilter, NewDeadLetter
 
-_PAGE = paging()
+_PAGE = routing.paging()
 _MOST_ATTEMPTS = 2**31 - 1
-_QUEUE = NameParam("queue", "Match only dead letters of this queue.")
-_GROUP = NameParam("consumerGroup", "Match only dead letters of this consumer group.")
-_PARTITION = NameParam("partition", "Match only dead letters of partitions with this name.")
-_FROM = TimeParam("from", "Match only dead letters that failed at or after this time.")
-_TO = TimeParam("to", "Match only dead letters that failed at or before this time.")
-_ID = NameParam("id", "Match only the dead letter with this id, or the dead letters of the message with this id.")
-_SEARCH = NameParam(
+_QUEUE = routing.NameParam("queue", "Match only dead letters of this queue.")
+_GROUP = routing.NameParam("consumerGroup", "Match only dead letters of this consumer group.")
+_PARTITION = routing.NameParam("partition", "Match only dead letters of partitions with this name.")
+_FROM = routing.TimeParam("from", "Match only dead letters that failed at or after this time.")
+_TO = routing.TimeParam("to", "Match only dead letters that failed at or before this time.")
+_ID = routing.NameParam(
+    "id", "Match only the dead letter with this id, or the dead letters of the message with this id."
+)
+_SEARCH = routing.NameParam(
     "search", "Match only dead letters whose error contains this text, without regard to the case of ASCII letters."
 )
-_PAYLOADS = BoolParam("payloads", "Include the payloads. Without them `data` is null.", True)
+_PAYLOADS = routing.BoolParam("payloads", "Include the payloads. Without them `data` is null.", True)
 _FILTER = (_QUEUE, _GROUP, _PARTITION, _FROM, _TO, _ID, _SEARCH)
 
 
@@ -59,7 +46,7 @@ async def list_dead_letters(call: Call) -> types.Page[types.dead_letters.ListedD
         _filter(call.query), payloads=_PAYLOADS.of(call.query), limit=page.limit, offset=page.offset
     )
     found = await call.broker.dead_letters(where)
-    check_page(letter.payload for letter in found.items)
+    routing.check_page(letter.payload for letter in found.items)
     letters = tuple(_letter(letter) for letter in found.items)
     return types.dead_letters.DeadLetterPage(items=letters, pagination=page, total=found.total)
 
@@ -120,7 +107,7 @@ async def requeue_many(call: Call) -> types.dead_letters.RequeuedDeadLetters:
         given = msgspec.to_builtins(body.filter)
         where = _filter({name: value for name, value in given.items() if value is not None})
         check_filter(call.identity, where.queue)
-        most = MAX_PAGE if body.limit is None else check_int(body.limit, "limit", 1, MAX_PAGE)
+        most = routing.MAX_PAGE if body.limit is None else check_int(body.limit, "limit", 1, routing.MAX_PAGE)
         letters, remaining = await find_oldest(call.engine, where, most)
         found, ids = letters, [letter.id for letter in letters]
     else:
@@ -202,9 +189,10 @@ def _note_letters(call: Call, found: Sequence[DeadLetter | HarkError]) -> list[s
 
 
 def _check_ids(ids: list[str]) -> list[str]:
-    if len(ids) > MAX_PAGE:
+    if len(ids) > routing.MAX_PAGE:
         raise InvalidInput(
-            f"ids: at most {MAX_PAGE} in one request, got {len(ids)}; send smaller batches", code="batch_too_large"
+            f"ids: at most {routing.MAX_PAGE} in one request, got {len(ids)}; send smaller batches",
+            code="batch_too_large",
         )
     return [check_text(one, f"ids[{index}]") for index, one in enumerate(ids)]
 
@@ -260,21 +248,21 @@ def _letter(letter: DeadLetter) -> types.dead_letters.ListedDeadLetter:
     )
 
 
-_NOT_THE_ONE = (Failure(404, "dead_letter_not_found"), Failure(409, "ambiguous"))
+_NOT_THE_ONE = (routing.Failure(404, "dead_letter_not_found"), routing.Failure(409, "ambiguous"))
 
 TABLE = table(
     bind(operations.LIST_DEAD_LETTERS, list_dead_letters, query=(*_PAGE, *_FILTER, _PAYLOADS)),
     bind(operations.PURGE_DEAD_LETTERS, purge_dead_letters, query=_FILTER),
-    bind(operations.REQUEUE_MANY, requeue_many, body=types.dead_letters.RequeueBody, errors=(TOO_MANY,)),
+    bind(operations.REQUEUE_MANY, requeue_many, body=types.dead_letters.RequeueBody, errors=(routing.TOO_MANY,)),
     bind(
         operations.IMPORT_DEAD_LETTERS,
         import_dead_letters,
         query=(_QUEUE,),
         body=ImportBody,
-        body_bytes=LARGE_BODY,
-        errors=(NO_QUEUE, TOO_MANY, MAINTENANCE),
+        body_bytes=routing.LARGE_BODY,
+        errors=(routing.NO_QUEUE, routing.TOO_MANY, routing.MAINTENANCE),
     ),
-    bind(operations.DELETE_MANY, delete_many, body=types.dead_letters.IdsBody, errors=(TOO_MANY,)),
+    bind(operations.DELETE_MANY, delete_many, body=types.dead_letters.IdsBody, errors=(routing.TOO_MANY,)),
     bind(operations.DELETE_DEAD_LETTER, delete_dead_letter, query=(_GROUP,), errors=_NOT_THE_ONE),
     bind(operations.REQUEUE, requeue, query=(_GROUP,), errors=_NOT_THE_ONE),
 )

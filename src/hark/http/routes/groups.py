@@ -4,41 +4,30 @@ from __future__ import annotations
 
 import msgspec
 
-from hark.access.identity import Identity
+from hark.access.tokens import Identity
 from hark.api import operations, types
 from hark.broker.broker import first
 from hark.clock import SECOND
 from hark.errors import InvalidInput, NotFound
+from hark.http import routing
 from hark.http.admission import shown_lease
 from hark.http.checks import MAX_NUMBER, check_int, parse_time, time_of
 from hark.http.responses import answer_of
 from hark.http.routes.queues import LimitsBody, age_seconds, groups_of, no_group, queues_of, read_limits, set_paused
-from hark.http.routing import (
-    MAX_LIST,
-    NO_GROUP,
-    NO_QUEUE,
-    BoolParam,
-    Call,
-    Failure,
-    IntParam,
-    NameParam,
-    bind,
-    paging,
-    table,
-)
+from hark.http.routing import Call, bind, table
 from hark.model import GroupStats, PositionStats, Seek, SeekOutcome
 
 LAGGING_SECONDS = 300
 DEAD_SECONDS = 86_400
 """Long, because engines record the last activity of a group only about once an hour."""
 
-_PAGE = paging(MAX_LIST, MAX_LIST)
-_QUEUE = NameParam("queue", "Return only consumer groups of this queue.")
-_MIN_LAG = IntParam(
+_PAGE = routing.paging(routing.MAX_LIST, routing.MAX_LIST)
+_QUEUE = routing.NameParam("queue", "Return only consumer groups of this queue.")
+_MIN_LAG = routing.IntParam(
     "minLagSeconds", "Minimum age of the oldest unsettled message, in seconds.", 3600, 0, MAX_NUMBER // SECOND
 )
-_POSITIONS = paging(1000, MAX_LIST).limit
-_FORGET = BoolParam("deleteMetadata", "Also delete the stored start position of the group.", True)
+_POSITIONS = routing.paging(1000, routing.MAX_LIST).limit
+_FORGET = routing.BoolParam("deleteMetadata", "Also delete the stored start position of the group.", True)
 
 
 async def list_groups(call: Call) -> list[types.groups.ListedGroup]:
@@ -273,7 +262,7 @@ def _target(call: Call, body: types.groups.SeekBody, partition: str | None) -> S
     )
 
 
-_NO_PARTITION = Failure(404, "partition_not_found")
+_NO_PARTITION = routing.Failure(404, "partition_not_found")
 
 
 TABLE = table(
@@ -283,17 +272,17 @@ TABLE = table(
     bind(operations.DELETE_GROUP, delete_group, query=(_FORGET,)),
     bind(operations.RESUBSCRIBE, resubscribe, body=types.groups.SubscriptionBody),
     bind(operations.DELETE_GROUP_OF_QUEUE, delete_group_of_queue, query=(_FORGET,)),
-    bind(operations.PAUSE_GROUP, pause_group, errors=(NO_GROUP,)),
-    bind(operations.RESUME_GROUP, resume_group, errors=(NO_GROUP,)),
-    bind(operations.PURGE_GROUP, purge_group, errors=(NO_GROUP,)),
-    bind(operations.SHOW_LIMITS, show_limits, errors=(NO_GROUP,)),
-    bind(operations.LIMIT_GROUP, limit_group, body=LimitsBody, errors=(NO_GROUP,)),
-    bind(operations.SEEK_QUEUE, seek_queue, body=types.groups.SeekBody, body_optional=True, errors=(NO_QUEUE,)),
+    bind(operations.PAUSE_GROUP, pause_group, errors=(routing.NO_GROUP,)),
+    bind(operations.RESUME_GROUP, resume_group, errors=(routing.NO_GROUP,)),
+    bind(operations.PURGE_GROUP, purge_group, errors=(routing.NO_GROUP,)),
+    bind(operations.SHOW_LIMITS, show_limits, errors=(routing.NO_GROUP,)),
+    bind(operations.LIMIT_GROUP, limit_group, body=LimitsBody, errors=(routing.NO_GROUP,)),
+    bind(operations.SEEK_QUEUE, seek_queue, body=types.groups.SeekBody, body_optional=True, errors=(routing.NO_QUEUE,)),
     bind(
         operations.SEEK_PARTITION,
         seek_partition,
         body=types.groups.SeekBody,
         body_optional=True,
-        errors=(NO_QUEUE, _NO_PARTITION),
+        errors=(routing.NO_QUEUE, _NO_PARTITION),
     ),
 )

@@ -11,37 +11,27 @@ from hark.api import operations, types
 from hark.broker.tasks import Cancellation
 from hark.clock import SECOND
 from hark.errors import Conflict, InvalidInput, NotFound
+from hark.http import routing
 from hark.http.admission import reached, shown_lease
 from hark.http.checks import check_name, check_text, exact_time_of, raw_parts, time_of
 from hark.http.items import renew_all
 from hark.http.responses import answer_of
-from hark.http.routing import (
-    LARGE_BODY,
-    MAX_LIST,
-    NO_MESSAGE,
-    TOO_MANY,
-    BoolParam,
-    Call,
-    ChoiceParam,
-    Failure,
-    NameParam,
-    TimeParam,
-    bind,
-    check_page,
-    paging,
-    table,
-)
+from hark.http.routing import Call, bind, table
 from hark.model import GroupView, LeaseFilter, MessageFilter, MessageView, NewTrace, QueueOptions, Trace
 from hark.model.messages import NULL_PAYLOAD, QUEUE_MODE, MessageState
 
 Event = TypeVar("Event", bound=types.messages.TraceEvent)
 
-_RUNNING = BoolParam("running", "Also cancel a message that a consumer has: it is notified by its next renewal.")
-_GROUP = NameParam("consumerGroup", "Explain only for this consumer group. The default is all groups of the queue.")
-_LEASES_PAGE = paging()
-_LEASES_QUEUE = NameParam("queue", "Return only leases on messages of this queue.")
-_LEASES_PARTITION = NameParam("partition", "Return only leases on messages of partitions with this name.")
-_HOLDER = NameParam("consumerGroup", "Return only leases of this consumer group.")
+_RUNNING = routing.BoolParam(
+    "running", "Also cancel a message that a consumer has: it is notified by its next renewal."
+)
+_GROUP = routing.NameParam(
+    "consumerGroup", "Explain only for this consumer group. The default is all groups of the queue."
+)
+_LEASES_PAGE = routing.paging()
+_LEASES_QUEUE = routing.NameParam("queue", "Return only leases on messages of this queue.")
+_LEASES_PARTITION = routing.NameParam("partition", "Return only leases on messages of partitions with this name.")
+_HOLDER = routing.NameParam("consumerGroup", "Return only leases of this consumer group.")
 
 
 async def explain_message(call: Call) -> types.messages.ExplainedMessage:
@@ -107,15 +97,15 @@ async def extend_many(call: Call) -> types.Single[tuple[types.messages.RenewalAn
 _MINUTE = 60 * SECOND
 _HOUR = 60 * _MINUTE
 
-_PAGE = paging(200, MAX_LIST)
-_QUEUE = NameParam("queue", "Return only messages of this queue.")
-_PARTITION = NameParam("partition", "Return only messages of partitions with this name.")
-_NS = NameParam("ns", "Return only messages of queues in this namespace.")
-_NAMESPACE = NameParam("namespace", "Alias of `ns`.")
-_TASK = NameParam("task", "Return only messages of queues with this task.")
-_STATUS = ChoiceParam("status", "Return only messages in this state.", tuple(get_args(MessageState)))
-_FROM = TimeParam("from", "Return only messages created at or after this time. The default is one hour ago.")
-_TO = TimeParam(
+_PAGE = routing.paging(200, routing.MAX_LIST)
+_QUEUE = routing.NameParam("queue", "Return only messages of this queue.")
+_PARTITION = routing.NameParam("partition", "Return only messages of partitions with this name.")
+_NS = routing.NameParam("ns", "Return only messages of queues in this namespace.")
+_NAMESPACE = routing.NameParam("namespace", "Alias of `ns`.")
+_TASK = routing.NameParam("task", "Return only messages of queues with this task.")
+_STATUS = routing.ChoiceParam("status", "Return only messages in this state.", tuple(get_args(MessageState)))
+_FROM = routing.TimeParam("from", "Return only messages created at or after this time. The default is one hour ago.")
+_TO = routing.TimeParam(
     "to", "Return only messages created at or before this time. A time without seconds includes the whole minute."
 )
 
@@ -269,14 +259,14 @@ def _group(group: GroupView) -> types.messages.MessageGroup:
 
 
 _FILTER = (*_PAGE, _QUEUE, _PARTITION, _NS, _NAMESPACE, _TASK, _STATUS, _FROM, _TO)
-_TOO_LATE = (Failure(409, "message_leased"), Failure(409, "message_settled"))
+_TOO_LATE = (routing.Failure(409, "message_leased"), routing.Failure(409, "message_settled"))
 
 # Trace events ----------------------------------------------------------------------------------------------
 
 MAX_NAMES = 100
-_OF_MESSAGE = paging(1000)
-_BY_NAME = paging(100)
-_NAMES = paging(50)
+_OF_MESSAGE = routing.paging(1000)
+_BY_NAME = routing.paging(100)
+_NAMES = routing.paging(50)
 
 
 async def record(call: Call) -> types.SuccessWith[str]:
@@ -305,7 +295,7 @@ async def list_of_message(call: Call) -> types.Single[tuple[types.messages.Trace
     page = _OF_MESSAGE.of(call.query)
     partition_id = await reached(call.identity, call.broker, call.id("partition_id"))
     traces, _ = await call.broker.traces(partition_id, call.id("transaction_id"), limit=page.limit, offset=page.offset)
-    check_page(trace.data for trace in traces)
+    routing.check_page(trace.data for trace in traces)
     return types.messages.TracesOfMessage(tuple(_event(types.messages.TraceEvent, trace) for trace in traces))
 
 
@@ -313,7 +303,7 @@ async def list_by_name(call: Call) -> types.Page[types.messages.NamedTrace]:
     """List the trace events of a name. Returns a page of events of all messages, the newest first."""
     page = _BY_NAME.of(call.query)
     traces, total = await call.broker.traces(name=call.name("name"), limit=page.limit, offset=page.offset)
-    check_page(value for trace in traces for value in (trace.data, trace.payload))
+    routing.check_page(value for trace in traces for value in (trace.data, trace.payload))
     events = (
         _event(
             types.messages.NamedTrace,
@@ -359,21 +349,21 @@ def _event(shape: type[Event], trace: Trace, **others: object) -> Event:
 
 
 TABLE = table(
-    bind(operations.EXPLAIN_MESSAGE, explain_message, query=(_GROUP,), errors=(NO_MESSAGE,)),
+    bind(operations.EXPLAIN_MESSAGE, explain_message, query=(_GROUP,), errors=(routing.NO_MESSAGE,)),
     bind(operations.LIST_LEASES, list_leases, query=(*_LEASES_PAGE, _LEASES_QUEUE, _LEASES_PARTITION, _HOLDER)),
-    bind(operations.EXTEND_MANY, extend_many, body=types.messages.ExtendManyBody, errors=(TOO_MANY,)),
+    bind(operations.EXTEND_MANY, extend_many, body=types.messages.ExtendManyBody, errors=(routing.TOO_MANY,)),
     bind(operations.LIST_MESSAGES, list_messages, query=_FILTER),
-    bind(operations.DELETE_MESSAGE_BY_ID, delete_message_by_id, errors=(NO_MESSAGE,)),
-    bind(operations.CANCEL_MESSAGE, cancel_message, query=(_RUNNING,), errors=(NO_MESSAGE, *_TOO_LATE)),
-    bind(operations.SHOW_MESSAGE, show_message, errors=(NO_MESSAGE,)),
+    bind(operations.DELETE_MESSAGE_BY_ID, delete_message_by_id, errors=(routing.NO_MESSAGE,)),
+    bind(operations.CANCEL_MESSAGE, cancel_message, query=(_RUNNING,), errors=(routing.NO_MESSAGE, *_TOO_LATE)),
+    bind(operations.SHOW_MESSAGE, show_message, errors=(routing.NO_MESSAGE,)),
     bind(operations.DELETE_MESSAGE, delete_message),
     bind(
         operations.RECORD,
         record,
         body=types.messages.TraceBody,
-        body_bytes=LARGE_BODY,
+        body_bytes=routing.LARGE_BODY,
         answer={201: types.messages.RecordedTrace},
-        errors=(NO_MESSAGE,),
+        errors=(routing.NO_MESSAGE,),
     ),
     bind(operations.LIST_NAMES, list_names, query=_NAMES),
     bind(operations.LIST_BY_NAME, list_by_name, query=_BY_NAME),

@@ -14,23 +14,11 @@ from hark.api.options import LIMITS, OPTIONS, Limits, Option, QueueOptions
 from hark.broker.survey import list_queues as list_queues_of
 from hark.clock import SECOND
 from hark.errors import InvalidInput, NotFound
+from hark.http import routing
 from hark.http.admission import permitted_labels, shown_lease
 from hark.http.checks import MAX_NUMBER, check_int, check_name, check_text, decode_json, short, time_of
 from hark.http.responses import answer_of, known_error
-from hark.http.routing import (
-    LINES,
-    MAX_LIST,
-    MAX_PAGE,
-    NO_QUEUE,
-    BoolParam,
-    Call,
-    ChoiceParam,
-    NameParam,
-    Param,
-    bind,
-    paging,
-    table,
-)
+from hark.http.routing import Call, bind, table
 from hark.model import Counts, GroupStats, QueueFilter, QueueSpec, QueueStats
 from hark.model.export import ErrorLine
 
@@ -77,8 +65,9 @@ def _read(given: Mapping[str, msgspec.Raw], known: Mapping[str, Option], where: 
         for name, raw in given.items()
         if name in known and bytes(raw) != b"null"
     }
-    if values.get("rateBurst") and not values.get("rateLimit"):
-        raise InvalidInput(f"{where}rateBurst: allowed only together with rateLimit; set both")
+    for burst, rate in (("rateBurst", "rateLimit"), ("rateBurstPerPartition", "rateLimitPerPartition")):
+        if values.get(burst) and not values.get(rate):
+            raise InvalidInput(f"{where}{burst}: allowed only together with {rate}; set both")
     return values
 
 
@@ -104,7 +93,7 @@ async def export_queue(call: Call) -> StreamingResponse:
     lines = call.broker.export_queue(call.name("queue"))
     # An export that cannot start returns an ordinary error.
     first = await anext(lines)
-    return StreamingResponse(_streamed(first, lines), media_type=LINES)
+    return StreamingResponse(_streamed(first, lines), media_type=routing.LINES)
 
 
 async def _streamed(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -118,15 +107,15 @@ async def _streamed(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[b
         yield msgspec.json.encode(ErrorLine(error=known.text, code=known.code)) + b"\n"
 
 
-_PAGE = paging(MAX_LIST, MAX_LIST)
-_SEARCH = Param("search", "Return only entries whose name contains this text.")
-NAMESPACE = NameParam("namespace", "Return only queues in this namespace.")
-TASK = NameParam("task", "Return only queues with this task.")
-_PAUSED = BoolParam("paused", "Return only paused queues.")
-_PARTITIONS = paging(MAX_PAGE, MAX_LIST)
-_POSITIONS = BoolParam("positions", "Include the position of each consumer group in each partition.")
-_GROUP = NameParam("group", "Consumer group. The default is the group that is furthest behind.")
-_SORT = ChoiceParam(
+_PAGE = routing.paging(routing.MAX_LIST, routing.MAX_LIST)
+_SEARCH = routing.Param("search", "Return only entries whose name contains this text.")
+NAMESPACE = routing.NameParam("namespace", "Return only queues in this namespace.")
+TASK = routing.NameParam("task", "Return only queues with this task.")
+_PAUSED = routing.BoolParam("paused", "Return only paused queues.")
+_PARTITIONS = routing.paging(routing.MAX_PAGE, routing.MAX_LIST)
+_POSITIONS = routing.BoolParam("positions", "Include the position of each consumer group in each partition.")
+_GROUP = routing.NameParam("group", "Consumer group. The default is the group that is furthest behind.")
+_SORT = routing.ChoiceParam(
     "sort",
     "Order of the queues. `newest`: newest queue first. `name`: by name. `backlog`: largest backlog first.",
     ("newest", "name", "backlog"),
@@ -372,11 +361,11 @@ _LIST = (*_PAGE, _SEARCH, NAMESPACE, TASK, _PAUSED, _SORT)
 TABLE = table(
     bind(operations.CONFIGURE, configure, body=ConfigureBody),
     bind(operations.LIST_QUEUES, list_queues, query=_LIST),
-    bind(operations.SHOW_QUEUE, show_queue, query=(*_PARTITIONS, _SEARCH, _POSITIONS), errors=(NO_QUEUE,)),
+    bind(operations.SHOW_QUEUE, show_queue, query=(*_PARTITIONS, _SEARCH, _POSITIONS), errors=(routing.NO_QUEUE,)),
     bind(operations.DELETE_QUEUE, delete_queue),
-    bind(operations.SHOW_DEPTH, show_depth, query=(_PAGE.limit, _GROUP), errors=(NO_QUEUE,)),
-    bind(operations.PAUSE_QUEUE, pause_queue, errors=(NO_QUEUE,)),
-    bind(operations.RESUME_QUEUE, resume_queue, errors=(NO_QUEUE,)),
-    bind(operations.PURGE_QUEUE, purge_queue, errors=(NO_QUEUE,)),
-    bind(operations.EXPORT_QUEUE, export_queue, media=LINES, errors=(NO_QUEUE,)),
+    bind(operations.SHOW_DEPTH, show_depth, query=(_PAGE.limit, _GROUP), errors=(routing.NO_QUEUE,)),
+    bind(operations.PAUSE_QUEUE, pause_queue, errors=(routing.NO_QUEUE,)),
+    bind(operations.RESUME_QUEUE, resume_queue, errors=(routing.NO_QUEUE,)),
+    bind(operations.PURGE_QUEUE, purge_queue, errors=(routing.NO_QUEUE,)),
+    bind(operations.EXPORT_QUEUE, export_queue, media=routing.LINES, errors=(routing.NO_QUEUE,)),
 )

@@ -10,7 +10,7 @@ import msgspec
 
 from hark.api import operations, types
 from hark.api.types.delivery import PushItem
-from hark.api.types.schedules import ScheduleBody
+from hark.api.types.tasks import ScheduleBody
 from hark.broker.schedule_state import (
     MAX_NAME_BYTES,
     CatchUp,
@@ -25,29 +25,18 @@ from hark.broker.schedule_state import (
 from hark.broker.schedules import MayUse, not_found
 from hark.clock import SECOND
 from hark.errors import Forbidden, InvalidInput
+from hark.http import routing
 from hark.http.admission import stamp
 from hark.http.checks import parse_time, raw_parts, short, time_of
 from hark.http.items import to_new_message
 from hark.http.responses import answer_of
-from hark.http.routing import (
-    LARGE_BODY,
-    MAINTENANCE,
-    MAX_LIST,
-    QUEUE_FULL,
-    Call,
-    Failure,
-    NameParam,
-    Param,
-    bind,
-    paging,
-    table,
-)
+from hark.http.routing import Call, bind, table
 
-_PAGE = paging(100, MAX_LIST)
-_QUEUE = NameParam("queue", "Return only schedules of this queue.")
-_SEARCH = Param("search", "Return only schedules whose name contains this text.")
-_NO_SCHEDULE = Failure(404, "schedule_not_found")
-_BUSY = Failure(409, "schedule_busy")
+_PAGE = routing.paging(100, routing.MAX_LIST)
+_QUEUE = routing.NameParam("queue", "Return only schedules of this queue.")
+_SEARCH = routing.Param("search", "Return only schedules whose name contains this text.")
+_NO_SCHEDULE = routing.Failure(404, "schedule_not_found")
+_BUSY = routing.Failure(409, "schedule_busy")
 
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _PART = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)(ms|[smhdw])", re.ASCII)
@@ -147,7 +136,7 @@ def _may_replace(call: Call) -> MayUse:
     return check
 
 
-async def put_schedule(call: Call) -> types.schedules.ShownSchedule:
+async def put_schedule(call: Call) -> types.tasks.ShownSchedule:
     """Create or change a schedule.
 
     Replaces all its settings. If they are equal to the stored ones, nothing changes, so that a program can declare its
@@ -163,7 +152,7 @@ async def put_schedule(call: Call) -> types.schedules.ShownSchedule:
     return _shown(schedule)
 
 
-async def list_schedules(call: Call) -> types.Page[types.schedules.ListedSchedule]:
+async def list_schedules(call: Call) -> types.Page[types.tasks.ListedSchedule]:
     """List schedules. Returns schedules by name, without payloads."""
     page, queue, search = _PAGE.of(call.query), _QUEUE.of(call.query), _SEARCH.text(call.query)
 
@@ -176,26 +165,26 @@ async def list_schedules(call: Call) -> types.Page[types.schedules.ListedSchedul
         )
 
     found, total = await call.broker.schedules.list(page.limit, page.offset, wanted)
-    schedules = tuple(types.schedules.ListedSchedule(**_listed(one)) for one in found)
-    return types.schedules.SchedulePage(items=schedules, total=total, pagination=page)
+    schedules = tuple(types.tasks.ListedSchedule(**_listed(one)) for one in found)
+    return types.tasks.SchedulePage(items=schedules, total=total, pagination=page)
 
 
-async def show_schedule(call: Call) -> types.schedules.ShownSchedule:
+async def show_schedule(call: Call) -> types.tasks.ShownSchedule:
     """Get a schedule. Returns the schedule with its payload and its last runs."""
     return _shown(await call.broker.schedules.get(_name(call), _may_use(call)))
 
 
-async def pause_schedule(call: Call) -> types.schedules.ShownSchedule:
+async def pause_schedule(call: Call) -> types.tasks.ShownSchedule:
     """Pause a schedule. It pushes nothing until it is resumed; due times in between are not caught up."""
     return _shown(await call.broker.schedules.pause(_name(call), _may_use(call)))
 
 
-async def resume_schedule(call: Call) -> types.schedules.ShownSchedule:
+async def resume_schedule(call: Call) -> types.tasks.ShownSchedule:
     """Resume a schedule. Its next due time is the first one after now."""
     return _shown(await call.broker.schedules.resume(_name(call), _may_use(call)))
 
 
-async def run_schedule(call: Call) -> types.schedules.ScheduleRun:
+async def run_schedule(call: Call) -> types.tasks.ScheduleRun:
     """Run a schedule now. Pushes one message, also if the schedule is paused. Its due times do not change."""
     run = await call.broker.schedules.run_now(_name(call), _may_use(call))
     call.status = 201
@@ -206,7 +195,7 @@ async def delete_schedule(call: Call) -> types.SuccessWith[str]:
     """Delete a schedule. Messages that it pushed stay."""
     name = _name(call)
     await call.broker.schedules.delete(name, _may_use(call))
-    return types.schedules.DeletedSchedule(True, name)
+    return types.tasks.DeletedSchedule(True, name)
 
 
 def _name(call: Call) -> str:
@@ -216,8 +205,8 @@ def _name(call: Call) -> str:
     return name
 
 
-def _shown(schedule: Schedule) -> types.schedules.ShownSchedule:
-    return types.schedules.ShownSchedule(
+def _shown(schedule: Schedule) -> types.tasks.ShownSchedule:
+    return types.tasks.ShownSchedule(
         **_listed(schedule),
         payload=msgspec.Raw(schedule.spec.message.payload),
         unreadable=schedule.unreadable,
@@ -225,8 +214,8 @@ def _shown(schedule: Schedule) -> types.schedules.ShownSchedule:
     )
 
 
-def _run(run: Run) -> types.schedules.ScheduleRun:
-    return answer_of(types.schedules.ScheduleRun, run)
+def _run(run: Run) -> types.tasks.ScheduleRun:
+    return answer_of(types.tasks.ScheduleRun, run)
 
 
 def _listed(schedule: Schedule) -> dict[str, Any]:
@@ -252,14 +241,14 @@ def _listed(schedule: Schedule) -> dict[str, Any]:
         "last_run_at": time_of(schedule.recent[0].at if schedule.recent else None),
         "runs": schedule.runs,
         "skipped": schedule.skipped,
-        "last_skip": None if skip is None else answer_of(types.schedules.ScheduleSkip, skip),
-        "last_error": None if error is None else answer_of(types.schedules.ScheduleError, error),
+        "last_skip": None if skip is None else answer_of(types.tasks.ScheduleSkip, skip),
+        "last_error": None if error is None else answer_of(types.tasks.ScheduleError, error),
         "created_at": time_of(schedule.created_at),
         "updated_at": time_of(schedule.changed_at),
     }
 
 
-_SHOWN = types.schedules.ShownSchedule
+_SHOWN = types.tasks.ShownSchedule
 
 TABLE = table(
     bind(operations.LIST_SCHEDULES, list_schedules, query=(*_PAGE, _QUEUE, _SEARCH)),
@@ -267,7 +256,7 @@ TABLE = table(
         operations.PUT_SCHEDULE,
         put_schedule,
         body=ScheduleBody,
-        body_bytes=LARGE_BODY,
+        body_bytes=routing.LARGE_BODY,
         answer={200: _SHOWN, 201: _SHOWN},
         errors=(_BUSY, _NO_SCHEDULE),
     ),
@@ -277,8 +266,8 @@ TABLE = table(
     bind(
         operations.RUN_SCHEDULE,
         run_schedule,
-        answer={201: types.schedules.ScheduleRun},
-        errors=(_NO_SCHEDULE, _BUSY, QUEUE_FULL, MAINTENANCE),
+        answer={201: types.tasks.ScheduleRun},
+        errors=(_NO_SCHEDULE, _BUSY, routing.QUEUE_FULL, routing.MAINTENANCE),
     ),
     bind(operations.DELETE_SCHEDULE, delete_schedule, errors=(_NO_SCHEDULE, _BUSY)),
 )

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from hark.access.identity import Identity
+from hark.access.tokens import Identity
 from hark.api import operations, types
 from hark.broker import Broker
 from hark.broker.delivery.browsers import Browser
@@ -17,31 +17,19 @@ from hark.broker.delivery.delivery import Intention
 from hark.broker.delivery.stream import Stream, StreamConsumer
 from hark.broker.observer import HISTORY_SECONDS, INTERVAL_SECONDS, Point, Sample, Watcher
 from hark.clock import SECOND, format_time_ms
+from hark.http import routing
 from hark.http.admission import identity_of
 from hark.http.checks import time_of
 from hark.http.responses import Receive, Scope, Send, answer_of, encode
 from hark.http.routes.queues import NAMESPACE, TASK, groups_of, queue_page, queues_of, stats_of, total_of
-from hark.http.routing import (
-    EVENTS,
-    MAX_LIST,
-    NO_QUEUE,
-    Call,
-    ChoiceParam,
-    IntParam,
-    NameParam,
-    Table,
-    TimeParam,
-    bind,
-    paging,
-    table,
-)
+from hark.http.routing import Call, Table, bind, table
 from hark.http.sse import PING_SECONDS, ClientWriter, SseOptions, event, send_events
 from hark.model import MessageFilter, QueueFilter, QueueStats
 from hark.settings import Settings
 
 # Overview --------------------------------------------------------------------------------------------------
 
-_LABELS_PAGE = paging(MAX_LIST, MAX_LIST)
+_LABELS_PAGE = routing.paging(routing.MAX_LIST, routing.MAX_LIST)
 
 
 async def list_namespaces(call: Call) -> types.Single[tuple[types.queues.Namespace, ...]]:
@@ -114,7 +102,9 @@ def _spread(values: Sequence[float]) -> types.queues.Spread:
 
 # The last hour, and live samples ---------------------------------------------------------------------------
 
-_SECONDS = IntParam("seconds", "Length of the period, in seconds.", HISTORY_SECONDS, INTERVAL_SECONDS, HISTORY_SECONDS)
+_SECONDS = routing.IntParam(
+    "seconds", "Length of the period, in seconds.", HISTORY_SECONDS, INTERVAL_SECONDS, HISTORY_SECONDS
+)
 _PING = event(b"ping", b"{}")
 
 
@@ -184,7 +174,7 @@ class SampleEvents:
 
     def table(self) -> Table:
         """Return the table of this route."""
-        return table(bind(operations.WATCH, self.watch, media=EVENTS, raw=True))
+        return table(bind(operations.WATCH, self.watch, media=routing.EVENTS, raw=True))
 
     async def watch(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream live samples.
@@ -216,8 +206,8 @@ class SampleEvents:
 _Waiting = Intention | Stream | Browser
 Subscription = TypeVar("Subscription", bound=types.groups.StreamSubscription)
 
-_CONSUMERS_PAGE = paging()
-_CONSUMERS_QUEUE = NameParam("queue", "Return only consumers that wait for messages of this queue.")
+_CONSUMERS_PAGE = routing.paging()
+_CONSUMERS_QUEUE = routing.NameParam("queue", "Return only consumers that wait for messages of this queue.")
 
 
 async def list_consumers(call: Call) -> types.Page[types.groups.WaitingConsumer]:
@@ -304,14 +294,14 @@ def _subscription(shape: type[Subscription], consumer: Intention | StreamConsume
 _MINUTE = 60 * SECOND
 _INTERVALS = {"minute": _MINUTE, "hour": 60 * _MINUTE, "day": 24 * 60 * _MINUTE}
 
-_FROM = TimeParam("from", "Start of the period. The default is one hour ago; older data is not kept.")
-_TO = TimeParam("to", "End of the period. The default is now.")
-_QUEUE = NameParam(
+_FROM = routing.TimeParam("from", "Start of the period. The default is one hour ago; older data is not kept.")
+_TO = routing.TimeParam("to", "End of the period. The default is now.")
+_QUEUE = routing.NameParam(
     "queue", "Return only this queue. With a filter the throughput is empty: it is recorded only for the whole server."
 )
-_INTERVAL = ChoiceParam("interval", "Length of an interval.", tuple(_INTERVALS), "hour")
-_PAGE = paging(100)
-_MESSAGES = paging(50)
+_INTERVAL = routing.ChoiceParam("interval", "Length of an interval.", tuple(_INTERVALS), "hour")
+_PAGE = routing.paging(100)
+_MESSAGES = routing.paging(50)
 _FILTERS = (_QUEUE, NAMESPACE, TASK)
 
 
@@ -475,7 +465,7 @@ TABLE = table(
     bind(operations.LIST_CONSUMERS, list_consumers, query=(*_CONSUMERS_PAGE, _CONSUMERS_QUEUE)),
     bind(operations.SHOW_STATUS, show_status, query=(_FROM, _TO, *_FILTERS)),
     bind(operations.LIST_STATUS_QUEUES, list_status_queues, query=(NAMESPACE, TASK, *_PAGE)),
-    bind(operations.SHOW_STATUS_QUEUE, show_status_queue, query=_PAGE, errors=(NO_QUEUE,)),
+    bind(operations.SHOW_STATUS_QUEUE, show_status_queue, query=_PAGE, errors=(routing.NO_QUEUE,)),
     bind(operations.LIST_STATUS_MESSAGES, list_status_messages, query=_MESSAGES),
     bind(operations.SHOW_ANALYTICS, show_analytics, query=(_INTERVAL, _FROM, _TO, *_FILTERS)),
     bind(operations.SHOW_BUFFERS, show_buffers),

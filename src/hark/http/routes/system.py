@@ -15,7 +15,7 @@ import msgspec
 from starlette.responses import Response
 
 from hark._version import __version__
-from hark.access.identity import UNRESTRICTED, Identity
+from hark.access.tokens import UNRESTRICTED, Identity
 from hark.api import operations, types
 from hark.api.options import OPTIONS
 from hark.broker.broker import POP_MAINTENANCE, PUSH_MAINTENANCE

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from hark.access.identity import Identity
+from hark.access.tokens import Identity
 from hark.api import operations, types
 from hark.api.types.delivery import PushItem
-from hark.api.types.flows import FlowStatus, FlowStep
+from hark.api.types.tasks import FlowStatus, FlowStep
 from hark.broker import Broker
 from hark.broker.flow_plans import Plan, PlanNode, steps_of
 from hark.errors import InvalidInput
+from hark.http import routing
 from hark.http.admission import reached, stamp
 from hark.http.checks import check_int, check_name, check_text, decode_json, query_params
 from hark.http.exchange import exchange_of
@@ -20,31 +21,20 @@ from hark.http.items import MAX_SECONDS, to_new_message, too_many
 from hark.http.keyval.paths import answered
 from hark.http.pops import timeout_param, wait_seconds
 from hark.http.responses import UNCACHED_JSON, Receive, Scope, unless_left
-from hark.http.routing import (
-    LARGE_BODY,
-    MAINTENANCE,
-    NO_MESSAGE,
-    QUEUE_FULL,
-    TOO_MANY,
-    BoolParam,
-    Call,
-    Failure,
-    NameParam,
-    Table,
-    bind,
-    table,
-)
+from hark.http.routing import Call, Table, bind, table
 from hark.model import NewMessage
 from hark.settings import Settings
 
 MAX_NOTE_CHARACTERS = 1000
 DEFAULT_SECONDS = 3600
 MAX_ID = 200
-_NO_FLOW = Failure(404, "flow_not_found")
-_WAIT = BoolParam("wait", "Wait until the task has ended, for at most `timeout` milliseconds.")
-_WAIT_FOR_FLOW = BoolParam("wait", "Wait until the flow has ended, for at most `timeout` milliseconds.")
-_GROUP = NameParam("consumerGroup", "The group of the workers. The default is all groups: the most urgent state.")
-_MESSAGE = NameParam("id", "Id of the message. Excludes an earlier task with the same transaction id.")
+_NO_FLOW = routing.Failure(404, "flow_not_found")
+_WAIT = routing.BoolParam("wait", "Wait until the task has ended, for at most `timeout` milliseconds.")
+_WAIT_FOR_FLOW = routing.BoolParam("wait", "Wait until the flow has ended, for at most `timeout` milliseconds.")
+_GROUP = routing.NameParam(
+    "consumerGroup", "The group of the workers. The default is all groups: the most urgent state."
+)
+_MESSAGE = routing.NameParam("id", "Id of the message. Excludes an earlier task with the same transaction id.")
 
 
 class TaskRoutes:
@@ -59,27 +49,27 @@ class TaskRoutes:
         show_task = (_WAIT, self._timeout, _GROUP, _MESSAGE)
         show_flow = (_WAIT_FOR_FLOW, self._timeout)
         return table(
-            bind(operations.SHOW_TASK, self.show_task, query=show_task, errors=(NO_MESSAGE,), raw=True),
+            bind(operations.SHOW_TASK, self.show_task, query=show_task, errors=(routing.NO_MESSAGE,), raw=True),
             bind(
                 operations.REPORT_PROGRESS,
                 report_progress,
-                body=types.messages.ProgressBody,
-                errors=(Failure(409, "lease_lost"),),
+                body=types.tasks.ProgressBody,
+                errors=(routing.Failure(409, "lease_lost"),),
             ),
             bind(
                 operations.PUSH_FLOW,
                 push_flow,
-                body=types.flows.FlowBody,
-                body_bytes=LARGE_BODY,
-                answer={201: types.flows.PushedFlow},
-                errors=(TOO_MANY, MAINTENANCE, QUEUE_FULL),
+                body=types.tasks.FlowBody,
+                body_bytes=routing.LARGE_BODY,
+                answer={201: types.tasks.PushedFlow},
+                errors=(routing.TOO_MANY, routing.MAINTENANCE, routing.QUEUE_FULL),
             ),
             bind(operations.SHOW_FLOW, self.show_flow, query=show_flow, errors=(_NO_FLOW,), raw=True),
             bind(operations.CANCEL_FLOW, cancel_flow, errors=(_NO_FLOW,)),
         )
 
     @answered(None, UNCACHED_JSON)
-    async def show_task(self, scope: Scope, receive: Receive) -> types.messages.TaskStatus:
+    async def show_task(self, scope: Scope, receive: Receive) -> types.tasks.TaskStatus:
         """Get the state of a task.
 
         Returns the progress of a running task, the result of one that is done, and the error of a failed one. With
@@ -115,7 +105,7 @@ async def report_progress(call: Call) -> types.Success:
 
     The consumer that holds the lease of the message reports it, as a number from 0 to 1 and a note.
     """
-    body = await call.json(types.messages.ProgressBody, "progress")
+    body = await call.json(types.tasks.ProgressBody, "progress")
     if body.progress is not None and not 0 <= body.progress <= 1:
         raise InvalidInput(f"progress: expected a number from 0 to 1, got {body.progress}")
     if body.note is not None and "\0" in body.note:
@@ -127,14 +117,14 @@ async def report_progress(call: Call) -> types.Success:
     return types.Success(True)
 
 
-async def push_flow(call: Call) -> types.flows.PushedFlow:
+async def push_flow(call: Call) -> types.tasks.PushedFlow:
     """Push a flow.
 
     Stores the steps of a flow, and pushes the first one. Each further step is pushed when the one before it is
     acknowledged, in one transaction, with its result. The members of a group run side by side, and the next step gets
     the list of their results. The token must be allowed to use the queues of all steps.
     """
-    body = await call.json(types.flows.FlowBody, "flow")
+    body = await call.json(types.tasks.FlowBody, "flow")
     ttl = DEFAULT_SECONDS if body.result_ttl is None else check_int(body.result_ttl, "resultTtl", 1, MAX_SECONDS)
     id = None if body.id is None else check_name(body.id, "id")
     if id is not None and len(id) > MAX_ID:
@@ -159,19 +149,19 @@ async def cancel_flow(call: Call) -> types.Success:
     return types.Success(await call.broker.tasks.flows.cancel(call.name("queue"), call.id("flow_id")))
 
 
-def _nodes(given: Sequence[types.flows.FlowNode], where: str) -> list[PlanNode]:
+def _nodes(given: Sequence[types.tasks.FlowNode], where: str) -> list[PlanNode]:
     """Return checked nodes. Errors name a field as `where[index].field`."""
     if not given:
         raise InvalidInput(f"{where}: expected at least one step")
     return [_node(one, index, where) for index, one in enumerate(given)]
 
 
-def _node(given: types.flows.FlowNode, index: int, where: str) -> PlanNode:
+def _node(given: types.tasks.FlowNode, index: int, where: str) -> PlanNode:
     own = f"{where}[{index}]"
     if given.group is not None:
         if not given.group:
             raise InvalidInput(f"{own}.group: expected at least one member")
-        if given != types.flows.FlowNode(group=given.group):
+        if given != types.tasks.FlowNode(group=given.group):
             raise InvalidInput(f"{own}: expected either a group or the fields of a step, got both")
         return PlanNode(group=[_nodes(one, f"{own}.group[{number}]") for number, one in enumerate(given.group)])
     payload = b"null" if given.payload is msgspec.UNSET else bytes(given.payload)

@@ -21,28 +21,8 @@ from hark.api.operations import WEBSOCKET
 from hark.errors import HarkError
 from hark.http.exchange import ENDED, Exchange, Header, Lost
 from hark.http.responses import JSON_HEADERS, encode, error_response, too_large
-from hark.http.wire.asgi import (
-    FRAMING_TOO_LARGE,
-    HEAD_TOO_LARGE,
-    IDLE_SECONDS,
-    LINGER_BODIES,
-    LINGER_SECONDS,
-    MALFORMED,
-    MAX_FRAMING_BYTES,
-    MAX_HEADER_BYTES,
-    MAX_HEADERS,
-    MAX_LENGTH_DIGITS,
-    MAX_PIPELINED,
-    MAX_TARGET_BYTES,
-    MIN_BODY_BYTES_PER_SECOND,
-    SLOW,
-    SMALL,
-    TOO_MANY,
-    UNKNOWN_CODING,
-    AsgiRun,
-    Problem,
-    Writing,
-)
+from hark.http.wire import asgi
+from hark.http.wire.asgi import MAX_HEADER_BYTES, MAX_HEADERS, SMALL, AsgiRun, Problem, Writing
 
 if TYPE_CHECKING:
     from hark.http.wire.server import Server
@@ -148,7 +128,7 @@ class Connection(Writing):
         connections, limits = self._server.connections, self._server.limits
         connections.add(self)
         if len(connections) > limits.max_connections:
-            self._reject(TOO_MANY)
+            self._reject(asgi.TOO_MANY)
         else:
             self._wait(limits.header_timeout_seconds, self._late_head)
 
@@ -212,7 +192,7 @@ class Connection(Writing):
             self._parser = httptools.HttpRequestParser(self)
         start, size = 0, len(data)
         while start < size and self._state != _DROPPED:
-            if len(self._ready) >= MAX_PIPELINED or (self._body_bytes > SMALL and (self._current or self._ready)):
+            if len(self._ready) >= asgi.MAX_PIPELINED or (self._body_bytes > SMALL and (self._current or self._ready)):
                 # A large body is not received while another request is served, so a connection holds one.
                 self._rest = data[start:]
                 self.transport.pause_reading()
@@ -231,15 +211,15 @@ class Connection(Writing):
                     break
                 start += upgrade.args[0] - len(chunk)
             except httptools.HttpParserError:
-                self._reject(self._problem or MALFORMED)
+                self._reject(self._problem or asgi.MALFORMED)
                 break
             if self._state == _HEAD:
                 if self._target and not self._head_bytes:  # It began in the same piece as the end of another request.
                     self._head_bytes = len(self._target)
                 if self._head_bytes > MAX_HEADER_BYTES + len(self._target) + 2 * _CHUNK:
-                    self._reject(HEAD_TOO_LARGE)
-            elif self._framed_bytes - 2 * self._body_bytes > MAX_FRAMING_BYTES and not self._left:
-                self._reject(FRAMING_TOO_LARGE)
+                    self._reject(asgi.HEAD_TOO_LARGE)
+            elif self._framed_bytes - 2 * self._body_bytes > asgi.MAX_FRAMING_BYTES and not self._left:
+                self._reject(asgi.FRAMING_TOO_LARGE)
         self._serve_next()
 
     def _read_on(self) -> None:
@@ -252,8 +232,8 @@ class Connection(Writing):
         """Receive a part of the request target."""
         if self._state == _HEAD:
             self._target += url
-            if len(self._target) > MAX_TARGET_BYTES:
-                self._stop_parsing(HEAD_TOO_LARGE)
+            if len(self._target) > asgi.MAX_TARGET_BYTES:
+                self._stop_parsing(asgi.HEAD_TOO_LARGE)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Receive a header. Trailers of a chunked body are ignored."""
@@ -262,7 +242,7 @@ class Connection(Writing):
         self._fields += 1
         self._header_bytes += len(name) + len(value) + 4
         if self._fields > MAX_HEADERS or self._header_bytes > MAX_HEADER_BYTES:
-            self._stop_parsing(HEAD_TOO_LARGE)
+            self._stop_parsing(asgi.HEAD_TOO_LARGE)
         name = name.lower()
         headers = self._headers
         if name in headers:
@@ -280,12 +260,12 @@ class Connection(Writing):
         parser, headers, server = self._parser, self._headers, self._server
         method, version = _method(parser.get_method()), parser.get_http_version()
         if version not in ("1.1", "1.0") or method == "CONNECT" or (b"host" not in headers and version == "1.1"):
-            self._stop_parsing(MALFORMED)
+            self._stop_parsing(asgi.MALFORMED)
         length, coding = headers.get(b"content-length"), headers.get(b"transfer-encoding")
         if coding is not None and (coding.lower() != b"chunked" or version == "1.0"):
-            self._stop_parsing(UNKNOWN_CODING)
-        if length is not None and len(length) > MAX_LENGTH_DIGITS:
-            self._stop_parsing(MALFORMED)
+            self._stop_parsing(asgi.UNKNOWN_CODING)
+        if length is not None and len(length) > asgi.MAX_LENGTH_DIGITS:
+            self._stop_parsing(asgi.MALFORMED)
         if parser.should_upgrade() and method == "GET" and _opens_websocket(headers, version):
             method = WEBSOCKET
         target = self._target
@@ -386,7 +366,7 @@ class Connection(Writing):
     def _drop(self) -> None:
         """From now on, drop what the client sends."""
         self._state = _DROPPED
-        self._left = LINGER_BODIES * self._server.max_body_bytes
+        self._left = asgi.LINGER_BODIES * self._server.max_body_bytes
 
     def _linger(self) -> None:
         """Close the connection when the client has closed it, or after a short time.
@@ -396,7 +376,7 @@ class Connection(Writing):
         """
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self._wait(LINGER_SECONDS, self.transport.abort)
+        self._wait(asgi.LINGER_SECONDS, self.transport.abort)
 
     # Requests ----------------------------------------------------------------------------------------------
 
@@ -429,7 +409,7 @@ class Connection(Writing):
             if self._deadline is None or self._late != self._late_head:
                 self._wait(self._server.limits.header_timeout_seconds, self._late_head)
         else:
-            self._wait(IDLE_SECONDS, self._close)
+            self._wait(asgi.IDLE_SECONDS, self._close)
 
     def _release_parser(self) -> None:
         """Release what only receiving needs, unless a part of the next request is there: many clients wait for long."""
@@ -460,7 +440,7 @@ class Connection(Writing):
             self._queue(exchange)
             self._drop()
         elif self._current is not None or self._ready:
-            self._reject(MALFORMED)
+            self._reject(asgi.MALFORMED)
         else:
             self._state = _DROPPED
             self._deadline = None
@@ -659,19 +639,19 @@ class Connection(Writing):
 
     def _late_head(self) -> None:
         if self._head_bytes:
-            self._reject(SLOW)
+            self._reject(asgi.SLOW)
         else:
             self.transport.close()
 
     def _late_body(self) -> None:
-        enough = MIN_BODY_BYTES_PER_SECOND * self._server.limits.body_timeout_seconds
+        enough = asgi.MIN_BODY_BYTES_PER_SECOND * self._server.limits.body_timeout_seconds
         if self._framed_bytes - self._seen_bytes >= enough:
             self._wait_for_body()
         else:
             if self._exchange is not None and self._exchange.reserved_bytes:
                 self._server.release(self._exchange)
             self._exchange = None
-            self._reject(SLOW)
+            self._reject(asgi.SLOW)
 
 
 def _opens_websocket(headers: dict[bytes, bytes], version: str) -> bool:

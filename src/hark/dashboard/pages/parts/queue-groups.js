@@ -51,9 +51,13 @@ function started(group) {
   return STARTS[group.subscriptionMode] ?? group.subscriptionMode;
 }
 
-function limitsText({ maxInFlight, rateLimit, rateBurst }) {
-  const parts = [maxInFlight && `${count(maxInFlight)} in flight`, rateLimit && `${rateLimit}/s`, rateBurst && `burst ${count(rateBurst)}`];
-  return parts.filter(Boolean).join(", ") || "–";
+function limitsText(limits) {
+  const text = (suffix, where) => [
+    limits["maxInFlight" + suffix] && `${count(limits["maxInFlight" + suffix])} in flight${where}`,
+    limits["rateLimit" + suffix] && `${limits["rateLimit" + suffix]}/s${where}`,
+    limits["rateBurst" + suffix] && `burst ${count(limits["rateBurst" + suffix])}${where}`,
+  ];
+  return [...text("", ""), ...text("PerPartition", " per partition")].filter(Boolean).join(", ") || "–";
 }
 
 function actions(queue, group, refresh) {
@@ -102,13 +106,18 @@ async function remove(queue, group, refresh) {
 
 async function limit(queue, group, refresh) {
   const input = (name, attributes) => h("input", { type: "number", min: 0, required: true, value: String(group.limits[name] ?? 0), ...attributes });
-  const inputs = { maxInFlight: input("maxInFlight", { max: 1e9 }), rateLimit: input("rateLimit", { max: 1e6, step: "any" }), rateBurst: input("rateBurst", { max: 1e9 }) };
+  const bounds = { maxInFlight: { max: 1e9 }, rateLimit: { max: 1e6, step: "any" }, rateBurst: { max: 1e9 } };
+  const names = ["", "PerPartition"].flatMap((suffix) => Object.entries(bounds).map(([name, attributes]) => [name + suffix, attributes]));
+  const inputs = Object.fromEntries(names.map(([name, attributes]) => [name, input(name, attributes)]));
   const body = h(
     "div",
     { class: "form" },
     field("Maximum in flight (messages)", inputs.maxInFlight, { hint: "0 means no limit." }),
     field("Rate limit (messages/s)", inputs.rateLimit, { hint: "Maximum delivery rate. 0 means no limit." }),
     field("Rate burst (messages)", inputs.rateBurst, { hint: "Size of a burst after a pause. Needs a rate limit." }),
+    field("Maximum in flight per partition (messages)", inputs.maxInFlightPerPartition, { hint: "0 means no limit." }),
+    field("Rate limit per partition (messages/s)", inputs.rateLimitPerPartition, { hint: "Maximum delivery rate of each partition. 0 means no limit." }),
+    field("Rate burst per partition (messages)", inputs.rateBurstPerPartition, { hint: "Size of a burst after a pause. Needs a rate limit per partition." }),
   );
   const limits = () => Object.fromEntries(Object.entries(inputs).map(([name, one]) => [name, Number(one.value)]));
   const run = () => put(url`/api/v1/consumer-groups/${group.name}/queues/${queue}/limits`, limits());

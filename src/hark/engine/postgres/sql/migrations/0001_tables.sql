@@ -44,6 +44,9 @@ create table hark.queues (
     max_in_flight integer not null default 0 check (max_in_flight >= 0),
     rate_limit double precision not null default 0 check (rate_limit >= 0),
     rate_burst integer not null default 0 check (rate_burst >= 0),
+    max_in_flight_per_partition integer not null default 0 check (max_in_flight_per_partition >= 0),
+    rate_limit_per_partition double precision not null default 0 check (rate_limit_per_partition >= 0),
+    rate_burst_per_partition integer not null default 0 check (rate_burst_per_partition >= 0),
     drop_settled boolean not null default false,
     lock_duration bigint not null default 0 check (lock_duration >= 0),
     schedule bigint[] not null default '{0,0,0}'
@@ -161,6 +164,9 @@ create table hark.groups (
     max_in_flight integer not null default 0 check (max_in_flight >= 0),
     rate_limit double precision not null default 0 check (rate_limit >= 0),
     rate_burst integer not null default 0 check (rate_burst >= 0),
+    max_in_flight_per_partition integer not null default 0 check (max_in_flight_per_partition >= 0),
+    rate_limit_per_partition double precision not null default 0 check (rate_limit_per_partition >= 0),
+    rate_burst_per_partition integer not null default 0 check (rate_burst_per_partition >= 0),
     created_at bigint not null,
     last_seen bigint not null,
     changed_bucket integer not null default 0,
@@ -199,7 +205,10 @@ create table hark.positions (
     delayed_offset bigint[],
     seen bigint,
     changed_bucket integer not null default 0,
+    tokens double precision,
+    tokens_at bigint,
     primary key (grp, partition),
+    check ((tokens is null) = (tokens_at is null)),
     check ((plain is null) = (seen is null)),
     check ((lease is null) = (lease_until is null)),
     check (lease is not null or isempty(leased)),
@@ -215,6 +224,8 @@ comment on column hark.positions.delayed_at is
     'In a shared group: how far it has passed the delayed messages of each priority, by time, then by delayed_offset.';
 comment on column hark.positions.seen is 'In a shared group: delayed messages beyond this offset have not been passed.';
 comment on column hark.positions.handed is 'How many messages the lease handed out; lease_last: the last of them.';
+comment on column hark.positions.tokens is
+    'What the rate of the partition still allowed at the time tokens_at; null: nothing was delivered under one yet.';
 create index positions_partition on hark.positions (partition, grp);
 create index positions_changed on hark.positions ((grp::bigint << 32 | changed_bucket));
 

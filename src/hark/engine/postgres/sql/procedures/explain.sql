@@ -79,30 +79,40 @@ language sql volatile as $$
     order by w.n, m."offset" limit 1
 $$;
 
--- The first limit that lets a group have nothing more now: messages in flight, then rates; the queue's before its own.
-create or replace function hark.reached_limit_v1(p_now bigint, p_grp integer)
+-- The first limit that lets a group have nothing more of a partition now: messages in flight, then rates; of each the
+-- queue's, the group's, and that of the partition.
+create or replace function hark.reached_limit_v1(p_now bigint, p_grp integer, p_partition bigint)
 returns table (scope text, in_flight boolean, bound double precision, number bigint, until bigint)
 language sql volatile as $$
-    select x.scope, w.in_flight, case when w.in_flight then x.max_in_flight else x.rate_limit end, w.number, w.until
-    from hark.groups g
-    join hark.queues q on q.name = g.queue
-    cross join lateral (values
-        (1, 'queue', 0, q.max_in_flight, q.rate_limit, q.rate_burst),
-        (2, 'group', g.id, g.max_in_flight, g.rate_limit, g.rate_burst)
-    ) as x(n, scope, grp, max_in_flight, rate_limit, rate_burst)
-    cross join lateral (
-        select true as in_flight, c.number, null::bigint as until
-        from (select hark.count_in_flight_v1(p_now, q.id, x.grp) as number offset 0) as c
-        where x.max_in_flight > 0 and c.number >= x.max_in_flight
+    select y.scope, y.in_flight, y.bound, y.number, y.until from (
+        select x.n, x.scope, w.in_flight, case when w.in_flight then x.max_in_flight else x.rate_limit end as bound,
+            w.number, w.until
+        from hark.groups g
+        join hark.queues q on q.name = g.queue
+        cross join lateral (values
+            (1, 'queue', 0, q.max_in_flight, q.rate_limit, q.rate_burst),
+            (2, 'group', g.id, g.max_in_flight, g.rate_limit, g.rate_burst)
+        ) as x(n, scope, grp, max_in_flight, rate_limit, rate_burst)
+        cross join lateral (
+            select true as in_flight, c.number, null::bigint as until
+            from (select hark.count_in_flight_v1(p_now, q.id, x.grp) as number offset 0) as c
+            where x.max_in_flight > 0 and c.number >= x.max_in_flight
+            union all
+            select false, null, hark.next_token_v1(p_now, a.tokens, x.rate_limit)
+            from (
+                select least(hark.bucket_size_v1(x.rate_limit, x.rate_burst),
+                    b.tokens + greatest(0, p_now - b.at) * x.rate_limit / 1000000) as tokens
+                from hark.allowances b where b.queue = q.id and b.grp = x.grp and b.at is not null and x.rate_limit > 0
+            ) as a
+            where hark.whole_tokens_v1(a.tokens, x.rate_limit) <= 0
+        ) as w
+        where g.id = p_grp
         union all
-        select false, null, p_now + greatest(1, round((1 - a.tokens) * 1000000 / x.rate_limit))::bigint
-        from (
-            select least(coalesce(nullif(x.rate_burst, 0), greatest(1, ceil(x.rate_limit))),
-                b.tokens + greatest(0, p_now - b.at) * x.rate_limit / 1000000) as tokens
-            from hark.allowances b where b.queue = q.id and b.grp = x.grp and b.at is not null and x.rate_limit > 0
-        ) as a
-        where floor(a.tokens + x.rate_limit * 0.0000005 + 0.000000001) <= 0
-    ) as w
-    where g.id = p_grp
-    order by not w.in_flight, x.n limit 1
+        select 3, 'partition', true, h.o_most, h.o_most - h.o_free, null
+        from hark.room_in_v1(p_now, p_grp, p_partition) h where h.o_free <= 0
+        union all
+        select 3, 'partition', false, h.o_rate, null, h.o_due
+        from hark.room_in_v1(p_now, p_grp, p_partition) h where h.o_left <= 0
+    ) as y
+    order by not y.in_flight, y.n limit 1
 $$;

@@ -96,7 +96,7 @@ end $$;
 -- was changed since then is the queue or the group itself: then all of them again. A null says that one of them is
 -- not there any more.
 create or replace function hark.discover_v1(p_now bigint, p_grp integer, p_queue integer, p_since integer)
-returns table (partition bigint, due bigint, leased boolean, has_lanes boolean)
+returns table (partition bigint, due bigint, status smallint, has_lanes boolean)
 language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
 set plan_cache_mode = force_generic_plan
@@ -104,34 +104,63 @@ as $$
 declare
     v_now bigint := hark.time_v1(p_now);
     v_since integer := p_since;
+    v_bounded boolean;
     g hark.groups;
 begin
     select x.* into g from hark.groups x join hark.queues q on q.name = x.queue
     where x.id = p_grp and q.id = p_queue;
     if not found then
-        return query select null::bigint, null::bigint, false, false;
+        return query select null::bigint, null::bigint, 0::smallint, false;
         return;
     end if;
     if g.changed_bucket >= p_since or p_since <= (select q.changed_bucket from hark.queues q where q.id = p_queue) then
         v_since := 0;
     end if;
+    select q.max_in_flight_per_partition > 0 or g.max_in_flight_per_partition > 0
+        or q.rate_limit_per_partition > 0 or g.rate_limit_per_partition > 0
+    into v_bounded from hark.queues q where q.id = p_queue;
     return query
     with candidate as (
         select p.id from hark.partitions p where (p.queue::bigint << 32 | p.changed_bucket) between (p_queue::bigint << 32 | v_since) and (p_queue::bigint << 32 | 2147483647)
         union
         select t.partition from hark.positions t where (t.grp::bigint << 32 | t.changed_bucket) between (p_grp::bigint << 32 | v_since) and (p_grp::bigint << 32 | 2147483647)
     )
-    select p.id, case when t.plain is not null then s.due when t.lease_until > v_now then t.lease_until end,
-        t.plain is null or s.leased, p.lanes is not null
+    select p.id, case when y.status <> 0 then y.due when t.plain is not null then s.due
+            when t.lease_until > v_now then t.lease_until end,
+        case when y.status <> 0 then y.status when t.plain is null or s.leased then 2 else 4 end::smallint,
+        p.lanes is not null
     from candidate c
     join hark.partitions p on p.id = c.id
     left join hark.positions t on t.grp = p_grp and t.partition = p.id
     cross join lateral hark.shared_state_v1(v_now, t, p) as s
+    cross join lateral hark.bound_state_v1(v_now, t, v_bounded) as y
     where p.queue = p_queue and s.open
         and (t.plain is not null or p.tail > greatest(p.floor, coalesce(t.cursor, 0))
             or (t.irregular and exists (select 1 from hark.requeued f where f.grp = p_grp and f.partition = p.id)))
         and (t.cursor is not null or g.since is null or p.id > g.highest_partition or p.last_created > g.since)
     order by p.id;
+end $$;
+
+-- Whether the limits of a partition keep a group from it, and until when: 11 and 12 as share_v1, else 0.
+create or replace function hark.bound_state_v1(p_now bigint, t hark.positions, p_bounded boolean,
+    out status smallint, out due bigint
+)
+language plpgsql as $$
+declare
+    v_here record;
+begin
+    status := 0;
+    if not p_bounded or t.grp is null or t.lease_until > p_now then
+        return;
+    end if;
+    select * into v_here from hark.room_in_v1(p_now, t.grp, t.partition);
+    if v_here.o_free <= 0 and t.plain is not null then
+        status := 12;
+        due := hark.lease_end_v1(t.grp, t.partition);
+    elsif v_here.o_left <= 0 then
+        status := 11;
+        due := v_here.o_due;
+    end if;
 end $$;
 
 -- Whether there is something that a shared group may take in a partition, or will at a time, maybe when a lease ends. Not

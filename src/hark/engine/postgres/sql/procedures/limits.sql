@@ -113,14 +113,17 @@ $$;
 
 -- Bounds what a group may take. False: there is no such group.
 create or replace function hark.limit_group_v1(p_queue text, p_group text, p_max_in_flight integer,
-    p_rate_limit double precision, p_rate_burst integer
+    p_rate_limit double precision, p_rate_burst integer, p_max_in_flight_per_partition integer,
+    p_rate_limit_per_partition double precision, p_rate_burst_per_partition integer
 ) returns boolean
 language plpgsql as $$
 declare
     v_queue integer;
 begin
     update hark.groups
-    set max_in_flight = p_max_in_flight, rate_limit = p_rate_limit, rate_burst = p_rate_burst
+    set max_in_flight = p_max_in_flight, rate_limit = p_rate_limit, rate_burst = p_rate_burst,
+        max_in_flight_per_partition = p_max_in_flight_per_partition,
+        rate_limit_per_partition = p_rate_limit_per_partition, rate_burst_per_partition = p_rate_burst_per_partition
     where queue = p_queue and name = p_group;
     if not found then
         return false;
@@ -131,3 +134,90 @@ begin
     end if;
     return true;
 end $$;
+
+-- What the limits of a partition leave for a group, the narrower ones of the queue and of the group: how many messages
+-- more may be in flight (null: any number), how many the rate allows (null: any number), and if that is none, when one.
+-- The caller holds the lock of the position, or only wants to know.
+create or replace function hark.room_in_v1(p_now bigint, p_grp integer, p_partition bigint,
+    out o_most integer, out o_free bigint, out o_rate double precision, out o_tokens double precision,
+    out o_left bigint, out o_due bigint
+)
+language plpgsql as $$
+declare
+    l record;
+begin
+    select least(nullif(q.max_in_flight_per_partition, 0), nullif(g.max_in_flight_per_partition, 0)) as most,
+        least(nullif(q.rate_limit_per_partition, 0), nullif(g.rate_limit_per_partition, 0)) as rate,
+        least(hark.bucket_size_v1(q.rate_limit_per_partition, q.rate_burst_per_partition),
+            hark.bucket_size_v1(g.rate_limit_per_partition, g.rate_burst_per_partition)) as size,
+        k.tokens, k.tokens_at, k.plain is not null as shared, k.lease_until, k.leased
+    into l
+    from hark.positions k join hark.groups g on g.id = k.grp join hark.queues q on q.name = g.queue
+    where k.grp = p_grp and k.partition = p_partition;
+    if l.most is not null then
+        o_most := l.most;
+        if l.shared then
+            select l.most - count(*) into o_free from hark.outstanding e
+            where e.partition = p_partition and e.until > p_now and e.lease is not null and e.grp + 0 = p_grp;
+        else
+            o_free := l.most - case when l.lease_until > p_now then hark.size_v1(l.leased) else 0 end;
+        end if;
+        o_free := greatest(0, o_free);
+    end if;
+    if l.rate is not null then
+        o_rate := l.rate;
+        o_tokens := case when l.tokens is null then l.size
+            else least(l.size, l.tokens + greatest(0, p_now - l.tokens_at) * l.rate / 1000000) end;
+        o_left := hark.whole_tokens_v1(o_tokens, o_rate);
+        o_due := hark.next_token_v1(p_now, o_tokens, o_rate);
+    end if;
+end $$;
+
+-- How many tokens a bucket has room for; null: there is no rate.
+create or replace function hark.bucket_size_v1(p_rate double precision, p_burst integer) returns double precision
+language sql immutable as $$
+    select case when p_rate > 0 then coalesce(nullif(p_burst, 0), greatest(1, ceil(p_rate))) end
+$$;
+
+-- What comes in less than half a microsecond is there: times are whole ones.
+create or replace function hark.whole_tokens_v1(p_tokens double precision, p_rate double precision) returns bigint
+language sql immutable as $$
+    select greatest(0, floor(p_tokens + p_rate * 0.0000005 + 0.000000001))::bigint
+$$;
+
+-- When there will be one token.
+create or replace function hark.next_token_v1(p_now bigint, p_tokens double precision, p_rate double precision)
+returns bigint
+language sql immutable as $$
+    select p_now + greatest(1, round((1 - p_tokens) * 1000000 / p_rate))::bigint
+$$;
+
+-- Of positions of shared groups where messages were settled: those that were at their limit of messages in flight, with
+-- about the number of messages that can be taken now. One that was beyond its limit is named at each settlement, because
+-- those of other sessions at the same time cannot be seen.
+create or replace function hark.room_made_v1(p_now bigint, t_grp integer[], t_partition bigint[], t_settled boolean[],
+    i_position integer[], i_holder uuid[]
+) returns table (n integer, number integer)
+language sql volatile as $$
+    select w.n::integer, greatest(1, least(b.most - x.leased, x.settled))::integer
+    from unnest(t_grp, t_partition, t_settled) with ordinality as w(grp, partition, settled, n)
+    cross join lateral (
+        select least(nullif(q.max_in_flight_per_partition, 0), nullif(g.max_in_flight_per_partition, 0)) as most
+        from hark.groups g join hark.queues q on q.name = g.queue
+        where g.id = w.grp and (q.max_in_flight_per_partition > 0 or g.max_in_flight_per_partition > 0) offset 0
+    ) as b
+    cross join lateral (
+        select (
+            select count(*) from hark.outstanding e
+            where e.partition = w.partition and e.until > p_now and e.lease is not null and e.grp + 0 = w.grp
+        ) as leased, (
+            select count(*) from unnest(i_position, i_holder) as i(position, holder)
+            where i.position = w.n and i.holder is not null
+        ) as settled
+        offset 0
+    ) as x
+    where w.settled and x.leased + x.settled >= b.most and exists (
+        select 1 from hark.positions k join hark.partitions p on p.id = k.partition
+        where k.grp = w.grp and k.partition = w.partition and (p.tail > k.plain[1] or p.lanes is not null or exists (
+            select 1 from hark.outstanding e where e.grp = w.grp and e.partition = w.partition and e.lease is null)))
+$$;

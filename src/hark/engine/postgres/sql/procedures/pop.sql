@@ -8,7 +8,7 @@
 --
 -- Answers a row for each candidate. status: 0 taken (on a lease until `due`, if that is not null), 1 nothing ready, 2 leased until `due`, 3 locked by another call,
 -- 4 waiting until `due`, 5 window buffer until `due`, 6 paused, 7 there is no such partition or group, 8 not needed,
--- 9 the rate allows nothing until `due`, 10 too many are in flight.
+-- 9 the rate allows nothing until `due`, 10 too many are in flight, 11 the rate of the partition allows nothing until `due`.
 -- options has a JSON object for each message that has any, and is null when none has.
 create or replace function hark.pop_v1(
     p_now bigint,
@@ -37,6 +37,12 @@ declare
     v_number integer;
     v_allowed integer;
     v_limits record;
+    -- What the limits of the partition allow (room_in_v1).
+    h_most integer;
+    h_rate double precision;
+    h_tokens double precision;
+    h_left bigint;
+    h_due bigint;
     v_spent bigint[];
     v_closed integer;
     v_queue integer[];
@@ -71,9 +77,12 @@ begin
                 else coalesce(nullif(q.lock_duration, 0), r_lease_ms[c_request[c.n]]) * 1000 end as new_until,
             q.delayed_processing,
             q.window_buffer, q.paused or g.paused as paused,
+            (q.max_in_flight_per_partition > 0 or g.max_in_flight_per_partition > 0
+                or q.rate_limit_per_partition > 0 or g.rate_limit_per_partition > 0) as bounded,
             k.lease is null and not k.irregular and k.probe = 0 and k.settled = '{}' and k.cursor >= p.floor
                 and k.cursor >= p.special and q.ttl = 0 and q.delayed_processing = 0 and q.window_buffer = 0
-                and not q.drop_settled as plain
+                and not q.drop_settled and not (q.max_in_flight_per_partition > 0 or g.max_in_flight_per_partition > 0
+                    or q.rate_limit_per_partition > 0 or g.rate_limit_per_partition > 0) as plain
         from unnest(c_grp, c_partition) with ordinality as c(grp, partition, n)
         join hark.positions k on k.grp = c.grp and k.partition = c.partition
         left join hark.partitions p on p.id = k.partition
@@ -104,6 +113,10 @@ begin
                 v_closed := n;
             end if;
         end loop;
+        if s.bounded then
+            select x.o_most, x.o_rate, x.o_tokens, x.o_left, x.o_due into h_most, h_rate, h_tokens, h_left, h_due
+            from hark.room_in_v1(v_now, s.grp, s.partition) x;
+        end if;
         if v_left[r] <= 0 or v_room[r] <= 0 or v_bytes[r] >= p_max_bytes then
             status := 8;
         elsif s.queue is null then
@@ -118,6 +131,11 @@ begin
         elsif v_allowed <= 0 then
             status := case when v_limits.o_rate[v_closed] then 9 else 10 end;
             due := v_limits.o_due[v_closed];
+        elsif s.bounded and h_left <= 0 and (s.cursor < s.tail or exists (
+            select 1 from hark.requeued f where f.grp = s.grp and f.partition = s.partition))
+        then
+            status := 11;
+            due := h_due;
         elsif s.plain then
             v_number := least(s.tail - s.cursor, v_allowed);
             v_at_once[s.n] := r_auto_ack[r] and not exists (
@@ -148,12 +166,19 @@ begin
                 perform hark.expire_position_v1(s.grp, s.partition, hark.time_v1(p_now));
                 v_durable := true;
             end if;
+            if s.bounded then
+                v_allowed := least(v_allowed, h_left, case when not r_auto_ack[r] then h_most end);
+            end if;
             select t.* into status, due, v_number, more, offsets, created_ats, transaction_ids, payloads, attempts,
                 options
             from hark.take_v1(v_now, s.grp, s.partition, s.queue, s.floor, s.tail, s.last_created, s.ttl,
                 s.delayed_processing, s.window_buffer, v_allowed, p_max_bytes - v_bytes[r], r_lease[r],
                 least(v_until[r], s.new_until), r_auto_ack[r]) t;
             if status = 0 then
+                if s.bounded and h_rate is not null then
+                    update hark.positions k set tokens = h_tokens - v_number, tokens_at = v_now
+                    where k.grp = s.grp and k.partition = s.partition;
+                end if;
                 v_at_once[s.n] := r_auto_ack[r] and not hark.has_sealed_v1(options);
                 v_uneven := v_uneven or coalesce(v_until[r] > s.new_until, false);
                 v_until[r] := least(v_until[r], s.new_until);

@@ -29,6 +29,9 @@ begin
         dead_letter_retention_seconds = p_options.dead_letter_retention_seconds,
         encryption_enabled = p_options.encryption_enabled, schedule = p_options.schedule,
         max_in_flight = p_options.max_in_flight, rate_limit = p_options.rate_limit, rate_burst = p_options.rate_burst,
+        max_in_flight_per_partition = p_options.max_in_flight_per_partition,
+        rate_limit_per_partition = p_options.rate_limit_per_partition,
+        rate_burst_per_partition = p_options.rate_burst_per_partition,
         drop_settled = p_options.drop_settled, lock_duration = p_options.lock_duration,
         changed_bucket = hark.bucket_v1(v_now)
     from hark.queues before

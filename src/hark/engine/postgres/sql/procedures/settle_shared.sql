@@ -115,6 +115,11 @@ begin
             end loop;
         end loop;
     end if;
+    if true = any (v_settled) then
+        for e in select * from hark.room_made_v1(p_now, t_grp, t_partition, v_settled, i_position, o_holders) loop
+            o_counts[e.n] := greatest(o_counts[e.n], e.number);
+        end loop;
+    end if;
     select array_agg(coalesce(o.released, w.released) order by w.n) into o_released
     from unnest(o_released) with ordinality as w(released, n)
     left join (

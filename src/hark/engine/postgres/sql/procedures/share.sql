@@ -8,7 +8,8 @@
 -- Answers a row for each request and candidate that it took from (status 0), and then for each candidate a row without
 -- a request on what is left there: 0 as many of each priority as `ready` says, of which only the first are counted;
 -- 1 nothing, 2 all is leased until `due`, 4 nothing until `due`, 5 window buffer until `due`; 3 locked by another call,
--- 6 paused, 7 there is no such thing, 9 the rate allows nothing until `due`, 10 too many are in flight.
+-- 6 paused, 7 there is no such thing, 9 the rate allows nothing until `due`, 10 too many are in flight, 11 the rate of
+-- the partition allows nothing until `due`, 12 too many of the partition are in flight, and the first lease ends at `due`.
 create or replace function hark.share_v1(
     p_now bigint,
     r_pool integer[], r_batch integer[], r_partitions integer[], r_lease uuid[], r_until bigint[], r_auto_ack boolean[],
@@ -36,6 +37,11 @@ declare
     k_first integer[] := v_none;
     k_last integer[] := v_none;
     k_listed hark.listed[];
+    -- What the limits of its partition allow (room_in_v1).
+    k_free bigint[] := array_fill(null::bigint, array[cardinality(c_pool)]);
+    k_rate_left bigint[] := array_fill(null::bigint, array[cardinality(c_pool)]);
+    k_rate double precision[] := array_fill(null::double precision, array[cardinality(c_pool)]);
+    k_tokens double precision[] := array_fill(null::double precision, array[cardinality(c_pool)]);
     -- What was listed, all candidates behind each other.
     f_candidate integer[] := '{}';
     f_offset bigint[] := '{}';
@@ -76,11 +82,15 @@ begin
             f_used := f_used || o.used;
             f_size := f_size || o.sizes;
             k_last[c] := cardinality(f_offset);
+            k_free[c] := o.free;
+            k_rate_left[c] := o.rate_left;
+            k_rate[c] := o.rate;
+            k_tokens[c] := o.tokens;
         end if;
     end loop;
     select * into v_plan from hark.plan_v1(r_pool, r_batch, r_partitions, r_auto_ack, c_pool, c_grp, k_queue,
         k_status, k_first, k_last, f_lane, f_size, v_limits.o_queues, v_limits.o_grps, v_limits.o_left,
-        v_limits.o_rate, p_max_bytes);
+        v_limits.o_rate, k_free, k_rate_left, p_max_bytes);
     if not v_durable then
         -- A lease may be lost in a crash: the message is delivered again.
         perform set_config('synchronous_commit', 'off', true);
@@ -100,6 +110,11 @@ begin
         perform hark.pass_v1(v_now, k_listed[c], f_offset[k_first[c]:k_last[c]], f_lane[k_first[c]:k_last[c]],
             f_due[k_first[c]:k_last[c]], f_source[k_first[c]:k_last[c]], v_plan.o_next[c] - k_first[c]);
     end loop;
+    if true = any (select x is not null from unnest(k_rate) x) then
+        update hark.positions k set tokens = w.tokens - w.used, tokens_at = v_now
+        from unnest(c_grp, c_partition, k_tokens, v_plan.o_used) as w(grp, partition, tokens, used)
+        where w.tokens is not null and w.used > 0 and k.grp = w.grp and k.partition = w.partition;
+    end if;
     select array_agg(least(u.until, x.until) order by u.n) into v_until
     from unnest(r_until, r_lease_ms) with ordinality as u(until, lease_ms, n)
     left join lateral (
@@ -148,6 +163,10 @@ begin
         request := null; candidate := c; status := v_plan.o_status[c]; due := k_due[c]; ready := null;
         if status in (9, 10) then
             due := v_limits.o_due[v_plan.o_limit[c]];
+        elsif status = 11 then
+            due := hark.next_token_v1(v_now, k_tokens[c] - v_plan.o_used[c], k_rate[c]);
+        elsif status = 12 then
+            due := coalesce(hark.lease_end_v1(c_grp[c], c_partition[c]), v_now + 1000000);
         elsif status = 0 and (v_plan.o_next[c] <= k_last[c] or due <= v_now) then
             ready := hark.lane_counts_v1(f_lane[v_plan.o_next[c]:k_last[c]]);
         elsif status = 0 then
@@ -197,7 +216,7 @@ $$;
 create or replace function hark.load_v1(p_now bigint, p_grp integer, p_partition bigint, p_wanted integer,
     out status smallint, out due bigint, out expired boolean, out listed hark.listed,
     out offsets bigint[], out lanes smallint[], out due_times bigint[], out sources smallint[], out used integer[],
-    out sizes bigint[]
+    out sizes bigint[], out free bigint, out rate_left bigint, out rate double precision, out tokens double precision
 )
 language plpgsql as $$
 declare
@@ -205,7 +224,9 @@ declare
 begin
     expired := false;
     select k as position, p as partition, q.id as queue, q.ttl, q.lease_time, q.lock_duration, q.delayed_processing,
-        q.window_buffer, q.paused or g.paused as paused
+        q.window_buffer, q.paused or g.paused as paused,
+        (q.max_in_flight_per_partition > 0 or g.max_in_flight_per_partition > 0
+            or q.rate_limit_per_partition > 0 or g.rate_limit_per_partition > 0) as bounded
     into s
     from hark.positions k
     left join hark.partitions p on p.id = k.partition
@@ -234,6 +255,10 @@ begin
             status := 5;
             return;
         end if;
+    end if;
+    if s.bounded then
+        select x.o_free, x.o_left, x.o_rate, x.o_tokens into free, rate_left, rate, tokens
+        from hark.room_in_v1(p_now, p_grp, p_partition) x;
     end if;
     status := 0;
     listed.before := s.position;
@@ -310,20 +335,23 @@ end $$;
 -- Who takes what: requests are served one after the other, each from the partition with the highest priority, then from
 -- the one served longest ago, as long as it has room and limits allow. o_requests has the request for each message that
 -- was listed, o_turns the order in which they came, o_next the first that is left of each candidate. o_status: the status of candidates that a limit closed,
--- which is o_limit.
+-- which is o_limit, or the limits of their partition (k_free: messages that may be in flight more, k_rate_left: messages
+-- that its rate allows). o_used: how many messages were taken of each candidate.
 create or replace function hark.plan_v1(
     r_pool integer[], r_batch integer[], r_partitions integer[], r_auto_ack boolean[],
     c_pool integer[], c_grp integer[],
     k_queue integer[], k_status smallint[], k_first integer[], k_last integer[], f_lane smallint[], f_size bigint[],
-    l_queue integer[], l_grp integer[], l_left bigint[], l_rate boolean[], p_max_bytes bigint,
+    l_queue integer[], l_grp integer[], l_left bigint[], l_rate boolean[], k_free bigint[], k_rate_left bigint[],
+    p_max_bytes bigint,
     out o_requests integer[], out o_turns integer[], out o_next integer[], out o_status smallint[],
-    out o_limit integer[], out o_spent bigint[]
+    out o_limit integer[], out o_spent bigint[], out o_used integer[]
 )
 language plpgsql as $$
 declare
     v_tops integer[] := array_fill(0, array[cardinality(c_pool)]);
     v_turns integer[] := array_fill(0, array[cardinality(c_pool)]);
     v_takers integer[] := array_fill(0, array[cardinality(c_pool)]);
+    v_leased integer[] := array_fill(0, array[cardinality(c_pool)]);
     v_alone boolean := cardinality(c_pool) = 1;
     v_turn integer := 0;
     v_left integer;
@@ -338,6 +366,7 @@ begin
     o_turns := o_requests;
     o_next := k_first; o_status := k_status;
     o_limit := array_fill(0, array[cardinality(c_pool)]);
+    o_used := o_limit;
     o_spent := array_fill(0::bigint, array[coalesce(cardinality(l_queue), 0)]);
     for c in 1..cardinality(c_pool) loop
         v_tops[c] := hark.top_v1(f_lane, k_first[c], k_last[c]);
@@ -369,6 +398,12 @@ begin
                 o_status[v_best] := case when l_rate[o_limit[v_best]] then 9 else 10 end;
                 continue;
             end if;
+            if k_free[v_best] - v_leased[v_best] <= 0 or k_rate_left[v_best] - o_used[v_best] <= 0 then
+                o_status[v_best] := case when k_free[v_best] - v_leased[v_best] <= 0 then 12 else 11 end;
+                continue;
+            end if;
+            v_share := least(v_share, k_rate_left[v_best] - o_used[v_best],
+                case when not r_auto_ack[r] then k_free[v_best] - v_leased[v_best] end);
             if v_all >= p_max_bytes then
                 v_share := hark.fitting_v1(f_size[o_next[v_best]:o_next[v_best] + v_share - 1],
                     p_max_bytes - greatest(v_own, v_bytes));
@@ -379,6 +414,10 @@ begin
             v_turn := v_turn + 1;
             o_turns[o_next[v_best]:o_next[v_best] + v_share - 1] := array_fill(v_turn, array[v_share]);
             o_next[v_best] := o_next[v_best] + v_share;
+            o_used[v_best] := o_used[v_best] + v_share;
+            if not r_auto_ack[r] then
+                v_leased[v_best] := v_leased[v_best] + v_share;
+            end if;
             v_turns[v_best] := v_turn;
             v_takers[v_best] := r;
             if not v_alone then
@@ -393,6 +432,12 @@ begin
             v_left := v_left - v_share;
             v_room := v_room - 1;
         end loop;
+    end loop;
+    for c in 1..cardinality(c_pool) loop
+        if o_status[c] = 0 and o_next[c] <= k_last[c] then
+            o_status[c] := case when k_free[c] - v_leased[c] <= 0 then 12 when k_rate_left[c] - o_used[c] <= 0 then 11
+                else 0 end;
+        end if;
     end loop;
 end $$;
 

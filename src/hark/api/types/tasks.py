@@ -1,4 +1,4 @@
-"""Schedules, and their runs."""
+"""Tasks: their states, flows of them, and schedules."""
 
 from __future__ import annotations
 
@@ -6,8 +6,95 @@ from datetime import datetime
 from typing import Annotated, Literal
 
 import msgspec
+from msgspec import UnsetType
 
 from hark.api.types import Answer, Body, Page, SuccessWith, renamed
+from hark.model.messages import DEFAULT_PARTITION
+
+
+class TaskStatus(Answer, omit_defaults=True):
+    """The state of a task, with its result if it is done and one was stored."""
+
+    state: Literal["pending", "scheduled", "running", "done", "failed", "cancelled"]
+    result: msgspec.Raw | UnsetType = msgspec.UNSET
+    error: str | None = None
+    """Error text and traceback of the last attempt that failed."""
+    attempts: int = 0
+    progress: float | None = None
+    """From 0 to 1."""
+    note: str | None = None
+
+
+class ProgressBody(Body, forbid_unknown_fields=True):
+    """The progress of a running task."""
+
+    lease_id: str
+    progress: float | None = None
+    note: str | None = None
+
+
+# Flows ------------------------------------------------------------------------------------------------------
+
+
+class FlowNode(Body, forbid_unknown_fields=True):
+    """A step of a flow, which is one task; or a group of steps that run side by side."""
+
+    queue: str = ""
+    partition: str = DEFAULT_PARTITION
+    payload: msgspec.Raw | UnsetType = msgspec.UNSET
+    takes_result: bool = True
+    priority: int | None = None
+    delay: int | None = None
+    backoff_schedule: list[int] | None = None
+    ttl: int | None = None
+    group: list[list[FlowNode]] | None = None
+    """The members of a group, each with its steps. The other fields are those of a step."""
+
+
+class FlowBody(Body, forbid_unknown_fields=True):
+    """The steps of a flow, in order."""
+
+    steps: list[FlowNode]
+    id: str | None = None
+    result_ttl: int | None = None
+
+
+class PushedFlow(Answer):
+    """A flow that is stored."""
+
+    status: Literal["queued", "duplicate"]
+    id: str
+    queue: str
+
+
+class FlowStep(Answer, omit_defaults=True):
+    """The state of one step of a flow."""
+
+    path: str
+    task: str
+    queue: str
+    state: Literal["waiting", "pending", "scheduled", "running", "done", "failed", "cancelled"]
+    """`waiting`: the steps before it are not done."""
+    error: str | None = None
+    attempts: int = 0
+    progress: float | None = None
+    note: str | None = None
+    message_id: str | None = None
+    partition_id: str | None = None
+
+
+class FlowStatus(Answer, omit_defaults=True):
+    """The state of a flow and of its steps."""
+
+    id: str
+    queue: str
+    state: Literal["pending", "running", "done", "failed", "cancelled"]
+    result: msgspec.Raw | UnsetType = msgspec.UNSET
+    error: str | None = None
+    steps: tuple[FlowStep, ...] = ()
+
+
+# Schedules --------------------------------------------------------------------------------------------------
 
 Overlap = Literal["allow", "skip"]
 CatchUp = Literal["none", "latest", "all"]
