@@ -178,7 +178,7 @@ class UniquePushes:
         """By key, the messages that still hold it, as the outcome of a push that is a duplicate of them."""
         records = {entry.key: _decode(entry.value) for entry in entries}
         ids: dict[model.Key, str | None] = {}
-        for first in range(0, len(entries), STEP):  # Together, but not so many that other calls wait for them.
+        for first in range(0, len(entries), STEP):  # Few at a time: other calls must not wait for them.
             part = entries[first : first + STEP]
             found = await asyncio.gather(*(self._message_id(entry, records[entry.key]) for entry in part))
             ids |= zip((entry.key for entry in part), found, strict=True)
