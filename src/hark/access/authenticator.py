@@ -6,20 +6,9 @@ import logging
 from collections.abc import Mapping
 from typing import Protocol
 
+from hark.access import tokens
 from hark.access.jwts import Key, Verified, key_files, read_keys, verify
-from hark.access.tokens import (
-    PREFIX,
-    UNRESTRICTED,
-    Identity,
-    Look,
-    Token,
-    TokenFile,
-    look_at,
-    matches,
-    microseconds,
-    split,
-    tokens_path,
-)
+from hark.access.tokens import UNRESTRICTED, Identity, Look, Token, TokenFile
 from hark.clock import SECOND, Clock
 from hark.errors import HarkError, Unauthorized
 from hark.settings import Settings
@@ -68,7 +57,7 @@ class Authenticator:
         auth = settings.auth
         self._auth = auth
         self._clock = clock
-        self._file = TokenFile(tokens_path(settings))
+        self._file = TokenFile(tokens.tokens_path(settings))
         self._key_files = key_files(auth) if auth.jwt_enabled else ()
         # The state is taken before the files are read, so that a change in between is detected at the next check.
         self._looks = self._look()
@@ -110,7 +99,7 @@ class Authenticator:
         return self._verify(credential, now) if self._enabled else UNRESTRICTED
 
     def _verify(self, credential: str, now: int) -> Identity:
-        if credential.startswith(PREFIX):
+        if credential.startswith(tokens.PREFIX):
             known = self._by_token(credential, now)
         elif self._auth.jwt_enabled:
             known = verify(credential, self._keys, self._auth)
@@ -123,17 +112,19 @@ class Authenticator:
         return known.identity
 
     def _by_token(self, text: str, now: int) -> Verified:
-        parts = split(text)
+        parts = tokens.split(text)
         if parts is None:
             raise Unauthorized(
                 "the token is incomplete: expected hark_<id>_<secret>, as `hark token create` printed it"
             )
         token = self._tokens.get(parts[0])
-        if not matches(token, parts[1]) or token is None:
+        if not tokens.matches(token, parts[1]) or token is None:
             raise Unauthorized("the token is unknown or was revoked; `hark token list` shows the valid tokens")
         if token.has_expired(now):
             raise Unauthorized(f"the token {token.id} has expired; create a new one with: hark token create NAME")
-        return Verified(token.identity, _FOR_EVER if token.expires_at is None else microseconds(token.expires_at))
+        return Verified(
+            token.identity, _FOR_EVER if token.expires_at is None else tokens.microseconds(token.expires_at)
+        )
 
     def reload(self) -> None:
         """Read all files again, changed or not."""
@@ -143,7 +134,7 @@ class Authenticator:
     # Files ------------------------------------------------------------------------------------------------------
 
     def _look(self) -> tuple[Look, ...]:
-        return look_at(self._file.path), *map(look_at, self._key_files)
+        return tokens.look_at(self._file.path), *map(tokens.look_at, self._key_files)
 
     def _look_again(self, now: int) -> None:
         """Read changed files again, and clear the cache of verified tokens."""
@@ -162,12 +153,12 @@ class Authenticator:
 
     def _read_tokens(self) -> Mapping[str, Token]:
         try:
-            tokens = self._file.read()
+            found = self._file.read()
         except HarkError as error:
             log.error("all API tokens are rejected until the file is repaired: %s", error)
             return {}
-        log.info("read %d tokens from %s", len(tokens), self._file.path)
-        return tokens
+        log.info("read %d tokens from %s", len(found), self._file.path)
+        return found
 
     def _read_keys(self) -> tuple[Key, ...]:
         try:

@@ -11,17 +11,8 @@ import msgspec
 from hark.api import operations, types
 from hark.api.types.delivery import PushItem
 from hark.api.types.tasks import ScheduleBody
-from hark.broker.schedule_state import (
-    MAX_NAME_BYTES,
-    CatchUp,
-    Overlap,
-    Run,
-    Schedule,
-    Spec,
-    Timing,
-    check_cron,
-    check_zone,
-)
+from hark.broker import schedule_state
+from hark.broker.schedule_state import Run, Schedule, Spec
 from hark.broker.schedules import MayUse, not_found
 from hark.clock import SECOND
 from hark.errors import Forbidden, InvalidInput
@@ -64,7 +55,7 @@ def read_seconds(value: str | float, field: str, least: float, most: float, exam
     )
 
 
-def _timing(body: ScheduleBody) -> Timing:
+def _timing(body: ScheduleBody) -> schedule_state.Timing:
     if (body.cron is None) == (body.every is None):
         given = "both" if body.cron is not None else "neither"
         raise InvalidInput(f"cron, every: expected exactly one of them, such as every: '5m', got {given}")
@@ -73,8 +64,12 @@ def _timing(body: ScheduleBody) -> Timing:
     start_at = None if body.start_at is None else parse_time(body.start_at, "startAt")
     if body.cron is None:
         assert body.every is not None
-        return Timing(every=read_seconds(body.every, "every", 1, _MAX_SECONDS, "90s"), start_at=start_at)
-    return Timing(cron=check_cron(body.cron), timezone=check_zone(body.timezone or "UTC"), start_at=start_at)
+        return schedule_state.Timing(every=read_seconds(body.every, "every", 1, _MAX_SECONDS, "90s"), start_at=start_at)
+    return schedule_state.Timing(
+        cron=schedule_state.check_cron(body.cron),
+        timezone=schedule_state.check_zone(body.timezone or "UTC"),
+        start_at=start_at,
+    )
 
 
 def _spec(call: Call, body: ScheduleBody) -> Spec:
@@ -98,8 +93,8 @@ def _spec(call: Call, body: ScheduleBody) -> Spec:
         timing=timing,
         message=message,
         jitter=0 if body.jitter is None else read_seconds(body.jitter, "jitter", 0, _MAX_JITTER, "30s"),
-        overlap=_choice(body.overlap or "allow", Overlap, "overlap"),
-        catch_up=_choice(body.catch_up or "latest", CatchUp, "catchUp"),
+        overlap=_choice(body.overlap or "allow", schedule_state.Overlap, "overlap"),
+        catch_up=_choice(body.catch_up or "latest", schedule_state.CatchUp, "catchUp"),
     )
 
 
@@ -200,8 +195,8 @@ async def delete_schedule(call: Call) -> types.SuccessWith[str]:
 
 def _name(call: Call) -> str:
     name = call.name("schedule")
-    if len(name.encode()) > MAX_NAME_BYTES:
-        raise InvalidInput(f"schedule: the name must be at most {MAX_NAME_BYTES} bytes of UTF-8")
+    if len(name.encode()) > schedule_state.MAX_NAME_BYTES:
+        raise InvalidInput(f"schedule: the name must be at most {schedule_state.MAX_NAME_BYTES} bytes of UTF-8")
     return name
 
 
