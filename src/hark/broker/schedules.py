@@ -83,7 +83,7 @@ class Schedules:
         self._polls = engine.shared and not engine.follows
         self._task: asyncio.Task[None] | None = None
         self._partitions: dict[tuple[str, str], str] = {}
-        self._held: Counter[str] = Counter()
+        self._changing: Counter[str] = Counter()
         self.counts: Counter[str] = Counter({"runs": 0, "overlap": 0, "missed": 0, "failures": 0})
         """Runs, skipped due times by reason, and failures, of this server."""
 
@@ -248,13 +248,13 @@ class Schedules:
     @contextmanager
     def _tries(self, name: str) -> Iterator[range]:
         """Attempts to change a schedule. This server does not run it meanwhile, because each run refuses a change."""
-        self._held[name] += 1
+        self._changing[name] += 1
         try:
             yield range(_TRIES)
         finally:
-            self._held[name] -= 1
-            if not self._held[name]:
-                del self._held[name]
+            self._changing[name] -= 1
+            if not self._changing[name]:
+                del self._changing[name]
                 self._rang.set()
 
     async def _write(
@@ -406,7 +406,7 @@ class Schedules:
     async def _fetch_due(self, limit: int) -> Sequence[KeyEntry]:
         """The first keys of due times, without those of schedules that callers change."""
         keys = await self._keys.fetch_range(KeyRange(prefix=DUE, limit=limit))
-        return [entry for entry in keys if entry.key[3] not in self._held]
+        return [entry for entry in keys if entry.key[3] not in self._changing]
 
     async def _step(self, due: KeyEntry, entry: KeyEntry | None, now: int) -> None:
         """Run one due time of a schedule, or record why that failed."""
