@@ -62,6 +62,11 @@ async def test_what_is_set_is_read_by_position(engine: Engine) -> None:
     assert await engine.read_keys([]) == []
 
 
+async def test_of_a_key_that_is_set_twice_in_one_write_the_last_value_counts(engine: Engine) -> None:
+    await write(engine, set_to(("b",), 1), set_to(A, 1), set_to(A, 2), set_to(("b",), 0))
+    assert [await value(engine, key) for key in (A, ("b",))] == [2, 0]
+
+
 async def test_keys_that_look_alike_are_different(engine: Engine) -> None:
     await put(engine, (1,), ("1",), (True,), ("true",))
     assert [await value(engine, key) for key in ((1,), ("1",), (True,), ("true",))] == [[1], ["1"], [True], ["true"]]
