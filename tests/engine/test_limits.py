@@ -477,3 +477,14 @@ async def test_a_pop_passes_by_many_partitions_at_their_limit(q: Driver, either:
     assert payloads(await either.take(1000, partitions=3)) == ["free"]
     clock.advance(2)
     assert len(await either.take(1000, partitions=100)) == 50
+
+
+async def test_a_pop_ends_at_partitions_with_limits_whose_messages_are_not_due(
+    q: Driver, either: Workers, clock: FakeClock
+) -> None:
+    await q.configure("orders", max_in_flight_per_partition=2, rate_limit_per_partition=1)
+    await q.push_messages(message("orders", "p1", 1, delay_ms=3000), message("orders", "p2", 2, delay_ms=4000))
+    empty = await either.take(4, partitions=2)
+    assert (len(empty), empty.look_again_at) == (0, clock.now() + 3 * SECOND)
+    clock.advance(3)
+    assert payloads(await either.take(4, "p1")) == [1]

@@ -11,7 +11,7 @@ import msgspec
 from hark.clock import SECOND
 from hark.engine.core.handout import Picker
 from hark.engine.core.keyvalue import KeyBook
-from hark.engine.core.limits import Bounds
+from hark.engine.core.limits import Bounds, room_in
 from hark.engine.core.loader import Loader
 from hark.engine.core.ordered import Draft, OrderedPosition, save_ordered
 from hark.engine.core.position import Lease, Position, Stored
@@ -393,7 +393,8 @@ class WriteTransaction(msgspec.Struct, eq=False):
             notified = position.publish(self.now)
             if position.refresh(self.now):
                 if was_full:
-                    notified = max(notified, position.count_ready(MOST_NOTIFIED))
+                    room = room_in(position, self.now).left  # More consumers than that would be woken for nothing.
+                    notified = max(notified, position.count_ready(min(room, MOST_NOTIFIED)))
             elif group.each is not None:
                 notified = int(group.must_learn(partition.id, self.now))
             if notified:
