@@ -118,7 +118,7 @@ async def _standings(engine: Engine, queue: str, group: model.GroupStats) -> dic
     """By partition, the first offset with an unsettled message of a group. Settled partitions are left out."""
     standings = {}
     for position in await engine.position_stats(group.group, queue, limit=_ALL):
-        if position.lag or position.scheduled:
+        if position.oldest_unsettled is not None:
             standings[position.partition] = position.cursor + 1
             if group.mode == "shared":
                 standings[position.partition] = await _first_open(engine, position)

@@ -26,7 +26,23 @@ where (:queue is null or queues.name = :queue)
   and (:queues is null or queues.name in (select value from json_each(:queues)))
   and (:group is null or groups.name = :group) and {WANTS_PARTITION}
 """
-# One row per chosen partition and group: its cursor, and its open and scheduled messages.
+# One row per leased message. Without the casts SQLite makes no index of them.
+_LEASED = """
+leased as materialized (
+    select cast(value ->> 0 as integer) as grp, cast(value ->> 1 as integer) as partition,
+        cast(value ->> 2 as integer) as offset
+    from json_each(:leased))
+"""
+# One row per partition and group in `at`: its open, scheduled and leased messages, and the lag, which is the others.
+_COUNTS = f"""
+{_LEASED},
+counted as materialized (
+    select *, {OPEN} as open, {SCHEDULED} as scheduled,
+        (select count(*) from leased where leased.grp = at.grp and leased.partition = at.partition) as leased
+    from at),
+open as materialized (select *, max(0, open - scheduled - leased) as lag from counted)
+"""
+# The same, with names, for the chosen partitions and groups.
 _OPEN = f"""
 at as materialized (
     select queues.name as queue, groups.name as group_name, partition.name as name,
@@ -36,7 +52,7 @@ at as materialized (
     cross join partitions as partition on partition.id = chosen.partition
     cross join queues on queues.id = partition.queue
     left join positions as position on position.grp = groups.id and position.partition = partition.id),
-open as materialized (select at.*, {OPEN} as open, {SCHEDULED} as scheduled from at)
+{_COUNTS}
 """
 
 _PARTITIONS = f"""
@@ -51,10 +67,10 @@ at as materialized (
     join groups on groups.queue = :queue
     left join positions as position on position.grp = groups.id and position.partition = partition.id
     where {WANTS_PARTITION}),
-open as materialized (select grp, partition, {OPEN} as open, {SCHEDULED} as scheduled from at)
+{_COUNTS}
 select partition.id, partition.name, partition.created_at, {STORED},
-    (select json_array(grp, open, scheduled) from open where open.partition = partition.id
-        order by open - scheduled desc, open desc limit 1),
+    (select json_array(open, scheduled, leased) from open where open.partition = partition.id
+        order by lag desc, open desc limit 1),
     {DELAYED},
     (select count(*) from dead_letters where dead_letters.partition = partition.id),
     (select count(*) from retries where retries.partition = partition.id and retries.attempts > 0)
@@ -79,14 +95,19 @@ _DUE = """
 and not exists (select 1 from retries where retries.grp = {grp} and retries.partition = {partition}
                 and retries.offset = message.offset and due > :now)
 """
-# Since when the first message that is not scheduled has waited. Times never decrease with the offset, so only a message
-# after a delayed one can have waited longer.
+_UNLEASED = """
+and not exists (select 1 from leased
+                where leased.grp = {grp} and leased.partition = {partition} and leased.offset = message.offset)
+"""
+# Since when the first message that is neither scheduled nor leased has waited. Times never decrease with the offset, so
+# only a message after a delayed one can have waited longer.
 _OLDEST = f"""
 (select iif(ifnull(message.deliver_at, 0) <= message.created_at, message.created_at, min(message.deliver_at, ifnull(
     (select message.created_at from messages as message
-     where {_UNSETTLED} {_DUE} and message.deliver_at is null order by message.offset limit 1), message.deliver_at)))
+     where {_UNSETTLED} {_DUE} {_UNLEASED} and message.deliver_at is null order by message.offset limit 1),
+    message.deliver_at)))
 from messages as message
-where {_UNSETTLED} {_DUE} and ifnull(message.deliver_at, 0) <= :now
+where {_UNSETTLED} {_DUE} {_UNLEASED} and ifnull(message.deliver_at, 0) <= :now
 order by message.offset limit 1)
 """
 _LEVELS = f"""
@@ -95,27 +116,27 @@ left join lanes as lane on lane.grp = {{grp}} and lane.partition = {{partition}}
 """
 # The same in a shared group: from the first message of each lane, and the outstanding messages.
 _FIRSTS = """
-select (select created_at from messages where partition = {partition}
+select (select created_at from messages as message where message.partition = {partition}
     and offset > max({cursor}, ifnull((select cursor from lanes
         where lanes.grp = {grp} and lanes.partition = {partition} and priority = 0), 0))
-    and priority = 0 and deliver_at is null and owner is null order by offset limit 1) as time
+    and priority = 0 and deliver_at is null and owner is null {unleased} order by offset limit 1) as time
 union all
 select min(created_at) from outstanding
-cross join messages on messages.partition = outstanding.partition and messages.offset = outstanding.offset
-where outstanding.grp = {grp} and outstanding.partition = {partition} and available_at <= {until}
+cross join messages as message on message.partition = outstanding.partition and message.offset = outstanding.offset
+where outstanding.grp = {grp} and outstanding.partition = {partition} and available_at <= {until} {unleased}
 """
 _LANES = f"""
 union all
 select (select created_at from messages as message indexed by messages_priority
     where message.partition = {{partition}} and message.priority = level.value and message.priority > 0
-      and deliver_at is null and owner is null and offset > max({{cursor}}, ifnull(lane.cursor, 0))
+      and deliver_at is null and owner is null and offset > max({{cursor}}, ifnull(lane.cursor, 0)) {{unleased}}
     order by offset limit 1)
 {_LEVELS}
 union all
 select (select {{delayed}} from messages as message indexed by messages_delayed
     where message.partition = {{partition}} and message.priority = level.value and deliver_at is not null
       and (deliver_at, offset) > (ifnull(lane.due, 0), ifnull(lane.due_offset, 0)) and offset > {{cursor}}
-      and deliver_at <= {{until}})
+      and deliver_at <= {{until}} {{unleased}})
 {_LEVELS}
 """
 _HERE = {"partition": "open.partition", "cursor": "open.cursor", "grp": "open.grp"}
@@ -129,31 +150,38 @@ def _first_shared(**named: str) -> str:
         (select min(time) from ({firsts} {lanes})), (select min(time) from ({firsts})))"""
 
 
-OLDEST_OPEN = f"""iif(open.shared, {_first_shared(delayed="min(max(created_at, deliver_at))", until=":now")},
-    {_OLDEST.format(**_HERE)})"""
-"""Since when the first message in a row of `open` that is not scheduled has waited."""
-_OLDEST_UNSETTLED_OPEN = f"""iif(open.shared, {_first_shared(delayed="min(created_at)", until=_NEVER)},
+_DUE_HERE = _first_shared(delayed="min(max(created_at, deliver_at))", until=":now", unleased=_UNLEASED.format(**_HERE))
+_OLDEST_OPEN = f"""
+iif(open.lag > 0, iif(open.shared, {_DUE_HERE}, {_OLDEST.format(**_HERE)}), null)
+"""
+_OLDEST_UNSETTLED_OPEN = f"""iif(open.shared, {_first_shared(delayed="min(created_at)", until=_NEVER, unleased="")},
     {_OLDEST_UNSETTLED.format(**_HERE)})"""
 
 _BEHIND = f"""
 with chosen as ({_CHOSEN} and queues.name not in (select value from json_each(:uncounted))), {_OPEN}
-select grp, sum(open - scheduled), sum(open > scheduled), sum(scheduled), min({OLDEST_OPEN})
+select grp, sum(lag), sum(lag > 0), sum(scheduled), min({_OLDEST_OPEN})
 from open where open > 0 group by grp
 """
 _POSITIONS = f"""
 with chosen as (
     {_CHOSEN} {{named}} order by queues.name, partition.name, groups.id limit iif(:before is null, :limit, -1)),
 {_OPEN}
-select queue, grp, group_name, partition, name, cursor, settled_at, open, scheduled, oldest,
+select queue, grp, group_name, partition, name, cursor, settled_at, lag, scheduled, oldest,
     iif(open > 0, {_OLDEST_UNSETTLED_OPEN}, null)
-from (select *, iif(open > scheduled, {OLDEST_OPEN}, null) as oldest from open) as open
+from (select *, {_OLDEST_OPEN} as oldest from open) as open
 where :before is null or oldest <= :before
 order by queue, name, grp limit :limit
 """
 _ALL_POSITIONS = _POSITIONS.format(named="")
 _NAMED_POSITIONS = _POSITIONS.format(named="and partition.name in (select value from json_each(:names))")
 _decode_limits = msgspec.json.Decoder(model.Limits).decode
-_encode_names = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder().encode
+
+
+def _moment(leases: LeaseView) -> dict[str, Value]:
+    """The time of the counts, and the messages that are leased then."""
+    leased = [(*position, offset) for position, offsets in leases.leased.items() for offset in offsets]
+    return {"now": leases.now, "leased": _encode(leased).decode()}
 
 
 def partition_stats(
@@ -166,10 +194,10 @@ def partition_stats(
 ) -> list[model.PartitionStats]:
     """A page of a queue's partitions, with counts."""
     page = []
-    for row in rows_of(connection, _PARTITIONS, queue=queue, search=search, limit=limit, offset=offset, now=leases.now):
+    named: dict[str, Value] = {"queue": queue, "search": search, "limit": limit, "offset": offset}
+    for row in rows_of(connection, _PARTITIONS, **named, **_moment(leases)):
         partition, name, created_at, total, worst, delayed, dead, failed, oldest, newest = row
-        group, open_, scheduled = (None, total, delayed) if worst is None else msgspec.json.decode(worst)
-        processing = 0 if group is None else len(leases.leased.get((group, partition), ()))
+        open_, scheduled, processing = (total, delayed, 0) if worst is None else msgspec.json.decode(worst)
         counts = counts_from(total, open_, scheduled, processing, failed, dead)
         page.append(
             model.PartitionStats(
@@ -215,12 +243,12 @@ def position_stats(
         "group": group,
         "before": None if min_lag_seconds is None else leases.now - min_lag_seconds * SECOND,
         "limit": limit,
-        "names": None if partitions is None else _encode_names(partitions).decode(),
-        "queues": None if queues is None else _encode_names(queues).decode(),
-        "now": leases.now,
+        "names": None if partitions is None else _encode(partitions).decode(),
+        "queues": None if queues is None else _encode(queues).decode(),
+        **_moment(leases),
     }
     for row in rows_of(connection, sql, **named):
-        queue_name, group_id, group_name, partition, name, cursor, settled_at, open_, scheduled, oldest, first = row
+        queue_name, group_id, group_name, partition, name, cursor, settled_at, lag, scheduled, oldest, first = row
         lease = leases.leases.get((group_id, partition))
         stats.append(
             model.PositionStats(
@@ -229,7 +257,7 @@ def position_stats(
                 partition=name,
                 partition_id=leases.codec.encode(partition, 0),
                 cursor=cursor,
-                lag=open_ - scheduled,
+                lag=lag,
                 oldest_waiting=oldest,
                 scheduled=scheduled,
                 oldest_unsettled=first,
@@ -253,9 +281,9 @@ def group_stats(
     named: dict[str, Value] = {
         "queue": queue,
         "group": group,
-        "queues": None if queues is None else _encode_names(queues).decode(),
-        "uncounted": _encode_names(uncounted).decode(),
-        "now": leases.now,
+        "queues": None if queues is None else _encode(queues).decode(),
+        "uncounted": _encode(uncounted).decode(),
+        **_moment(leases),
     }
     totals: dict[int, tuple[int, int, int, int | None]] = {
         row[0]: tuple(row[1:]) for row in rows_of(connection, _BEHIND, **named)
@@ -301,25 +329,27 @@ _CONDITIONS = {
 # Cross joins, so that the planner starts with the page whatever the sizes of the tables.
 _PAGE = f"""
 with page as materialized (select * from queues where {{where}} order by {{order}} limit :limit offset :offset),
-counted as materialized (select * from page where name not in (select value from json_each(:uncounted))),
+wanted as materialized (select * from page where name not in (select value from json_each(:uncounted))),
 at as materialized (
     select queues.id as queue, {POSITION}
-    from counted as queues
+    from wanted as queues
     cross join groups on groups.queue = queues.name
     cross join partitions as partition on partition.queue = queues.id
     left join positions as position on position.grp = groups.id and position.partition = partition.id
     where {WANTS_PARTITION}),
-open as materialized (
-    select queue, grp, sum({OPEN}) as open, sum({SCHEDULED}) as scheduled from at group by queue, grp),
-worst as (
-    select *, row_number() over (partition by queue order by open - scheduled desc, open desc) as rank from open),
+{_COUNTS},
+behind as (
+    select queue, sum(open) as open, sum(scheduled) as scheduled, sum(leased) as leased, sum(lag) as lag
+    from open group by queue, grp),
+worst as (select *, row_number() over (partition by queue order by lag desc, open desc) as rank from behind),
 sizes as materialized (
     select partition.queue as queue, count(*) as partitions, sum({STORED}) as total,
-        iif(exists (select 1 from groups where groups.queue = counted.name), 0, sum({DELAYED})) as delayed
-    from counted cross join partitions as partition on partition.queue = counted.id group by partition.queue)
+        iif(exists (select 1 from groups where groups.queue = wanted.name), 0, sum({DELAYED})) as delayed
+    from wanted cross join partitions as partition on partition.queue = wanted.id group by partition.queue)
 select page.uid, page.name, page.namespace, page.task, page.options, page.created_at, page.paused, page.expired,
-    page.discarded, ifnull(sizes.partitions, 0), ifnull(sizes.total, 0), worst.grp,
+    page.discarded, ifnull(sizes.partitions, 0), ifnull(sizes.total, 0),
     ifnull(worst.open, ifnull(sizes.total, 0)), ifnull(worst.scheduled, ifnull(sizes.delayed, 0)),
+    ifnull(worst.leased, 0),
     (select count(*) from dead_letters where dead_letters.queue = page.name),
     (select count(*) from groups cross join retries on retries.grp = groups.id
         where groups.queue = page.name and retries.attempts > 0)
@@ -348,17 +378,16 @@ def queue_stats(connection: apsw.Connection, leases: LeaseView, where: model.Que
     sql = _PAGE.format(where=matching, order=_ORDERS[where.sort])
     page = given | {
         "uncounted": msgspec.json.encode(list(where.uncounted)).decode(),
-        "now": leases.now,
+        **_moment(leases),
         "limit": -1 if where.limit is None else where.limit,
         "offset": where.offset,
     }
-    return model.QueuePage([_stats(leases, row) for row in connection.execute(sql, page)], total)
+    return model.QueuePage([_stats(row) for row in connection.execute(sql, page)], total)
 
 
-def _stats(leases: LeaseView, row: Sequence[Any]) -> model.QueueStats:
+def _stats(row: Sequence[Any]) -> model.QueueStats:
     uid, name, namespace, task, options, created_at, paused, expired, discarded, partitions, *rest = row
-    total, group, open_, scheduled, dead, failed = rest
-    leased = 0 if group is None else leases.messages_by_group.get(group, 0)
+    total, open_, scheduled, leased, dead, failed = rest
     return model.QueueStats(
         info=model.QueueInfo(
             id=uid,
@@ -407,16 +436,17 @@ at as materialized (
     cross join groups on groups.queue = queues.name
     left join positions as position on position.grp = groups.id and position.partition = partition.id
     where {WANTS_PARTITION}),
-open as materialized (select at.*, {OPEN} as open, {SCHEDULED} as scheduled from at)
-select queue_name, group_name, count(*), sum(open - scheduled), min(iif(open > scheduled, {OLDEST_OPEN}, null)),
-    sum(scheduled), sum(open > scheduled)
+{_COUNTS}
+select queue_name, group_name, count(*), sum(lag), min({_OLDEST_OPEN}), sum(scheduled), sum(lag > 0)
 from open group by queue, grp order by queue
 """
 
 
-def survey(connection: apsw.Connection, now: int, after: SurveyPoint = (0, ""), limit: int = 1000) -> model.Survey:
+def survey(
+    connection: apsw.Connection, leases: LeaseView, after: SurveyPoint = (0, ""), limit: int = 1000
+) -> model.Survey:
     """The stored and open messages of the partitions after a place, at most `limit` of them."""
-    named: dict[str, Value] = {"queue": after[0], "name": after[1], "limit": limit, "now": now}
+    named: dict[str, Value] = {"queue": after[0], "name": after[1], "limit": limit, **_moment(leases)}
     [(partitions, queue, name)] = rows_of(connection, _END, **named)
     stored = [model.Depth(*row) for row in rows_of(connection, _STORED, **named)]
     opened = [model.Depth(*row) for row in rows_of(connection, _SURVEY_OPEN, **named)]
