@@ -16,7 +16,7 @@ from hark.engine.core.groups import conditions
 from hark.engine.core.position import Stored
 from hark.engine.core.schema import HAS_LANES, LAST_CREATED, TAIL
 from hark.engine.core.store import NO_EXTRA, Extra, Value, extra_of, payload_of, rows_of, scalar
-from hark.engine.hints import read_bound, set_state
+from hark.engine.hints import check_page, read_bound, set_state
 from hark.ids import IdCodec
 from hark.keys import decode_key
 
@@ -34,6 +34,9 @@ _PARTITION = """
 cross join partitions as partition on partition.id = message.partition
 cross join queues on queues.id = partition.queue
 """
+# `length` of a blob reads no page of it. The size of a payload elsewhere is beside its place.
+_PAYLOAD_SIZE = "ifnull(extra ->> '$.r[2]', length(payload))"
+_COUNT_SIZES = "select count(*), ifnull(sum(size), 0) from ({sizes})"
 _ALL = f"from messages as message {_PARTITION}"
 _LEASED = f"""
 from json_each(:leased) as leased
@@ -386,14 +389,16 @@ class Browser:
         total = scalar(self._connection, f"select count(*) from dead_letters where {matching}", *values)
         payload = "payload" if where.payloads else "cast('null' as blob)"
         order = "asc" if where.oldest_first else "desc"
+        page = f"from dead_letters where {matching} order by failed_at {order}, id {order} limit ? offset ?"
+        values += [where.limit, where.offset]
+        if where.payloads:
+            sizes = f"select {_PAYLOAD_SIZE} as size {page}"
+            check_page(*rows_of(self._connection, _COUNT_SIZES.format(sizes=sizes), *values)[0])
         rows = rows_of(
             self._connection,
             f"select uid, partition, offset, transaction_id, queue, partition_name, grp, {payload}, extra, attempts,"
-            f" error, created_at, failed_at, priority from dead_letters where {matching}"
-            f" order by failed_at {order}, id {order} limit ? offset ?",
+            f" error, created_at, failed_at, priority {page}",
             *values,
-            where.limit,
-            where.offset,
         )
         return model.DeadLetters([self._dead_letter(row, where.payloads) for row in rows], int(total))
 
@@ -447,6 +452,17 @@ class Browser:
             condition = "traces.partition = ?1 and traces.offset = ?2"
             order, values = "asc", [*address]
         total = scalar(self._connection, f"select count(*) from traces where {condition} and ?2 is ?2", *values)
+        page = f"""
+            from traces
+            join messages as message on message.partition = traces.partition and message.offset = traces.offset
+            join partitions as partition on partition.id = traces.partition
+            join queues on queues.id = partition.queue
+            where {condition} and ?2 is ?2
+            order by traces.id {order} limit ?3 offset ?4
+        """
+        values += [limit, offset]
+        sizes = f"select length(traces.data) + {_PAYLOAD_SIZE} as size {page}"
+        check_page(*rows_of(self._connection, _COUNT_SIZES.format(sizes=sizes), *values)[0])
         rows = rows_of(
             self._connection,
             f"""
@@ -454,16 +470,9 @@ class Browser:
                 (select json_group_array(name) from trace_names where trace = traces.id),
                 message.transaction_id, traces.partition, traces.offset, queues.name, partition.name,
                 message.payload, message.extra
-            from traces
-            join messages as message on message.partition = traces.partition and message.offset = traces.offset
-            join partitions as partition on partition.id = traces.partition
-            join queues on queues.id = partition.queue
-            where {condition} and ?2 is ?2
-            order by traces.id {order} limit ?3 offset ?4
+            {page}
             """,
             *values,
-            limit,
-            offset,
         )
         return [self._trace(row) for row in rows], int(total)
 

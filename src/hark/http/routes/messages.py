@@ -16,7 +16,7 @@ from hark.http.checks import check_name, check_text, exact_time_of, raw_parts, t
 from hark.http.items import renew_all
 from hark.http.params import MAX_LIST, BoolParam, ChoiceParam, NameParam, TimeParam, paging
 from hark.http.responses import answer_of
-from hark.http.routing import LARGE_BODY, NO_MESSAGE, TOO_MANY, Call, Failure, bind, check_page, table
+from hark.http.routing import LARGE_BODY, NO_MESSAGE, TOO_MANY, Call, Failure, bind, table
 from hark.model import GroupView, LeaseFilter, MessageFilter, MessageView, NewTrace, QueueOptions, Trace
 from hark.model.messages import NULL_PAYLOAD, QUEUE_MODE, MessageState
 
@@ -291,7 +291,6 @@ async def list_of_message(call: Call) -> types.Single[tuple[types.messages.Trace
     page = _OF_MESSAGE.of(call.query)
     partition_id = await reached(call.identity, call.broker, call.id("partition_id"))
     traces, _ = await call.broker.traces(partition_id, call.id("transaction_id"), limit=page.limit, offset=page.offset)
-    check_page(trace.data for trace in traces)
     return types.messages.TracesOfMessage(tuple(_event(types.messages.TraceEvent, trace) for trace in traces))
 
 
@@ -299,7 +298,6 @@ async def list_by_name(call: Call) -> types.Page[types.messages.NamedTrace]:
     """List the trace events of a name. Returns a page of events of all messages, the newest first."""
     page = _BY_NAME.of(call.query)
     traces, total = await call.broker.traces(name=call.name("name"), limit=page.limit, offset=page.offset)
-    check_page(value for trace in traces for value in (trace.data, trace.payload))
     events = (
         _event(
             types.messages.NamedTrace,
