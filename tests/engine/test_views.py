@@ -349,6 +349,9 @@ async def test_rule_28_a_delayed_message_waits_since_it_is_due(q: Driver, clock:
     group = await workers.stats()
     assert (group.lag, group.scheduled, group.oldest_waiting) == (1, 0, created + 60 * SECOND)
     assert (await workers.position()).oldest_waiting == created + 60 * SECOND
+    [leased] = await workers.take()
+    await q.settle(settlement(leased, "retry"))
+    assert (await workers.stats()).oldest_waiting == created + 60 * SECOND, "also after an attempt"
 
 
 async def test_rule_28_what_is_behind_a_scheduled_message_waits(q: Driver, clock: FakeClock, mode: GroupMode) -> None:

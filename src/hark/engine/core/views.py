@@ -121,7 +121,7 @@ select (select created_at from messages as message where message.partition = {pa
         where lanes.grp = {grp} and lanes.partition = {partition} and priority = 0), 0))
     and priority = 0 and deliver_at is null and owner is null {unleased} order by offset limit 1) as time
 union all
-select min(created_at) from outstanding
+select {delayed} from outstanding
 cross join messages as message on message.partition = outstanding.partition and message.offset = outstanding.offset
 where outstanding.grp = {grp} and outstanding.partition = {partition} and available_at <= {until} {unleased}
 """
@@ -150,7 +150,9 @@ def _first_shared(**named: str) -> str:
         (select min(time) from ({firsts} {lanes})), (select min(time) from ({firsts})))"""
 
 
-_DUE_HERE = _first_shared(delayed="min(max(created_at, deliver_at))", until=":now", unleased=_UNLEASED.format(**_HERE))
+_DUE_HERE = _first_shared(
+    delayed="min(max(created_at, ifnull(deliver_at, 0)))", until=":now", unleased=_UNLEASED.format(**_HERE)
+)
 _OLDEST_OPEN = f"""
 iif(open.lag > 0, iif(open.shared, {_DUE_HERE}, {_OLDEST.format(**_HERE)}), null)
 """
