@@ -330,6 +330,20 @@ async def test_rule_28_a_message_in_flight_does_not_wait(q: Driver, engine: Engi
     assert ((await workers.stats()).lag, (await workers.stats()).oldest_waiting) == (4, start)
 
 
+async def test_a_requeued_message_behind_the_cursor_waits(q: Driver, mode: GroupMode) -> None:
+    workers = Workers(q, mode=mode)
+    await q.push("orders", "p1", 1)
+    await q.requeue(await workers.take_and_kill())
+    since = q.clock.now()
+    q.clock.advance(1)
+    await q.push("orders", "p1", 2)
+    requeued, later = await workers.take(2)
+    await q.ack(later)
+    await q.settle(settlement(requeued, "retry"))
+    stats = await workers.stats()
+    assert (stats.lag, stats.oldest_waiting) == (1, since)
+
+
 async def test_counts_are_of_the_group_with_the_most_that_waits(q: Driver, engine: Engine, mode: GroupMode) -> None:
     """Rule 28: a group that holds all messages is not behind."""
     await q.push("orders", "p1", 1, 2, 3)

@@ -110,6 +110,12 @@ from messages as message
 where {_UNSETTLED} {_DUE} {_UNLEASED} and ifnull(message.deliver_at, 0) <= :now
 order by message.offset limit 1)
 """
+# Requeued messages may be behind the cursor.
+_OLDEST_REQUEUED = f"""
+(select min(message.created_at) from requeued
+ cross join messages as message on message.partition = requeued.partition and message.offset = requeued.offset
+ where requeued.grp = {{grp}} and requeued.partition = {{partition}} {_DUE} {_UNLEASED})
+"""
 _LEVELS = f"""
 from {PRIORITIES} as level
 left join lanes as lane on lane.grp = {{grp}} and lane.partition = {{partition}} and lane.priority = level.value
@@ -154,7 +160,8 @@ _DUE_HERE = _first_shared(
     delayed="min(max(created_at, ifnull(deliver_at, 0)))", until=":now", unleased=_UNLEASED.format(**_HERE)
 )
 _OLDEST_OPEN = f"""
-iif(open.lag > 0, iif(open.shared, {_DUE_HERE}, {_OLDEST.format(**_HERE)}), null)
+iif(open.lag > 0, iif(open.shared, {_DUE_HERE}, (select min(time) from (
+    select {_OLDEST.format(**_HERE)} as time union all select {_OLDEST_REQUEUED.format(**_HERE)}))), null)
 """
 _OLDEST_UNSETTLED_OPEN = f"""iif(open.shared, {_first_shared(delayed="min(created_at)", until=_NEVER, unleased="")},
     {_OLDEST_UNSETTLED.format(**_HERE)})"""
