@@ -179,9 +179,9 @@ def test_the_backlog_of_a_queue_is_what_its_slowest_group_waits_for() -> None:
         [Depth("orders", None, 2, 10, None), Depth("orders", "slow", 2, 6, 500), Depth("orders", "fast", 2, 5, 900)],
         [Depth("orders", None, 1, 5, None), Depth("orders", "slow", 1, 3, 400, 8), Depth("quiet", None, 1, 4, 300, 1)],
     )
-    assert depths.by_queue == {"orders": QueueDepth(3, 9 - 2, 7, 400, 3, 8), "quiet": QueueDepth(1, 3, 0, 300, 0, 1)}
+    assert depths.by_queue == {"orders": QueueDepth(3, 9, 7, 400, 3, 8), "quiet": QueueDepth(1, 3, 0, 300, 0, 1)}
     assert (depths.began, depths.at) == (5, 7)
-    assert (depths.queues, depths.partitions, depths.backlog, depths.scheduled) == (2, 4, 7 + 3, 8 + 1)
+    assert (depths.queues, depths.partitions, depths.backlog, depths.scheduled) == (2, 4, 9 + 3, 8 + 1)
     assert (depths.in_flight, depths.oldest_waiting, depths.dead_letters) == (7, 300, 4)
     entries = [Depth(f"q{number:03}", None, 1, number, None) for number in range(100)]
     depths = folded(Totals(100, {}, {}), entries, most_queues=10)

@@ -14,6 +14,7 @@ import pytest
 from hark.api.types.tasks import TaskStatus
 from hark.broker import Broker
 from hark.clock import FakeClock
+from hark.engine import hints
 from hark.engine.api import Answers, Engine
 from hark.engine.sqlite import SqliteEngine
 from hark.engine.sqlite.files import backup, restore
@@ -398,6 +399,18 @@ async def test_a_handle_waits_for_the_run_of_a_requeued_dead_letter(world: World
         assert (await world.status(message_id)).progress == 0.5
         await world.settle(held.done("in the end"))
         assert (await waits).result == msgspec.Raw(b'"in the end"')
+
+
+async def test_dead_letters_that_are_too_large_together_are_requeued_one_by_one(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        await world.push(f"t{number}")
+        await world.settle(msgspec.structs.replace((await world.take()).done(state="failed", status="dlq"), error="no"))
+    letters = (await world.broker.dead_letters(DeadLetterFilter(queue="q"))).items
+    monkeypatch.setattr(hints, "CALL_BYTES", 1)
+    answers = await world.broker.tasks.requeue([letter.id for letter in letters])
+    assert [type(one) for one in answers] == [str] * 3
 
 
 async def test_requeue_of_what_is_no_task_and_of_nothing(world: World) -> None:

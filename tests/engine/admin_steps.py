@@ -169,21 +169,39 @@ class AdminSteps(ExplainSteps):
             stats = self.run(self.q.stats(queue))
             agree(f"discarded of {queue}", stats.discarded, self.model.discarded.get(queue, 0))
         for group in self.run(self.q.engine.group_stats()):
-            positions = list(self.model.positions_of(group.queue, group.group))
-            open_ = sum(len(one.todo) for one in positions)
-            agree(f"open messages of {group.group} in {group.queue}", group.lag + group.scheduled, open_)
+            waiting, scheduled = self.backlog(list(self.model.positions_of(group.queue, group.group)))
+            what = f"of {group.group} in {group.queue}"
+            agree(f"backlog {what}", (group.lag, group.scheduled), (len(waiting), len(scheduled)))
+            self.look_at_oldest(what, group.oldest_waiting, waiting)
             known = self.model.groups[group.queue, group.group]
             agree(f"pause of {group.group}", group.paused, known.paused)
             agree(f"mode of {group.group}", group.mode, known.mode)
             agree(f"limits of {group.group}", group.limits, known.limits)
             in_flight = self.model.in_flight(group.queue, group.group)
-            agree(f"in flight of {group.group} in {group.queue}", group.in_flight, len(in_flight))
+            agree(f"in flight {what}", group.in_flight, len(in_flight))
         for one in self.run(self.q.engine.position_stats()):
             key = (one.queue, one.partition, one.group)
             position = self.model.positions[key]
-            agree(f"open messages at {key}", one.lag + one.scheduled, len(position.todo))
+            waiting, scheduled = self.backlog([position])
+            agree(f"backlog at {key}", (one.lag, one.scheduled), (len(waiting), len(scheduled)))
+            self.look_at_oldest(f"at {key}", one.oldest_waiting, waiting)
             if isinstance(position, OrderedPosition):
                 self.look_at_cursor(key, position, one)
+
+    def backlog(self, positions: list[Position]) -> tuple[list[Message], list[Message]]:
+        """What waits at some positions, and what is scheduled there (rule 28): the others are in flight."""
+        now = self.q.clock.now()
+        free = [(at, one) for at in positions for one in at.todo if one not in at.in_flight()]
+        waiting = [one for at, one in free if at.not_before(one) <= now]
+        return waiting, [one for at, one in free if at.not_before(one) > now]
+
+    def look_at_oldest(self, what: str, oldest: int | None, waiting: list[Message]) -> None:
+        """Since when the first of them has waited; among delayed ones it may be another."""
+        since = [max(one.created_at, one.deliver_at) for one in waiting]
+        if oldest not in since and (oldest, since) != (None, []):
+            raise Disagreement(f"oldest {what}: {oldest}, none of {since}")
+        if all(one.deliver_at <= one.created_at for one in waiting):
+            agree(f"oldest {what}", oldest, min(since, default=None))
 
     def look_at_cursor(self, key: tuple[str, str, str], position: OrderedPosition, one: PositionStats) -> None:
         """How far an ordered group has got, and who keeps others out."""

@@ -9,8 +9,9 @@ import pytest
 from hark.broker import upkeep
 from hark.broker.upkeep import remove_dead_letters
 from hark.clock import FakeClock
+from hark.engine import hints
 from hark.engine.api import Engine
-from hark.errors import HarkError, NotFound
+from hark.errors import HarkError, InvalidInput, NotFound
 from hark.model import DeadLetterFilter, GroupMode, NewDeadLetter, NewMessage
 
 from .driver import NEVER_GIVEN, Driver, message, offsets, payloads, settlement
@@ -206,6 +207,24 @@ async def test_dead_letters_are_listed_newest_first_and_filtered(q: Driver, engi
     assert await found(DeadLetterFilter(ids=[newest.id])) == ([b"2"], 1)
     assert await found(DeadLetterFilter(ids=[newest.message_id])) == ([b"2"], 1)
     assert await found(DeadLetterFilter(ids=[NEVER_GIVEN])) == ([], 0)
+
+
+async def test_dead_letters_that_are_too_large_together_are_not_read(
+    q: Driver, workers: Workers, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await q.push("orders", "p1", *["x" * 998] * 3)
+    for leased in await workers.take(3):
+        await q.kill(leased)
+    monkeypatch.setattr(hints, "CALL_BYTES", 2000)
+    with pytest.raises(
+        InvalidInput, match="the values of this page have 3000 bytes, over the limit of 2000;"
+    ) as caught:
+        await engine.dead_letters(DeadLetterFilter())
+    assert caught.value.code == "batch_too_large"
+    assert len((await engine.dead_letters(DeadLetterFilter(payloads=False))).items) == 3
+    assert len((await engine.dead_letters(DeadLetterFilter(limit=2))).items) == 2
+    monkeypatch.setattr(hints, "CALL_BYTES", 1)
+    assert len((await engine.dead_letters(DeadLetterFilter(limit=1))).items) == 1, "one is never too large"
 
 
 async def test_dead_letters_are_found_by_what_their_error_says(q: Driver, workers: Workers, engine: Engine) -> None:

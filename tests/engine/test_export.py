@@ -8,6 +8,7 @@ import pytest
 from hark.broker.export import export_queue
 from hark.broker.sealing import SealedQueues
 from hark.clock import SECOND, FakeClock
+from hark.engine import hints
 from hark.errors import NotFound
 from hark.model import Limits, QueueOptions, QueueSpec
 from hark.model.export import DeadLetterLine, EndLine, ExportLine, GroupLine, MessageLine, PositionLine, QueueLine
@@ -139,6 +140,18 @@ async def test_dead_letters_are_exported_with_everything_from_the_oldest_failure
     assert (first.priority, first.traceparent, first.tracestate) == (1, PARENT, "vendor=1")
     assert (first.created_at, first.failed_at) == (clock.now() - SECOND, clock.now() - SECOND)
     assert lines[-1] == EndLine(messages=250, dead_letters=250)
+
+
+async def test_dead_letters_that_are_too_large_together_are_exported_one_by_one(
+    q: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = [1, 1, 1, 1000, 1000, 1, 1000, 1]
+    await q.push("orders", "p1", *("x" * size for size in sizes))
+    for leased in await q.pop("orders", group="billing", batch=10):
+        await q.kill(leased)
+    monkeypatch.setattr(hints, "CALL_BYTES", 100)
+    letters = [line for line in await exported(q) if isinstance(line, DeadLetterLine)]
+    assert [len(line.payload) - 2 for line in letters] == sizes
 
 
 async def test_a_queue_that_is_not_there_can_not_be_exported(q: Driver) -> None:

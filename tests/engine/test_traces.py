@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from hark.clock import FakeClock
+from hark.engine import hints
 from hark.engine.api import Engine
-from hark.errors import NotFound
+from hark.errors import InvalidInput, NotFound
 from hark.model import QUEUE_MODE, NewTrace, Read
 
 from .driver import NEVER_GIVEN, Driver, given, message
@@ -37,6 +40,21 @@ async def test_events_of_a_message_oldest_first_and_in_pages(q: Driver, engine: 
     await engine.trace([NewTrace(partition_id=partition, transaction_id="t1", data=b"%d" % n) for n in range(3, 5)])
     events, total = await engine.traces(partition, "t1", limit=2, offset=2)
     assert ([bytes(one.data) for one in events], total) == ([b'{"step":2}', b"3"], 5)
+
+
+async def test_events_that_are_too_large_together_are_not_read(
+    q: Driver, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = await push_one(q, "x" * 1000, "t1")
+    new = NewTrace(partition_id=partition, transaction_id="t1", data=b"1" * 100, names=("a",))
+    await engine.trace([new, new, new])
+    monkeypatch.setattr(hints, "CALL_BYTES", 2 * 1102)
+    assert len((await engine.traces(name="a", limit=2))[0]) == 2
+    too_large = "the values of this page have 3306 bytes, over the limit of 2204;"
+    with pytest.raises(InvalidInput, match=too_large):
+        await engine.traces(name="a")
+    with pytest.raises(InvalidInput, match=too_large):
+        await engine.traces(partition, "t1")
 
 
 async def test_events_of_a_name_newest_first_with_the_payload_and_names_with_counts(q: Driver, engine: Engine) -> None:

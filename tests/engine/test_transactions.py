@@ -39,7 +39,7 @@ async def test_rule_22_one_refused_settlement_undoes_everything(q: Driver, eithe
     outcome = await q.transact(*operations)
     assert (outcome.success, outcome.failed_index) == (False, position)
     assert outcome.code and outcome.error
-    assert (await either.stats()).lag == 2
+    assert await either.unsettled() == 2
     assert await q.pop("bills") == []
     assert await q.engine.queue_infos(["bills"]) == [], "not even the queue was made"
     assert await either.take() == [], "both are still held"
@@ -177,7 +177,7 @@ async def test_rule_22_required_leases_allow_settlements_of_what_they_hold_witho
     assert (outcome.success, outcome.failed_index) == (False, 0)
     own = settlement(mine[0], lease=None)
     assert (await q.transact(own, message("bills", "p1", 2), required_leases=[mine.lease])).success
-    assert (await either.stats()).lag == 1
+    assert await either.unsettled() == 1
     assert not (await q.transact(other, required_leases=[mine.lease])).success, "that lease is over"
     assert (await q.transact(other, required_leases=[theirs.lease])).success
 

@@ -178,7 +178,7 @@ async def test_group_stats_show_where_a_group_is(q: Driver, engine: Engine, cloc
     got = await q.pop("orders", "p2", group="g", batch=2)
     [group] = await engine.group_stats("g")
     assert (group.group, group.queue, group.mode, group.paused) == ("g", "orders", "ordered", False)
-    assert (group.lag, group.partitions_with_lag, group.leases, group.in_flight) == (5, 3, 1, 2)
+    assert (group.lag, group.partitions_with_lag, group.leases, group.in_flight) == (3, 2, 1, 2)
     assert group.oldest_waiting == start + 10 * SECOND
     assert (group.created_at, group.last_seen) == (clock.now(), clock.now())
     assert group.subscription.mode == "all"
@@ -186,18 +186,19 @@ async def test_group_stats_show_where_a_group_is(q: Driver, engine: Engine, cloc
     assert [one.in_flight for one in await engine.group_stats("g")] == [1]
 
 
-async def test_lag_is_what_was_not_settled(q: Driver, workers: Workers, clock: FakeClock) -> None:
-    start = clock.now()
-    await q.push("orders", "p1", 1, 2, 3, 4)
+async def test_lag_is_what_waits(q: Driver, workers: Workers, clock: FakeClock) -> None:
+    await q.push("orders", "p1", 1, 2, 3)
     clock.advance(10)
+    since = clock.now()
+    await q.push("orders", "p1", 4)
     await q.push("orders", "p2", 5, delay_ms=60_000)
     got = await workers.take(3, "p1")
     await q.ack(got[0])
     await q.kill(got[1])
     stats = await workers.stats()
-    assert (stats.mode, stats.lag, stats.scheduled, stats.partitions_with_lag) == ("shared", 2, 1, 1)
-    assert stats.oldest_waiting == start
-    assert (await workers.position("p1")).lag == 2
+    assert (stats.mode, stats.lag, stats.scheduled, stats.partitions_with_lag) == ("shared", 1, 1, 1)
+    assert stats.oldest_waiting == since
+    assert (await workers.position("p1")).lag == 1
 
 
 async def test_in_flight_counts_messages_and_leases_count_pops(q: Driver, workers: Workers, engine: Engine) -> None:
@@ -234,7 +235,7 @@ async def test_position_stats_show_a_place_in_a_partition(q: Driver, clock: Fake
     await q.ack(got[0])
     position = await q.position("orders", "p1")
     assert (position.group, position.queue, position.partition) == (QUEUE_MODE, "orders", "p1")
-    assert (position.cursor, position.lag, position.last_settled) == (1, 2, clock.now())
+    assert (position.cursor, position.lag, position.last_settled) == (1, 1, clock.now())
     assert position.oldest_waiting == clock.now() - SECOND
     assert (position.lease_id, position.lease_expires_at) == (got.lease, clock.now() + 299 * SECOND)
 
@@ -243,10 +244,10 @@ async def test_position_stats_of_those_that_lag(q: Driver, engine: Engine, mode:
     workers = Workers(q, mode=mode)
     for name in ("p1", "p2", "p3"):
         await q.push("orders", name, 1, 2)
-        await workers.take(2 if name == "p2" else 1, name, auto_ack=name != "p3")
+        await workers.take(2 if name == "p2" else 1, name, auto_ack=name == "p1")
     q.clock.advance(60)
     lagging = await engine.position_stats(group="workers", min_lag_seconds=60)
-    assert [(one.partition, one.lag) for one in lagging] == [("p1", 1), ("p3", 2)]
+    assert [(one.partition, one.lag) for one in lagging] == [("p1", 1), ("p3", 1)]
     assert await engine.position_stats(group="workers", min_lag_seconds=61) == []
 
 
@@ -300,6 +301,59 @@ async def test_rule_28_scheduled_is_not_late(q: Driver, engine: Engine, clock: F
     assert await engine.messages(MessageFilter(state="pending")) == []
 
 
+async def test_rule_28_a_message_in_flight_does_not_wait(q: Driver, engine: Engine, mode: GroupMode) -> None:
+    """Rule 28: backlog, lag and the oldest waiting message are of what could be delivered now."""
+    workers, start = Workers(q, mode=mode), q.clock.now()
+    await q.push_messages(message("orders", "p1", 1), message("orders", "p1", 2), message("orders", "p2", 3))
+    q.clock.advance(10)
+    await q.push("orders", "p1", 4, priority=3)
+    await q.push("orders", "p1", 5, delay_ms=1000)
+    q.clock.advance(10)
+    # The group reads more than the first lane; its outstanding messages are stored with the first settlement.
+    [settled] = await workers.take(1, "p2")
+    await q.ack(settled)
+    held = await workers.take(1, "p1")
+    for lag, oldest in ((3, start), (0, None)):
+        group, position = await workers.stats(), await workers.position()
+        assert (group.lag, group.partitions_with_lag, group.oldest_waiting) == (lag, int(lag > 0), oldest)
+        assert (position.lag, position.oldest_waiting) == (lag, oldest)
+        assert position.oldest_unsettled == start
+        [depth] = [one for one in (await engine.survey()).depths if one.group]
+        assert (depth.messages, depth.lagging, depth.oldest) == (lag, int(lag > 0), oldest)
+        if mode == "ordered" and lag:
+            await engine.release([held.lease])
+            held = await workers.take(4, "p1")
+        elif lag:
+            await workers.take(4, "p1")
+    assert await engine.position_stats(group="workers", min_lag_seconds=0) == []
+    q.clock.advance(300)
+    assert ((await workers.stats()).lag, (await workers.stats()).oldest_waiting) == (4, start)
+
+
+async def test_a_requeued_message_behind_the_cursor_waits(q: Driver, mode: GroupMode) -> None:
+    workers = Workers(q, mode=mode)
+    await q.push("orders", "p1", 1)
+    await q.requeue(await workers.take_and_kill())
+    since = q.clock.now()
+    q.clock.advance(1)
+    await q.push("orders", "p1", 2)
+    requeued, later = await workers.take(2)
+    await q.ack(later)
+    await q.settle(settlement(requeued, "retry"))
+    stats = await workers.stats()
+    assert (stats.lag, stats.oldest_waiting) == (1, since)
+
+
+async def test_counts_are_of_the_group_with_the_most_that_waits(q: Driver, engine: Engine, mode: GroupMode) -> None:
+    """Rule 28: a group that holds all messages is not behind."""
+    await q.push("orders", "p1", 1, 2, 3)
+    await Workers(q, group="late", mode=mode).take(1, auto_ack=True)
+    await Workers(q, group="busy", mode=mode).take(3)
+    [partition] = await engine.partition_stats("orders")
+    for counts in ((await q.stats("orders")).counts, partition.counts):
+        assert (counts.pending, counts.processing, counts.completed) == (2, 0, 1)
+
+
 async def test_rule_28_a_delayed_message_waits_since_it_is_due(q: Driver, clock: FakeClock, mode: GroupMode) -> None:
     created = clock.now()
     workers = Workers(q, mode=mode)
@@ -309,6 +363,9 @@ async def test_rule_28_a_delayed_message_waits_since_it_is_due(q: Driver, clock:
     group = await workers.stats()
     assert (group.lag, group.scheduled, group.oldest_waiting) == (1, 0, created + 60 * SECOND)
     assert (await workers.position()).oldest_waiting == created + 60 * SECOND
+    [leased] = await workers.take()
+    await q.settle(settlement(leased, "retry"))
+    assert (await workers.stats()).oldest_waiting == created + 60 * SECOND, "also after an attempt"
 
 
 async def test_rule_28_what_is_behind_a_scheduled_message_waits(q: Driver, clock: FakeClock, mode: GroupMode) -> None:

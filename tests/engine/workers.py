@@ -83,6 +83,11 @@ class Workers:
         [found] = await self.q.engine.group_stats(self.group, self.queue)
         return found
 
+    async def unsettled(self) -> int:
+        """How many messages it has yet to settle."""
+        stats = await self.stats()
+        return stats.lag + stats.scheduled + stats.in_flight
+
     async def position(self, partition: str = "p1") -> PositionStats:
         """The group's place in a partition."""
         return await self.q.position(self.queue, partition, self.group)

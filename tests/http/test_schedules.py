@@ -47,6 +47,17 @@ def test_a_schedule_is_created_shown_listed_changed_and_deleted(fresh_api: Api) 
         refusal(missing, 404, "schedule_not_found")
 
 
+def test_a_misspelt_schedule_is_not_found_and_a_similar_name_is_shown(fresh_api: Api) -> None:
+    put(fresh_api, "nightly", status=201)
+    for missing in (
+        fresh_api.get("/schedules/nigthly"),
+        fresh_api.delete("/schedules/nigthly"),
+        *(fresh_api.post(f"/schedules/nigthly/{verb}") for verb in ("pause", "resume", "run")),
+    ):
+        assert refusal(missing, 404, "schedule_not_found") == "Schedule not found; did you mean nightly?"
+    assert refusal(fresh_api.get("/schedules/zzz"), 404, "schedule_not_found") == "Schedule not found"
+
+
 @pytest.mark.parametrize(
     ("body", "text"),
     [

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -17,9 +16,9 @@ from typing import Any, cast
 
 import apsw
 import pytest
-from hypothesis import Phase, seed, settings
-from hypothesis.errors import FlakyFailure, FlakyStrategyDefinition, HypothesisException
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, run_state_machine_as_test
+from hypothesis import Phase, settings
+from hypothesis.errors import FlakyFailure
+from hypothesis.stateful import invariant, precondition
 
 from hark.broker.tallies import VERBS
 from hark.clock import FakeClock
@@ -43,7 +42,7 @@ from hark.ids import IdCodec, IdSource
 from hark.model import Hint
 from tests.engine.comparing import Disagreement
 from tests.engine.engines import EngineKind, LocalBucket, Open
-from tests.engine.searching import search
+from tests.engine.searching import explore, search
 from tests.engine.test_hints_machine import LostWakeUp, WaitingMachine
 from tests.engine.test_keys_machine import machine_of as key_machine_of
 from tests.engine.test_state_machine import machine_of
@@ -97,35 +96,6 @@ def three(_request: pytest.FixtureRequest, rate: float = 0.05, snapshot_records:
     # Of many starts the self-test would refuse a few: it has tests of its own.
     bucket = LocalBucket(lambda: Faults.by_chance(next(seeds), rate, spare="probe/"), at_once, snapshot_records)
     yield lambda clock: cast("Engine", Many([bucket.open(clock) for _ in range(3)]))
-
-
-_SEARCHES = 10
-
-
-def explore(machine: type[RuleBasedStateMachine], how: settings) -> None:
-    """Search with a machine on several engines.
-
-    Which of them knows what at a moment depends on threads, and with it which of several messages comes first. So what
-    failed does not get smaller by being tried again, and a beginning that was tried before may go on in another way:
-    Hypothesis gives up on that, and by itself it means nothing: then other beginnings are tried.
-    """
-    failures: list[Exception] = []
-
-    class Watched(machine):  # type: ignore[valid-type,misc]  # mypy wants to know which one it is.
-        def teardown(self) -> None:
-            error = sys.exc_info()[1]
-            if isinstance(error, Exception) and not isinstance(error, HypothesisException):
-                failures.append(error)
-            super().teardown()
-
-    for number in range(_SEARCHES):
-        try:
-            chosen = seed(number)(Watched) if how.derandomize else Watched
-            run_state_machine_as_test(chosen, settings=settings(how, phases=[Phase.generate]))
-            return
-        except FlakyStrategyDefinition:
-            if failures:
-                raise failures[0] from None
 
 
 EXAMPLES = int(os.environ.get("HARK_TEST_EXAMPLES", "12"))

@@ -454,6 +454,17 @@ async def test_a_page_of_partitions_or_positions_costs_the_same_beside_many_othe
         assert await steps_of(looked_at, look) <= FACTOR * with_few[name], name
 
 
+async def test_the_cost_of_a_lag_grows_with_the_messages_in_flight_and_not_with_their_square(
+    looked_at: SqliteEngine,
+) -> None:
+    costs = []
+    for queue, number in (("few", 300), ("many", 3000)):
+        await looked_at.push([[NewMessage(queue, "p", b"1") for _ in range(number + 1)]])
+        await looked_at.pop([PopRequest(queue=queue, group="g", batch=number)])
+        costs.append(await steps_of(looked_at, partial(looked_at.group_stats, queue=queue)))
+    assert costs[1] <= 20 * costs[0]
+
+
 async def test_a_page_of_completed_messages_does_not_look_at_each_dead_letter_before_them(
     looked_at: SqliteEngine,
 ) -> None:

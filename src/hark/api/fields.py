@@ -28,7 +28,7 @@ PATH_TEXTS: Mapping[str, str] = {
 
 _MAX_BATCH = "The server setting `limits.max_batch` limits the number; its default is 10000."
 _ALWAYS_NULL = "Always null, because Hark does not record it."
-_LAG = "Number of unsettled messages, without scheduled ones."
+_LAG = "Number of messages that wait: unsettled ones that are neither scheduled nor in flight."
 _CURSOR = "Offset up to which the group has settled all messages. Of a shared group: the offset where it started."
 _ALWAYS_ZERO = "Always 0, because Hark has no write buffer."
 
@@ -156,7 +156,7 @@ _FIELDS: Mapping[str, str] = {
     "oldestMessage": "Creation time of the oldest message. Null: no messages.",
     "newestMessage lastActivity": "Creation time of the newest message. Null: no messages.",
     "positions": "Positions of the consumer groups. Present only with `positions=true`.",
-    "partitionsPending partitionsWithLag": "Number of partitions with unsettled messages.",
+    "partitionsPending partitionsWithLag": "Number of partitions with messages that wait.",
     "conflation": "Always false, because Hark does not support conflation.",
     "effectivePending": "The same as `pending`.",
     "deleted": "Whether the queue was deleted. Always true.",
@@ -167,7 +167,7 @@ _FIELDS: Mapping[str, str] = {
     "members": "Number of leases.",
     "inFlight": "Messages in flight.",
     "totalLag offsetLag offset_lag lag": _LAG,
-    "maxTimeLag timeLagSeconds": "Age of the oldest unsettled message, in seconds.",
+    "maxTimeLag timeLagSeconds": "Age of the oldest message that waits, in seconds.",
     "subscriptionMode": "Where the group started: `all`, `new` or `timestamp`.",
     "subscriptionTimestamp": "Time at which the group started. Null: it did not start at a time.",
     "subscriptionCreatedAt": "Time at which the group was created.",
@@ -292,7 +292,7 @@ _FIELDS: Mapping[str, str] = {
     "popMessages": "Messages delivered.",
     "dlqCount": "Messages dead-lettered.",
     "statsAge": "Age of the counts of large queues, in seconds. 0: all counts are current.",
-    "time": "Age of the oldest unsettled message of each group, in seconds.",
+    "time": "Age of the oldest message that waits for each group, in seconds.",
     "avg": "Mean.",
     "median": "Median.",
     "min": "Minimum.",
@@ -499,7 +499,7 @@ _SCHEMAS: Mapping[str, Mapping[str, str]] = {
         "operations": "Counts, errors and latencies of operations.",
         "queue": "Message counts of the work queue.",
     },
-    "Lag": {"offset": "Number of unsettled messages of each group."},
+    "Lag": {"offset": "Number of messages that wait for each group."},
     "ListBody": {"limit": "Maximum number of entries to return. From 1 to 1000. The default is 100."},
     "ListedDeadLetter": {"data": "Payload of the message. Null with `payloads=false`."},
     "ListedGroup MessageGroup": {"name": "Name of the consumer group."},

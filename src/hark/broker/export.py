@@ -11,7 +11,7 @@ import msgspec
 from hark import model
 from hark.broker.sealing import SealedQueues, shown_dead_letters
 from hark.engine.api import Engine
-from hark.errors import HarkError, NotFound
+from hark.errors import HarkError, InvalidInput, NotFound
 from hark.model.export import (
     FORMAT,
     DeadLetterLine,
@@ -93,7 +93,11 @@ async def _letters(engine: Engine, sealed: SealedQueues, queue: str) -> AsyncIte
             offset=seen + (where.offset if where.since == latest else 0),
             limit=max(1, min(2 * where.limit, _LETTERS, _LETTER_BYTES // size)),
         )
-        page = await shown_dead_letters(engine, sealed, where)
+        try:
+            page = await shown_dead_letters(engine, sealed, where)
+        except InvalidInput:  # These are much larger than those before.
+            where = msgspec.structs.replace(where, limit=1)
+            page = await shown_dead_letters(engine, sealed, where)
 
 
 async def _messages(
@@ -118,7 +122,7 @@ async def _standings(engine: Engine, queue: str, group: model.GroupStats) -> dic
     """By partition, the first offset with an unsettled message of a group. Settled partitions are left out."""
     standings = {}
     for position in await engine.position_stats(group.group, queue, limit=_ALL):
-        if position.lag or position.scheduled:
+        if position.oldest_unsettled is not None:
             standings[position.partition] = position.cursor + 1
             if group.mode == "shared":
                 standings[position.partition] = await _first_open(engine, position)

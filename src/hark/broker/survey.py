@@ -27,7 +27,7 @@ class QueueDepth(msgspec.Struct, frozen=True, gc=False):
     in_flight: int
     """Leased messages of all groups."""
     oldest_waiting: int | None
-    """The time since which the oldest message waits that some group has not settled and that is not scheduled."""
+    """The time since which the oldest message waits that is in the backlog of some group."""
     dead_letters: int
     scheduled: int = 0
     """Messages that are delayed or wait for a retry in the group that is furthest behind."""
@@ -37,13 +37,18 @@ class GroupDepth(msgspec.Struct, gc=False):
     """The unsettled messages of one group in a queue."""
 
     waiting: int = 0
-    """Unsettled messages that are not scheduled."""
+    """Unsettled messages that are neither scheduled nor in flight."""
     scheduled: int = 0
     lagging: int = 0
     """Partitions with waiting messages."""
     oldest: int | None = None
     """The time since which the oldest of them waits."""
     in_flight: int = 0
+
+    @property
+    def unsettled(self) -> int:
+        """All messages of the group."""
+        return self.waiting + self.scheduled + self.in_flight
 
 
 class SurveyedQueue(msgspec.Struct):
@@ -65,7 +70,7 @@ class SurveyedQueue(msgspec.Struct):
     @property
     def furthest_behind(self) -> GroupDepth | None:
         """The group with the most waiting messages; None without groups."""
-        return max(self.groups.values(), key=lambda one: (one.waiting, one.scheduled), default=None)
+        return max(self.groups.values(), key=lambda one: (one.waiting, one.unsettled), default=None)
 
 
 class Depths(msgspec.Struct, frozen=True):
@@ -139,7 +144,7 @@ class SurveyTotals:
         self._queues[queue] = found
         scheduled, backlog = found.scheduled, found.stored - found.scheduled
         if (worst := found.furthest_behind) is not None:
-            scheduled, backlog = worst.scheduled, max(0, worst.waiting - worst.in_flight)
+            scheduled, backlog = worst.scheduled, worst.waiting
         dead = self._totals.dead_letters.get(queue, 0)
         self._by_queue[queue] = QueueDepth(
             found.partitions, backlog, self._leased[queue], found.oldest, dead, scheduled
@@ -272,10 +277,10 @@ def _ready_counts(stats: QueueStats, large: Mapping[str, SurveyedQueue]) -> Queu
         partitions=found.partitions,
         counts=Counts(
             total=found.stored,
-            pending=max(0, worst.waiting - worst.in_flight),
+            pending=worst.waiting,
             scheduled=worst.scheduled,
             processing=worst.in_flight,
-            completed=max(0, found.stored - worst.waiting - worst.scheduled - dead),
+            completed=max(0, found.stored - worst.unsettled - dead),
             failed=stats.counts.failed,
             dead_letter=dead,
         ),

@@ -20,7 +20,7 @@ from hark.broker.sealing import SealedQueues
 from hark.clock import MILLISECOND, SECOND
 from hark.engine.api import Engine
 from hark.engine.keyvalue import REPEATED
-from hark.errors import HarkError, LeaseLost, NotFound
+from hark.errors import HarkError, InvalidInput, LeaseLost, NotFound
 from hark.ids import has_location, is_before, partition_id_of
 from hark.model import (
     OWN,
@@ -368,8 +368,14 @@ class Tasks:
     async def requeue(self, ids: Sequence[str]) -> list[str | HarkError]:
         """Requeue dead letters by their ids. Those who wait for a task then wait for its new run."""
         answers: list[str | HarkError] = []
-        for start in range(0, len(ids), _LETTERS_AT_ONCE):
-            answers += await self._requeue(ids[start : start + _LETTERS_AT_ONCE])
+        at_once = _LETTERS_AT_ONCE
+        while len(answers) < len(ids):
+            try:
+                answers += await self._requeue(ids[len(answers) : len(answers) + at_once])
+            except InvalidInput:  # They are too large to be read together.
+                if at_once == 1:
+                    raise
+                at_once = 1
         return answers
 
     async def _requeue(self, ids: Sequence[str]) -> list[str | HarkError]:

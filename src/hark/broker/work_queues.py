@@ -180,7 +180,7 @@ class WorkQueues:
         pending = processing = 0
         if groups := await engine.group_stats(QUEUE_MODE, queue):
             processing = groups[0].in_flight
-            pending = max(0, groups[0].lag + groups[0].scheduled - processing)
+            pending = groups[0].lag + groups[0].scheduled
         elif queues := (await engine.queue_stats(model.QueueFilter(names=[queue]))).items:
             pending = queues[0].counts.total  # No consumer has received a message yet.
         dead = await engine.dead_letters(model.DeadLetterFilter(queue=queue, group=QUEUE_MODE, limit=1))

@@ -240,8 +240,8 @@ groups = make_app(
 def list_groups(server: Server, queue: params.OnlyQueue = None) -> None:
     """List consumer groups, one row for each group and queue.
 
-    Lag is the number of unsettled messages, without scheduled ones (delayed, or waiting for a retry); "Lag (s)" is the
-    longest wait of one of them, in seconds.
+    Lag is the number of messages that wait: unsettled ones that are neither in flight nor scheduled (delayed, or
+    waiting for a retry). "Lag (s)" is the longest wait of one of them, in seconds.
     """
     table(
         server.ask(operations.LIST_GROUPS, query={"queue": queue}),
@@ -271,8 +271,8 @@ def lagging(
 ) -> None:
     """List consumer groups that lag behind, by partition.
 
-    Lag is the number of unsettled messages, without scheduled ones (delayed, or waiting for a retry); "Lag (s)" is the
-    longest wait of one of them, in seconds.
+    Lag is the number of messages that wait: unsettled ones that are neither in flight nor scheduled (delayed, or
+    waiting for a retry). "Lag (s)" is the longest wait of one of them, in seconds.
     """
     table(
         server.ask(operations.LIST_LAGGING, query={"minLagSeconds": seconds, "limit": limit}),

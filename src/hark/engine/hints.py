@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from hark.errors import InvalidInput
 from hark.ids import IdCodec
 from hark.model import Counts, GroupView, Hint, HintKind, MessageState, MessageView
 from hark.model.messages import RESERVED, RESERVED_TEXT
@@ -39,6 +40,15 @@ def read_bound(requests: int) -> int:
 def reply_bound(requests: int) -> int:
     """Bytes of payload at which one of the pops of a call ends. It returns at least one message."""
     return min(MAX_REPLY_BYTES, max(1, CALL_BYTES // max(1, requests)))
+
+
+def check_page(number: int, size: int) -> None:
+    """Reject a page before it is read, if its values are too large to be in memory together. It can have one value."""
+    if number > 1 and size > CALL_BYTES:
+        raise InvalidInput(
+            f"the values of this page have {size} bytes, over the limit of {CALL_BYTES}; ask for fewer at once",
+            code="batch_too_large",
+        )
 
 
 def struct_of(kind: type[S], row: Mapping[str, Any], **more: object) -> S:

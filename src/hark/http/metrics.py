@@ -190,7 +190,7 @@ _DEPTHS = {
     "dead_letters": ("dead_letters", "Dead letters"),
 }
 """Names and meanings of depths, in total and by queue."""
-_OLDEST = "Longest time that an unsettled message has waited, without scheduled ones, in seconds"
+_OLDEST = "Longest time that a message of the backlog has waited, in seconds"
 
 
 def depth_metrics(depths: Depths, shown: Collection[str], now: int) -> Iterator[Metric]:

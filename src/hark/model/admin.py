@@ -253,7 +253,7 @@ class GroupStats(msgspec.Struct, kw_only=True):
     last_seen: int
     paused: bool
     lag: int
-    """Unsettled messages that are not scheduled."""
+    """Unsettled messages that are neither scheduled nor in flight."""
     partitions_with_lag: int
     oldest_waiting: int | None
     """Creation time of the oldest of these; of a delayed message, the time at which it became deliverable."""

@@ -127,7 +127,7 @@ async def test_metrics_need_a_token_unless_the_settings_say_otherwise(ask: AppCl
 
 
 async def test_lease_ids_are_shown_to_those_who_may_settle_and_no_one_else_by_any_route(ask: AppClient) -> None:
-    push = {"items": [{"queue": "mine", "payload": 1}]}
+    push = {"items": [{"queue": "mine", "payload": 1}, {"queue": "mine", "payload": 2}]}
     assert (await ask("POST", "/api/v1/push", "writer", push)).status == 201
     popped = (await ask("GET", "/api/v1/pop/queue/mine", "writer", query={"consumerGroup": "g"})).json
     message, lease_id = popped["messages"][0], popped["leaseId"].encode()
@@ -456,6 +456,13 @@ async def test_a_restricted_token_sees_no_task_of_another_queue_and_does_not_can
     for who in ("mine-reader", "mine-admin"):
         found = await ask("GET", f"{path}/task", who, query={"wait": "true"})
         assert found.status == 404 and PAYLOAD not in found.body.decode()
+
+
+@pytest.mark.usefixtures("other_queue")
+async def test_a_similar_name_is_only_of_a_schedule_that_the_token_may_see(ask: AppClient) -> None:
+    for who, hint in (("reader", f"; did you mean {SCHEDULE}?"), ("mine-reader", "")):
+        missing = await ask("GET", f"/api/v1/schedules/{SCHEDULE}s", who)
+        assert (missing.status, missing.json["error"]) == (404, f"Schedule not found{hint}")
 
 
 async def test_a_flow_needs_the_queues_of_all_steps_and_belongs_to_that_of_the_first(ask: AppClient) -> None:

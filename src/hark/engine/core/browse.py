@@ -16,7 +16,7 @@ from hark.engine.core.groups import conditions
 from hark.engine.core.position import Stored
 from hark.engine.core.schema import HAS_LANES, LAST_CREATED, TAIL
 from hark.engine.core.store import NO_EXTRA, Extra, Value, extra_of, payload_of, records_of, rows_of, scalar
-from hark.engine.hints import ids_of, read_bound, set_state, struct_of
+from hark.engine.hints import check_page, ids_of, read_bound, set_state, struct_of
 from hark.ids import IdCodec
 from hark.keys import decode_key
 
@@ -34,6 +34,8 @@ _PARTITION = """
 cross join partitions as partition on partition.id = message.partition
 cross join queues on queues.id = partition.queue
 """
+# `length` of a blob reads no page of it. The size of a payload elsewhere is beside its place.
+_PAYLOAD_SIZE = "ifnull(extra ->> '$.r[2]', length(payload))"
 _ALL = f"from messages as message {_PARTITION}"
 _LEASED = f"""
 from json_each(:leased) as leased
@@ -387,16 +389,21 @@ def dead_letters(connection: apsw.Connection, leases: LeaseView, where: model.De
     if not where.payloads:  # Then `extra` must not say where they are.
         payload = "cast('null' as blob) as payload, json_remove(extra, '$.r') as extra"
     order = "asc" if where.oldest_first else "desc"
+    page = f"from dead_letters where {matching} order by failed_at {order}, id {order} limit ? offset ?"
+    values += [where.limit, where.offset]
+    if where.payloads:
+        _check_sizes(connection, f"select {_PAYLOAD_SIZE} as size {page}", values)
     rows = records_of(
         connection,
         'select uid, partition as number, offset, transaction_id, queue, partition_name as partition, grp as "group",'
-        f" attempts, error, created_at, failed_at, priority, {payload} from dead_letters where {matching}"
-        f" order by failed_at {order}, id {order} limit ? offset ?",
+        f" attempts, error, created_at, failed_at, priority, {payload} {page}",
         *values,
-        where.limit,
-        where.offset,
     )
     return model.DeadLetters([_dead_letter(row, leases.codec) for row in rows], int(total))
+
+
+def _check_sizes(connection: apsw.Connection, sizes: str, values: Sequence[Value]) -> None:
+    check_page(*rows_of(connection, f"select count(*), ifnull(sum(size), 0) from ({sizes})", *values)[0])
 
 
 def _dead_letter(row: dict[str, Any], codec: IdCodec) -> model.DeadLetter:
@@ -429,6 +436,16 @@ def traces(
         condition = "traces.partition = ?1 and traces.offset = ?2"
         order, values = "asc", [*address]
     total = scalar(connection, f"select count(*) from traces where {condition} and ?2 is ?2", *values)
+    page = f"""
+        from traces
+        join messages as message on message.partition = traces.partition and message.offset = traces.offset
+        join partitions as partition on partition.id = traces.partition
+        join queues on queues.id = partition.queue
+        where {condition} and ?2 is ?2
+        order by traces.id {order} limit ?3 offset ?4
+    """
+    values += [limit, offset]
+    _check_sizes(connection, f"select length(traces.data) + {_PAYLOAD_SIZE} as size {page}", values)
     rows = records_of(
         connection,
         f"""
@@ -436,16 +453,9 @@ def traces(
             (select json_group_array(name) from trace_names where trace = traces.id) as names,
             message.transaction_id, traces.partition as number, traces.offset, queues.name as queue,
             partition.name as partition, message.payload, message.extra
-        from traces
-        join messages as message on message.partition = traces.partition and message.offset = traces.offset
-        join partitions as partition on partition.id = traces.partition
-        join queues on queues.id = partition.queue
-        where {condition} and ?2 is ?2
-        order by traces.id {order} limit ?3 offset ?4
+        {page}
         """,
         *values,
-        limit,
-        offset,
     )
     return [_trace(row, leases.codec) for row in rows], int(total)
 

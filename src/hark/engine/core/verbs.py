@@ -411,7 +411,9 @@ class TableVerbs(ABC):
             lambda state, _: [q.info for q in state.queues.values() if wanted is None or q.name in wanted]
         )
 
-    survey = _queries(views.survey)
+    async def survey(self, after: views.SurveyPoint = (0, ""), limit: int = 1000) -> model.Survey:
+        leases = await self._look(LeaseView)
+        return await self._read_committed(lambda connection: views.survey(connection, leases, after, limit))
 
     async def totals(self) -> model.Totals:
         leased = await self._look(lambda state, _: views.leased_counts(state))

@@ -26,7 +26,23 @@ where (:queue is null or queues.name = :queue)
   and (:queues is null or queues.name in (select value from json_each(:queues)))
   and (:group is null or groups.name = :group) and {WANTS_PARTITION}
 """
-# One row per chosen partition and group: its cursor, and its open and scheduled messages.
+# One row per leased message. Without the casts SQLite makes no index of them.
+_LEASED = """
+leased as materialized (
+    select cast(value ->> 0 as integer) as grp, cast(value ->> 1 as integer) as partition,
+        cast(value ->> 2 as integer) as offset
+    from json_each(:leased))
+"""
+# One row per partition and group in `at`: its open, scheduled and leased messages, and the lag, which is the others.
+_COUNTS = f"""
+{_LEASED},
+counted as materialized (
+    select *, {OPEN} as open, {SCHEDULED} as scheduled,
+        (select count(*) from leased where leased.grp = at.grp and leased.partition = at.partition) as leased
+    from at),
+open as materialized (select *, max(0, open - scheduled - leased) as lag from counted)
+"""
+# The same, with names, for the chosen partitions and groups.
 _OPEN = f"""
 at as materialized (
     select queues.name as queue, groups.name as group_name, partition.name as name,
@@ -36,7 +52,7 @@ at as materialized (
     cross join partitions as partition on partition.id = chosen.partition
     cross join queues on queues.id = partition.queue
     left join positions as position on position.grp = groups.id and position.partition = partition.id),
-open as materialized (select at.*, {OPEN} as open, {SCHEDULED} as scheduled from at)
+{_COUNTS}
 """
 
 _PARTITIONS = f"""
@@ -51,10 +67,10 @@ at as materialized (
     join groups on groups.queue = :queue
     left join positions as position on position.grp = groups.id and position.partition = partition.id
     where {WANTS_PARTITION}),
-open as materialized (select grp, partition, {OPEN} as open, {SCHEDULED} as scheduled from at)
+{_COUNTS}
 select partition.id, partition.name, partition.created_at, {STORED} as total,
-    (select json_array(grp, open, scheduled) from open where open.partition = partition.id
-        order by open - scheduled desc, open desc limit 1) as worst,
+    (select json_array(open, scheduled, leased) from open where open.partition = partition.id
+        order by lag desc, open desc limit 1) as worst,
     {DELAYED} as delayed,
     (select count(*) from dead_letters where dead_letters.partition = partition.id) as dead_letter,
     (select count(*) from retries where retries.partition = partition.id and retries.attempts > 0)
@@ -80,15 +96,26 @@ _DUE = """
 and not exists (select 1 from retries where retries.grp = {grp} and retries.partition = {partition}
                 and retries.offset = message.offset and due > :now)
 """
-# Since when the first message that is not scheduled has waited. Times never decrease with the offset, so only a message
-# after a delayed one can have waited longer.
+_UNLEASED = """
+and not exists (select 1 from leased
+                where leased.grp = {grp} and leased.partition = {partition} and leased.offset = message.offset)
+"""
+# Since when the first message that is neither scheduled nor leased has waited. Times never decrease with the offset, so
+# only a message after a delayed one can have waited longer.
 _OLDEST = f"""
 (select iif(ifnull(message.deliver_at, 0) <= message.created_at, message.created_at, min(message.deliver_at, ifnull(
     (select message.created_at from messages as message
-     where {_UNSETTLED} {_DUE} and message.deliver_at is null order by message.offset limit 1), message.deliver_at)))
+     where {_UNSETTLED} {_DUE} {_UNLEASED} and message.deliver_at is null order by message.offset limit 1),
+    message.deliver_at)))
 from messages as message
-where {_UNSETTLED} {_DUE} and ifnull(message.deliver_at, 0) <= :now
+where {_UNSETTLED} {_DUE} {_UNLEASED} and ifnull(message.deliver_at, 0) <= :now
 order by message.offset limit 1)
+"""
+# Requeued messages may be behind the cursor.
+_OLDEST_REQUEUED = f"""
+(select min(message.created_at) from requeued
+ cross join messages as message on message.partition = requeued.partition and message.offset = requeued.offset
+ where requeued.grp = {{grp}} and requeued.partition = {{partition}} {_DUE} {_UNLEASED})
 """
 _LEVELS = f"""
 from {PRIORITIES} as level
@@ -96,27 +123,27 @@ left join lanes as lane on lane.grp = {{grp}} and lane.partition = {{partition}}
 """
 # The same in a shared group: from the first message of each lane, and the outstanding messages.
 _FIRSTS = """
-select (select created_at from messages where partition = {partition}
+select (select created_at from messages as message where message.partition = {partition}
     and offset > max({cursor}, ifnull((select cursor from lanes
         where lanes.grp = {grp} and lanes.partition = {partition} and priority = 0), 0))
-    and priority = 0 and deliver_at is null and owner is null order by offset limit 1) as time
+    and priority = 0 and deliver_at is null and owner is null {unleased} order by offset limit 1) as time
 union all
-select min(created_at) from outstanding
-cross join messages on messages.partition = outstanding.partition and messages.offset = outstanding.offset
-where outstanding.grp = {grp} and outstanding.partition = {partition} and available_at <= {until}
+select {delayed} from outstanding
+cross join messages as message on message.partition = outstanding.partition and message.offset = outstanding.offset
+where outstanding.grp = {grp} and outstanding.partition = {partition} and available_at <= {until} {unleased}
 """
 _LANES = f"""
 union all
 select (select created_at from messages as message indexed by messages_priority
     where message.partition = {{partition}} and message.priority = level.value and message.priority > 0
-      and deliver_at is null and owner is null and offset > max({{cursor}}, ifnull(lane.cursor, 0))
+      and deliver_at is null and owner is null and offset > max({{cursor}}, ifnull(lane.cursor, 0)) {{unleased}}
     order by offset limit 1)
 {_LEVELS}
 union all
 select (select {{delayed}} from messages as message indexed by messages_delayed
     where message.partition = {{partition}} and message.priority = level.value and deliver_at is not null
       and (deliver_at, offset) > (ifnull(lane.due, 0), ifnull(lane.due_offset, 0)) and offset > {{cursor}}
-      and deliver_at <= {{until}})
+      and deliver_at <= {{until}} {{unleased}})
 {_LEVELS}
 """
 _HERE = {"partition": "open.partition", "cursor": "open.cursor", "grp": "open.grp"}
@@ -130,16 +157,20 @@ def _first_shared(**named: str) -> str:
         (select min(time) from ({firsts} {lanes})), (select min(time) from ({firsts})))"""
 
 
-OLDEST_OPEN = f"""iif(open.shared, {_first_shared(delayed="min(max(created_at, deliver_at))", until=":now")},
-    {_OLDEST.format(**_HERE)})"""
-"""Since when the first message in a row of `open` that is not scheduled has waited."""
-_OLDEST_UNSETTLED_OPEN = f"""iif(open.shared, {_first_shared(delayed="min(created_at)", until=_NEVER)},
+_DUE_HERE = _first_shared(
+    delayed="min(max(created_at, ifnull(deliver_at, 0)))", until=":now", unleased=_UNLEASED.format(**_HERE)
+)
+_OLDEST_OPEN = f"""
+iif(open.lag > 0, iif(open.shared, {_DUE_HERE}, (select min(time) from (
+    select {_OLDEST.format(**_HERE)} as time union all select {_OLDEST_REQUEUED.format(**_HERE)}))), null)
+"""
+_OLDEST_UNSETTLED_OPEN = f"""iif(open.shared, {_first_shared(delayed="min(created_at)", until=_NEVER, unleased="")},
     {_OLDEST_UNSETTLED.format(**_HERE)})"""
 
 _BEHIND = f"""
 with chosen as ({_CHOSEN} and queues.name not in (select value from json_each(:uncounted))), {_OPEN}
-select grp, sum(open - scheduled) as lag, sum(open > scheduled) as partitions_with_lag, sum(scheduled) as scheduled,
-    min({OLDEST_OPEN}) as oldest_waiting
+select grp, sum(lag) as lag, sum(lag > 0) as partitions_with_lag, sum(scheduled) as scheduled,
+    min({_OLDEST_OPEN}) as oldest_waiting
 from open where open > 0 group by grp
 """
 _POSITIONS = f"""
@@ -147,8 +178,8 @@ with chosen as (
     {_CHOSEN} {{named}} order by queues.name, partition.name, groups.id limit iif(:before is null, :limit, -1)),
 {_OPEN}
 select queue, grp, group_name as "group", partition as number, name as partition, cursor, settled_at as last_settled,
-    open, scheduled, oldest as oldest_waiting, iif(open > 0, {_OLDEST_UNSETTLED_OPEN}, null) as oldest_unsettled
-from (select *, iif(open > scheduled, {OLDEST_OPEN}, null) as oldest from open) as open
+    lag, scheduled, oldest as oldest_waiting, iif(open > 0, {_OLDEST_UNSETTLED_OPEN}, null) as oldest_unsettled
+from (select *, {_OLDEST_OPEN} as oldest from open) as open
 where :before is null or oldest <= :before
 order by open.queue, open.name, open.grp limit :limit
 """
@@ -163,6 +194,12 @@ def _names(names: Sequence[str] | None) -> str | None:
     return None if names is None else _encode(list(names)).decode()
 
 
+def _moment(leases: LeaseView) -> dict[str, Value]:
+    """The time of the counts, and the messages that are leased then."""
+    leased = [(*position, offset) for position, offsets in leases.leased.items() for offset in offsets]
+    return {"now": leases.now, "leased": _encode(leased).decode()}
+
+
 def partition_stats(
     connection: apsw.Connection,
     leases: LeaseView,
@@ -173,13 +210,11 @@ def partition_stats(
 ) -> list[model.PartitionStats]:
     """A page of a queue's partitions, with counts."""
     page = []
-    named: dict[str, Value] = {"queue": queue, "search": search, "limit": limit, "offset": offset, "now": leases.now}
-    for row in records_of(connection, _PARTITIONS, **named):
-        group = None
-        row["open"], row["scheduled"] = row["total"], row["delayed"]
+    named: dict[str, Value] = {"queue": queue, "search": search, "limit": limit, "offset": offset}
+    for row in records_of(connection, _PARTITIONS, **named, **_moment(leases)):
+        row["open"], row["scheduled"], row["processing"] = row["total"], row["delayed"], 0
         if row["worst"] is not None:
-            group, row["open"], row["scheduled"] = msgspec.json.decode(row["worst"])
-        row["processing"] = 0 if group is None else len(leases.leased.get((group, row["id"]), ()))
+            row["open"], row["scheduled"], row["processing"] = msgspec.json.decode(row["worst"])
         partition_id = leases.codec.encode(row["id"], 0)
         page.append(struct_of(model.PartitionStats, row, id=partition_id, counts=counts_of(row)))
     return page
@@ -205,7 +240,7 @@ def position_stats(
         "limit": limit,
         "names": _names(partitions),
         "queues": _names(queues),
-        "now": leases.now,
+        **_moment(leases),
     }
     for row in records_of(connection, sql, **named):
         lease_id, expires_at = leases.leases.get((row["grp"], row["number"]), (None, None))
@@ -214,7 +249,6 @@ def position_stats(
                 model.PositionStats,
                 row,
                 partition_id=leases.codec.encode(row["number"], 0),
-                lag=row["open"] - row["scheduled"],
                 lease_id=lease_id,
                 lease_expires_at=expires_at,
             )
@@ -236,7 +270,7 @@ def group_stats(
         "group": group,
         "queues": _names(queues),
         "uncounted": _names(uncounted),
-        "now": leases.now,
+        **_moment(leases),
     }
     behind = {row["grp"]: row for row in records_of(connection, _BEHIND, **named)}
     sql = """
@@ -270,26 +304,27 @@ _CONDITIONS = {
 # Cross joins, so that the planner starts with the page whatever the sizes of the tables.
 _PAGE = f"""
 with page as materialized (select * from queues where {{where}} order by {{order}} limit :limit offset :offset),
-counted as materialized (select * from page where name not in (select value from json_each(:uncounted))),
+wanted as materialized (select * from page where name not in (select value from json_each(:uncounted))),
 at as materialized (
     select queues.id as queue, {POSITION}
-    from counted as queues
+    from wanted as queues
     cross join groups on groups.queue = queues.name
     cross join partitions as partition on partition.queue = queues.id
     left join positions as position on position.grp = groups.id and position.partition = partition.id
     where {WANTS_PARTITION}),
-open as materialized (
-    select queue, grp, sum({OPEN}) as open, sum({SCHEDULED}) as scheduled from at group by queue, grp),
-worst as (
-    select *, row_number() over (partition by queue order by open - scheduled desc, open desc) as rank from open),
+{_COUNTS},
+behind as (
+    select queue, sum(open) as open, sum(scheduled) as scheduled, sum(leased) as leased, sum(lag) as lag
+    from open group by queue, grp),
+worst as (select *, row_number() over (partition by queue order by lag desc, open desc) as rank from behind),
 sizes as materialized (
     select partition.queue as queue, count(*) as partitions, sum({STORED}) as total,
-        iif(exists (select 1 from groups where groups.queue = counted.name), 0, sum({DELAYED})) as delayed
-    from counted cross join partitions as partition on partition.queue = counted.id group by partition.queue)
+        iif(exists (select 1 from groups where groups.queue = wanted.name), 0, sum({DELAYED})) as delayed
+    from wanted cross join partitions as partition on partition.queue = wanted.id group by partition.queue)
 select page.uid as id, page.name, page.namespace, page.task, page.options, page.created_at, page.paused, page.expired,
-    page.discarded, ifnull(sizes.partitions, 0) as partitions, ifnull(sizes.total, 0) as total, worst.grp,
+    page.discarded, ifnull(sizes.partitions, 0) as partitions, ifnull(sizes.total, 0) as total,
     ifnull(worst.open, ifnull(sizes.total, 0)) as open,
-    ifnull(worst.scheduled, ifnull(sizes.delayed, 0)) as scheduled,
+    ifnull(worst.scheduled, ifnull(sizes.delayed, 0)) as scheduled, ifnull(worst.leased, 0) as processing,
     (select count(*) from dead_letters where dead_letters.queue = page.name) as dead_letter,
     (select count(*) from groups cross join retries on retries.grp = groups.id
         where groups.queue = page.name and retries.attempts > 0)
@@ -318,13 +353,12 @@ def queue_stats(connection: apsw.Connection, leases: LeaseView, where: model.Que
     sql = _PAGE.format(where=matching, order=_ORDERS[where.sort])
     page = given | {
         "uncounted": _names(where.uncounted),
-        "now": leases.now,
+        **_moment(leases),
         "limit": -1 if where.limit is None else where.limit,
         "offset": where.offset,
     }
     items = []
     for row in records_of(connection, sql, **page):
-        row["processing"] = leases.messages_by_group.get(row["grp"], 0)
         row["options"], row["paused"] = decode_options(row["options"]), bool(row["paused"])
         items.append(struct_of(model.QueueStats, row, info=struct_of(model.QueueInfo, row), counts=counts_of(row)))
     return model.QueuePage(items, total)
@@ -361,16 +395,17 @@ at as materialized (
     cross join groups on groups.queue = queues.name
     left join positions as position on position.grp = groups.id and position.partition = partition.id
     where {WANTS_PARTITION}),
-open as materialized (select at.*, {OPEN} as open, {SCHEDULED} as scheduled from at)
-select queue_name, group_name, count(*), sum(open - scheduled), min(iif(open > scheduled, {OLDEST_OPEN}, null)),
-    sum(scheduled), sum(open > scheduled)
+{_COUNTS}
+select queue_name, group_name, count(*), sum(lag), min({_OLDEST_OPEN}), sum(scheduled), sum(lag > 0)
 from open group by queue, grp order by queue
 """
 
 
-def survey(connection: apsw.Connection, now: int, after: SurveyPoint = (0, ""), limit: int = 1000) -> model.Survey:
+def survey(
+    connection: apsw.Connection, leases: LeaseView, after: SurveyPoint = (0, ""), limit: int = 1000
+) -> model.Survey:
     """The stored and open messages of the partitions after a place, at most `limit` of them."""
-    named: dict[str, Value] = {"queue": after[0], "name": after[1], "limit": limit, "now": now}
+    named: dict[str, Value] = {"queue": after[0], "name": after[1], "limit": limit, **_moment(leases)}
     [(partitions, queue, name)] = rows_of(connection, _END, **named)
     stored = [model.Depth(*row) for row in rows_of(connection, _STORED, **named)]
     opened = [model.Depth(*row) for row in rows_of(connection, _SURVEY_OPEN, **named)]

@@ -9,7 +9,7 @@ import asyncpg
 import msgspec
 
 from hark import model
-from hark.engine.hints import ids_of, read_bound, set_state, struct_of
+from hark.engine.hints import check_page, ids_of, read_bound, set_state, struct_of
 from hark.engine.postgres.partitions import Store
 from hark.engine.postgres.pop import NO_OPTIONS, decode_options
 from hark.engine.postgres.ready import BUCKET
@@ -171,11 +171,11 @@ async def dead_letters(store: Store, where: model.DeadLetterFilter) -> model.Dea
     page, args = matching.page(where.limit, where.offset)
     payload = "payload" if where.payloads else "'null'::bytea as payload"
     order = "asc" if where.oldest_first else "desc"
-    rows = await store.pool.fetch(
-        f"select {_COLUMNS}, {payload} from hark.dead_letters where {matching}"
-        f" order by failed_at {order}, dead_letters.id {order} {page}",
-        *args,
-    )
+    page = f"from hark.dead_letters where {matching} order by failed_at {order}, dead_letters.id {order} {page}"
+    if where.payloads:
+        sizes = f"select octet_length(payload) as size {page}"
+        check_page(*(await store.pool.fetch(_COUNT_SIZES.format(sizes=sizes), *args))[0])
+    rows = await store.pool.fetch(f"select {_COLUMNS}, {payload} {page}", *args)
     return model.DeadLetters([_dead_letter(row, store.codec) for row in rows], total)
 
 
@@ -189,6 +189,10 @@ def _dead_letter(row: asyncpg.Record, codec: IdCodec) -> model.DeadLetter:
         backoff_ms=None if row["backoff"] is None else tuple(row["backoff"]),
         undelivered_keys=tuple(map(decode_key, row["undelivered"] or ())),
     )
+
+
+# The length of a value is known without reading it.
+_COUNT_SIZES = "select count(*), coalesce(sum(size), 0)::bigint from ({sizes}) as page"
 
 
 # Traces ----------------------------------------------------------------------------------------------------
@@ -223,10 +227,7 @@ async def traces(
         where.also('trace.partition = {} and trace."offset" = {}', *address)
     total = await store.pool.fetchval(f"select count(*) from {_TRACES} where {where}", *where.args)
     page, args = where.page(limit, offset)
-    rows = await store.pool.fetch(
-        f"""
-        select page.*, message.transaction_id, message.payload, message.sealed is true as sealed,
-            array(select x.name from hark.trace_names as x where x.trace = page.event_id order by 1) as names
+    page = f"""
         from (
             select trace.id as event_id, trace.uid, trace.event, trace.data, trace.grp as "group", trace.created_at,
                 trace.partition as number, trace."offset", queue.name as queue, partition.name as partition
@@ -237,6 +238,14 @@ async def traces(
             where message.partition = page.number and message."offset" = page."offset"
             offset 0
         ) as message
+        """
+    sizes = f"select octet_length(page.data) + octet_length(message.payload) as size {page}"
+    check_page(*(await store.pool.fetch(_COUNT_SIZES.format(sizes=sizes), *args))[0])
+    rows = await store.pool.fetch(
+        f"""
+        select page.*, message.transaction_id, message.payload, message.sealed is true as sealed,
+            array(select x.name from hark.trace_names as x where x.trace = page.event_id order by 1) as names
+        {page}
         order by page.event_id {order}
         """,
         *args,

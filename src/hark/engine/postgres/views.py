@@ -37,10 +37,11 @@ left join lateral (
 ) as unsettled on true
 """
 
-# Since when the first of them has been waiting that is not scheduled.
+# Since when the first of them has been waiting that is neither scheduled nor leased.
 _OLDEST = f"""case when standing.regular then (
     select message.created_at from hark.messages as message
-    where message.partition = standing.partition and message."offset" = lower(standing.open)
+    where message.partition = standing.partition and message."offset" = lower(
+        standing.open - case when standing.lease_until > {NOW} then standing.leased else int8multirange() end)
     limit 1
 ) else hark.oldest_waiting_v1(
     {NOW}, standing.open + coalesce(standing.requeued, int8multirange()), standing.t, standing.p
@@ -77,7 +78,7 @@ uncommon as (
     select grp, partition from hark.outstanding
 ),
 partition as materialized (
-    select grp.id as grp, partition.id as partition, began.cursor + 1 as first,
+    select grp.id as grp, partition.id as partition, began.cursor, partition.tail, position.settled, position.leased,
         partition.tail - began.cursor
             - case when isempty(position.settled) is false then hark.size_v1(position.settled) else 0 end as open,
         case when position.lease_until > {NOW} then hark.size_v1(position.leased) else 0 end as processing,
@@ -99,9 +100,14 @@ partition as materialized (
 ),
 open as (
     select partition.grp, partition.partition, partition.open as unsettled, 0 as scheduled, partition.processing,
-        case when {{oldest}} and partition.open > 0 then (
+        case when {{oldest}} and partition.open > partition.processing then (
             select message.created_at from hark.messages as message
-            where message.partition = partition.partition and message."offset" = partition.first limit 1
+            where message.partition = partition.partition and message."offset" = case
+                when partition.processing = 0 then partition.cursor + 1
+                else lower(int8multirange(int8range(partition.cursor + 1, partition.tail + 1))
+                    - partition.settled - partition.leased)
+            end
+            limit 1
         ) end as oldest
     from partition where partition.simple
     union all
@@ -116,13 +122,14 @@ open as (
     where not partition.simple
 )
 """
+_LAG = "greatest(0, unsettled - scheduled - processing)"
 # The same, together for each group.
 BEHIND = f"""
 {_POSITIONS_OF_MEMBERS},
 behind as (
     select grp, count(*) as partitions, sum(unsettled)::bigint as unsettled, sum(scheduled)::bigint as scheduled,
-        sum(processing)::bigint as processing, count(*) filter (where unsettled > scheduled) as lagging,
-        min(oldest) as oldest
+        sum(processing)::bigint as processing, sum({_LAG})::bigint as lag,
+        count(*) filter (where {_LAG} > 0) as lagging, min(oldest) as oldest
     from open
     group by grp
 )
@@ -134,7 +141,8 @@ select standing.group_name as "group", standing.queue, standing.name as partitio
     standing.cursor, standing.unsettled, standing.settled_at as last_settled,
     case when standing.lease_until > {NOW} then standing.lease::text end as lease_id,
     case when standing.lease_until > {NOW} then standing.lease_until end as lease_expires_at,
-    waiting.oldest as oldest_waiting, unsettled.oldest as oldest_unsettled, {SCHEDULED} as scheduled
+    waiting.oldest as oldest_waiting, unsettled.oldest as oldest_unsettled, {SCHEDULED} as scheduled,
+    {PROCESSING} as processing
 from (
     select * from hark.standings_v1 as standing
     where standing.wanted and {{partitions}}
@@ -187,7 +195,7 @@ async def partition_stats(
         worst as (
             select distinct on (open.partition) open.partition, open.unsettled as open, open.processing, open.scheduled
             from open
-            order by open.partition, open.unsettled - open.scheduled desc, open.unsettled desc, open.grp
+            order by open.partition, {_LAG} desc, open.unsettled desc, open.grp
         )
         select page.id, page.name, page.created_at, page.total,
             coalesce(worst.open, page.total) as open, coalesce(worst.processing, 0) as processing,
@@ -270,7 +278,10 @@ async def position_stats(
     encode = store.codec.encode
     return [
         struct_of(
-            model.PositionStats, row, partition_id=encode(row["number"], 0), lag=row["unsettled"] - row["scheduled"]
+            model.PositionStats,
+            row,
+            partition_id=encode(row["number"], 0),
+            lag=max(0, row["unsettled"] - row["scheduled"] - row["processing"]),
         )
         for row in rows
     ]
@@ -301,7 +312,7 @@ async def group_stats(
         f"""
         with chosen as (select * from hark.groups where {where}),
         {BEHIND.format(oldest="true", partitions="hark.partitions", members=members)}
-        select chosen.*, chosen.name as "group", coalesce(behind.unsettled - behind.scheduled, 0) as lag,
+        select chosen.*, chosen.name as "group", coalesce(behind.lag, 0) as lag,
             coalesce(behind.lagging, 0) as partitions_with_lag,
             coalesce(behind.scheduled, 0) as scheduled, behind.oldest as oldest_waiting,
             coalesce(leased.leases, 0) + single.leases as leases,
@@ -363,7 +374,7 @@ found as (
     select * from stored
     union all
     select member.queue_id as id, member.name as grp, behind.partitions,
-        behind.unsettled - behind.scheduled, behind.oldest, behind.scheduled, behind.lagging
+        behind.lag, behind.oldest, behind.scheduled, behind.lagging
     from behind join member on member.id = behind.grp
 )
 select queue.name, found.grp, found.partitions, found.messages, found.oldest, found.scheduled, found.lagging
@@ -406,7 +417,7 @@ async def queue_stats(store: Store, where: model.QueueFilter) -> model.QueuePage
         worst as (
             select distinct on (member.queue_id) member.queue_id, behind.*
             from behind join member on member.id = behind.grp
-            order by member.queue_id, behind.unsettled - behind.scheduled desc, behind.unsettled desc, behind.grp
+            order by member.queue_id, behind.lag desc, behind.unsettled desc, behind.grp
         ),
         sizes as (
             select partition.queue, count(*) as partitions, sum({stored("chosen", "partition")})::bigint as total,

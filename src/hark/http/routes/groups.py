@@ -24,7 +24,7 @@ DEAD_SECONDS = 86_400
 _PAGE = routing.paging(routing.MAX_LIST, routing.MAX_LIST)
 _QUEUE = routing.NameParam("queue", "Return only consumer groups of this queue.")
 _MIN_LAG = routing.IntParam(
-    "minLagSeconds", "Minimum age of the oldest unsettled message, in seconds.", 3600, 0, MAX_NUMBER // SECOND
+    "minLagSeconds", "Minimum age of the oldest message that waits, in seconds.", 3600, 0, MAX_NUMBER // SECOND
 )
 _POSITIONS = routing.paging(1000, routing.MAX_LIST).limit
 _FORGET = routing.BoolParam("deleteMetadata", "Also delete the stored start position of the group.", True)
@@ -41,7 +41,7 @@ async def list_groups(call: Call) -> list[types.groups.ListedGroup]:
 async def list_lagging(call: Call) -> list[types.groups.LaggingPosition]:
     """List lagging consumer groups.
 
-    Returns the partitions in which the oldest unsettled message of a consumer group is older than `minLagSeconds`.
+    Returns the partitions in which the oldest message that waits for a consumer group is older than `minLagSeconds`.
     """
     positions = await _positions(call, None, _MIN_LAG.of(call.query))
     moment = call.now()

@@ -229,7 +229,7 @@ async def show_queue(call: Call) -> types.queues.ShownQueue:
 async def show_depth(call: Call) -> types.queues.Depth:
     """Get the backlog of a queue.
 
-    Returns the number of unsettled messages of a consumer group, in total and by partition.
+    Returns the number of messages that wait for a consumer group, in total and by partition.
     """
     name = call.name("queue")
     group, limit = _GROUP.of(call.query), _PAGE.limit.of(call.query)
@@ -241,10 +241,10 @@ async def show_depth(call: Call) -> types.queues.Depth:
     else:
         # An unknown group would start at the first message, unless its first pop chooses another position.
         depths = [
-            (item.name, item.counts.total if group else item.counts.pending + item.counts.processing)
+            (item.name, item.counts.total if group else item.counts.pending)
             for item in await call.engine.partition_stats(name, limit=limit)
         ]
-        pending = stats.counts.total if group else stats.counts.pending + stats.counts.processing
+        pending = stats.counts.total if group else stats.counts.pending
         scheduled = 0 if group else stats.counts.scheduled
         partitions = sum(1 for _, depth in depths if depth)
     return types.queues.Depth(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, get_args
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
@@ -15,7 +16,7 @@ from hark.broker import schedule_state
 from hark.broker.schedule_state import Run, Schedule, Spec
 from hark.broker.schedules import MayUse, not_found
 from hark.clock import SECOND
-from hark.errors import Forbidden, InvalidInput
+from hark.errors import Forbidden, InvalidInput, NotFound, did_you_mean
 from hark.http import routing
 from hark.http.admission import stamp
 from hark.http.checks import parse_time, raw_parts, short, time_of
@@ -23,6 +24,7 @@ from hark.http.items import to_new_message
 from hark.http.responses import answer_of
 from hark.http.routing import Call, bind, table
 
+T = TypeVar("T")
 _PAGE = routing.paging(100, routing.MAX_LIST)
 _QUEUE = routing.NameParam("queue", "Return only schedules of this queue.")
 _SEARCH = routing.Param("search", "Return only schedules whose name contains this text.")
@@ -153,11 +155,7 @@ async def list_schedules(call: Call) -> types.Page[types.tasks.ListedSchedule]:
 
     def wanted(schedule: Schedule) -> bool:
         own = schedule.spec.message.queue
-        return (
-            queue in (None, own)
-            and (search is None or search in schedule.name)
-            and (not call.identity.restricted or call.identity.may_use(own))
-        )
+        return queue in (None, own) and (search is None or search in schedule.name) and _is_visible(call, schedule)
 
     found, total = await call.broker.schedules.list(page.limit, page.offset, wanted)
     schedules = tuple(types.tasks.ListedSchedule(**_listed(one)) for one in found)
@@ -166,31 +164,44 @@ async def list_schedules(call: Call) -> types.Page[types.tasks.ListedSchedule]:
 
 async def show_schedule(call: Call) -> types.tasks.ShownSchedule:
     """Get a schedule. Returns the schedule with its payload and its last runs."""
-    return _shown(await call.broker.schedules.get(_name(call), _may_use(call)))
+    return _shown(await _existing(call, call.broker.schedules.get))
 
 
 async def pause_schedule(call: Call) -> types.tasks.ShownSchedule:
     """Pause a schedule. It pushes nothing until it is resumed; due times in between are not caught up."""
-    return _shown(await call.broker.schedules.pause(_name(call), _may_use(call)))
+    return _shown(await _existing(call, call.broker.schedules.pause))
 
 
 async def resume_schedule(call: Call) -> types.tasks.ShownSchedule:
     """Resume a schedule. Its next due time is the first one after now."""
-    return _shown(await call.broker.schedules.resume(_name(call), _may_use(call)))
+    return _shown(await _existing(call, call.broker.schedules.resume))
 
 
 async def run_schedule(call: Call) -> types.tasks.ScheduleRun:
     """Run a schedule now. Pushes one message, also if the schedule is paused. Its due times do not change."""
-    run = await call.broker.schedules.run_now(_name(call), _may_use(call))
+    run = await _existing(call, call.broker.schedules.run_now)
     call.status = 201
     return _run(run)
 
 
 async def delete_schedule(call: Call) -> types.SuccessWith[str]:
     """Delete a schedule. Messages that it pushed stay."""
+    await _existing(call, call.broker.schedules.delete)
+    return types.tasks.DeletedSchedule(True, _name(call))
+
+
+async def _existing(call: Call, verb: Callable[[str, MayUse], Awaitable[T]]) -> T:
+    """Call a verb with the schedule of the path. The error for a missing one names a similar one that is visible."""
     name = _name(call)
-    await call.broker.schedules.delete(name, _may_use(call))
-    return types.tasks.DeletedSchedule(True, name)
+    try:
+        return await verb(name, _may_use(call))
+    except NotFound as error:
+        found, _ = await call.broker.schedules.list(routing.MAX_LIST, 0, lambda one: _is_visible(call, one))
+        raise NotFound(error.text + did_you_mean(name, (one.name for one in found)), code=error.code) from None
+
+
+def _is_visible(call: Call, schedule: Schedule) -> bool:
+    return not call.identity.restricted or call.identity.may_use(schedule.spec.message.queue)
 
 
 def _name(call: Call) -> str:

@@ -83,24 +83,31 @@ language sql volatile as $$
     select coalesce(range_agg(int8range(o, o + 1)), '{}') from hark.scheduled_v1(p_now, p_open, t, p) o
 $$;
 
--- Since when the first message has been waiting that a group could have had, as all that is open but not scheduled does:
--- since it was created, or since it became deliverable if it was delayed. Times never decrease with the offset, so only
--- behind a delayed message may be one that has waited longer.
+-- Since when the first message has been waiting that a group has open and that is neither scheduled nor leased: since it
+-- was created, or since it became deliverable if it was delayed. Times never decrease with the offset, so only behind a
+-- delayed message may be one that has waited longer.
 create or replace function hark.oldest_waiting_v1(
     p_now bigint, p_open int8multirange, t hark.positions, p hark.partitions
 ) returns bigint
 language plpgsql as $$
 declare
-    v_scheduled int8multirange := hark.scheduled_ranges_v1(p_now, p_open, t, p);
+    v_away int8multirange := hark.scheduled_ranges_v1(p_now, p_open, t, p) + case
+        when t.plain is not null then coalesce((
+            select range_agg(int8range(e."offset", e."offset" + 1)) from hark.outstanding e
+            where e.grp = t.grp and e.partition = t.partition and e.until > p_now
+        ), '{}')
+        when t.lease_until > p_now then t.leased
+        else '{}'
+    end;
     v_first bigint;
     v_created bigint;
     v_due bigint;
     v_plain bigint;
 begin
     if t.plain is null then
-        v_first := lower(p_open - v_scheduled);
+        v_first := lower(p_open - v_away);
     else
-        select min(o) into v_first from hark.unsettled_v1(t, p) o where not o <@ v_scheduled;
+        select min(o) into v_first from hark.unsettled_v1(t, p) o where not o <@ v_away;
     end if;
     select m.created_at, m.deliver_at into v_created, v_due from hark.messages m
     where m.partition = p.id and m."offset" = v_first;
@@ -108,13 +115,13 @@ begin
         return v_created;
     elsif t.plain is null then
         select m.created_at into v_plain from hark.messages m
-        where m.partition = p.id and m."offset" > v_first and m."offset" <@ (p_open - v_scheduled)
+        where m.partition = p.id and m."offset" > v_first and m."offset" <@ (p_open - v_away)
             and m.deliver_at is null
         order by m."offset" limit 1;
     else
         select min(m.created_at) into v_plain from hark.unsettled_v1(t, p) o
         join hark.messages m on m.partition = p.id and m."offset" = o
-        where m.deliver_at is null and not o <@ v_scheduled;
+        where m.deliver_at is null and not o <@ v_away;
     end if;
     return least(v_due, v_plain);
 end $$;
