@@ -124,7 +124,8 @@ REQUESTS = [
             "queue": "orders",
             "namespace": "shop",
             "task": "mail",
-            "options": {"leaseTime": 60, "retryLimit": 5, "retryMultiplier": 1.5, "deadLetterQueue": False},
+            "options": {"retryDelay": 1000, "retryMultiplier": 1.5, "leaseTime": 60, "retryLimit": 5}
+            | {"deadLetterQueue": False},
         },
         "configured queue orders\n",
     ),
