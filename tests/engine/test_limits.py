@@ -42,6 +42,17 @@ async def test_a_pop_gets_at_most_what_is_left(q: Driver, either: Workers) -> No
     assert len(await either.take(5, partitions=9)) == 1
 
 
+async def test_as_many_consumers_are_notified_as_there_is_room_for(q: Driver) -> None:
+    await q.configure("orders", max_in_flight=3)
+    shared = Workers(q, group="workers", mode="shared")
+    await q.push("orders", "p1", *range(8))
+    got = await shared.take(3)
+    assert (await shared.take(1)).reason == "max_in_flight"
+    q.hints.clear()
+    await q.ack_all(got)
+    assert sum(sum(hint.counts) for hint in q.hints_for("orders", "workers")) == 3
+
+
 async def test_one_partition_gives_no_more_than_the_limit(q: Driver, either: Workers) -> None:
     await q.configure("orders", max_in_flight=3)
     await q.push("orders", "p1", *range(8))

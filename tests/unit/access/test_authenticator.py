@@ -11,6 +11,7 @@ import jwt
 import pytest
 
 from hark.access import authenticator as module
+from hark.access import tokens
 from hark.access.authenticator import Authenticator, Open, credential_of
 from hark.access.jwts import verify
 from hark.access.tokens import UNRESTRICTED, TokenFile, look_at, make_token, tokens_path
@@ -179,7 +180,7 @@ def test_the_file_is_looked_at_once_a_second_and_read_only_when_it_changed(store
     text = store.create()
     authenticator = store.authenticator()
     with (
-        patch.object(module, "look_at", wraps=look_at) as looks,
+        patch.object(tokens, "look_at", wraps=look_at) as looks,
         patch.object(TokenFile, "read", autospec=True, side_effect=TokenFile.read) as reads,
     ):
         for _ in range(10):
@@ -233,7 +234,7 @@ def test_what_was_verified_is_not_verified_again(store: TokenStore) -> None:
     text = store.create()
     authenticator = store.authenticator()
     first = authenticator.identify(text)
-    with patch.object(module, "matches") as verified:
+    with patch.object(tokens, "matches") as verified:
         assert authenticator.identify(text) is first
     assert verified.call_count == 0
 

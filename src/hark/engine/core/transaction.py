@@ -467,22 +467,28 @@ class WriteTransaction(msgspec.Struct, eq=False):
 
     def _publish_room(self, queue: Queue, groups: list[Group]) -> None:
         """Notify groups that were refused because of `max_in_flight`, when there is room again."""
-        if queue.bounds.blocked and _has_room(queue.bounds, queue.in_flight):
+        if queue.bounds.blocked and _room(queue.bounds, queue.in_flight) > 0:
             queue.bounds.blocked = False
             groups = list(queue.groups.values())
         else:
-            groups = [one for one in groups if one.bounds.blocked and _has_room(one.bounds, one.in_flight)]
+            groups = [one for one in groups if one.bounds.blocked and _room(one.bounds, one.in_flight) > 0]
         for group in groups:
             group.bounds.blocked = False
+            room = min(_room(queue.bounds, queue.in_flight), _room(group.bounds, group.in_flight))
             known = [group.positions[one].partition.name for one in group.ready if one in group.positions]
             if not group.ready:
                 continue
             if len(known) < len(group.ready) or len(known) > _NAMED_AT_MOST:
                 self.hints.add(queue.name, group.name, None)
             else:
-                counts = dict.fromkeys(known, 1) if group.mode == "shared" else None
-                self.hints.add(queue.name, group.name, known, counts=counts)
+                counts: dict[str, int] = {}
+                for partition in group.ready:
+                    position = group.positions[partition]
+                    if isinstance(position, SharedPosition):
+                        counts[position.partition.name] = number = position.count_ready(max(1, room))
+                        room -= number
+                self.hints.add(queue.name, group.name, known, counts=counts or None)
 
 
-def _has_room(bounds: Bounds, in_flight: int) -> bool:
-    return not bounds.limits.max_in_flight or in_flight < bounds.limits.max_in_flight
+def _room(bounds: Bounds, in_flight: int) -> int:
+    return bounds.limits.max_in_flight - in_flight if bounds.limits.max_in_flight else MOST_NOTIFIED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby, islice
+from math import ceil
 from typing import Any
 
 import msgspec
@@ -256,6 +257,8 @@ class Notifications(HintBook, eq=False, kw_only=True):
     store: Store
     keys: dict[bytes, Key] = msgspec.field(default_factory=dict)
     """Keys that were written, by their bytes (1 and True are the same to a dict)."""
+    room: dict[str, int] = msgspec.field(default_factory=dict)
+    """The numbers of messages that are no longer in flight, by queue."""
 
     def send(self) -> None:
         """Send the hints, and the keys that were written."""
@@ -313,13 +316,21 @@ class Notifications(HintBook, eq=False, kw_only=True):
         elif due is not None and group.shared.later(partition, due):
             self._notify(group, partition)
 
-    def has_room(self, group: Group) -> None:
-        """Fewer messages are in flight: groups of the queue that reached their limit may take more."""
-        for one in self.store.groups_of.get(group.queue, {}).values():
-            if one.ready.blocked:
-                one.ready.blocked = False
-                for _, _, partition in one.ready.heads(_FEW):
-                    self._notify(one, partition)
+    def has_room(self, group: Group, number: int) -> None:
+        """Fewer messages are in flight, by this number: groups of the queue that reached their limit may take more."""
+        self.room[group.queue] = self.room.get(group.queue, 0) + number
+
+    def hints(self) -> list[Hint]:
+        """The hints of the call, with those of groups that reached their limit of messages in flight."""
+        for queue, number in self.room.items():
+            for group in self.store.groups_of.get(queue, {}).values():
+                if group.ready.blocked:
+                    group.ready.blocked = False
+                    heads = group.ready.heads(_FEW)
+                    for _, _, partition in heads:
+                        self._notify(group, partition, ceil(number / len(heads)))
+        self.room.clear()
+        return super().hints()
 
     def drained(self, group: Group, partition: int) -> None:
         """A lease ended and left nothing behind it."""
@@ -346,7 +357,7 @@ class Notifications(HintBook, eq=False, kw_only=True):
             for name in [None] if alone else [group.name for group in groups if group.shared is None]:
                 self.add(partition.queue, name, (partition.name,))
             for group in groups:
-                self.has_room(group)
+                self.has_room(group, 1)
                 if group.shared is not None:
                     if group.ready.make_room(partition.id):
                         self._notify(group, partition.id)
@@ -448,7 +459,7 @@ def _note_ready(store: Store, group: Group, hint: Hint, notifications: Notificat
     for partition in _known(store, hint):
         group.ready.add(partition.id)
     if hint.ended:
-        notifications.has_room(group)
+        notifications.has_room(group, sum(hint.counts) or len(hint.ended))
     if group.shared is not None:
         return  # A lease on messages does not block the partition.
     if hint.ended:

@@ -91,8 +91,8 @@ class Settlements(msgspec.Struct, eq=False):
     """The columns of each item; the second is its position, counted from 1."""
     _freed: set[int] = set()
     """Indexes of positions that a lease released."""
-    _settled: set[int] = set()
-    """Indexes of positions where something was settled."""
+    _settled: dict[int, int] = {}
+    """The number of settled messages, by the index of their position."""
 
     def add(self, request: int, items: Iterable[tuple[Settlement, int]]) -> None:
         """Add the settlements of a request, with what `load` answered."""
@@ -158,7 +158,7 @@ class Settlements(msgspec.Struct, eq=False):
         ):
             position = row[1] - 1
             if holder is not None:
-                self._settled.add(position)
+                self._settled[position] = self._settled.get(position, 0) + 1
             lease = None if holder is None or code else str(holder)
             group = self._groups[position]
             refusal, text = REFUSALS[code] if code else (None, None)
@@ -199,7 +199,7 @@ class Settlements(msgspec.Struct, eq=False):
             elif number in self._freed:
                 notifications.drained(group, partition)
             if number in self._settled:
-                notifications.has_room(group)
+                notifications.has_room(group, self._settled[number])
 
 
 async def settle(store: Store, requests: Sequence[Sequence[Settlement]]) -> Answers[list[SettleOutcome]]:
@@ -322,7 +322,7 @@ def free(store: Store, positions: Iterable[Any]) -> None:
         else:
             notifications.given_back(group, partition, messages)
         notifications.ended(group.queue, group.name, str(lease))
-        notifications.has_room(group)
+        notifications.has_room(group, messages)
     notifications.send()
 
 
