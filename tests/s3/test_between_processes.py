@@ -11,7 +11,7 @@ import pytest
 
 from hark.clock import SECOND, FakeClock
 from hark.engine.s3 import S3Engine, objects
-from hark.model import GroupMode, LeaseFilter
+from hark.model import GroupMode, LeaseFilter, Limits
 from tests.engine.driver import message, payloads, settlement
 from tests.engine.explained import why
 from tests.engine.workers import Workers
@@ -210,6 +210,43 @@ async def test_messages_of_a_lost_commit_do_not_fill_a_queue(process: Process, o
     assert outcome.status == "queued"
     [outcome] = await other.push("small", "new", 3)
     assert outcome.code == "queue_full"
+
+
+@pytest.mark.parametrize("mode", ["ordered", "shared"])
+@pytest.mark.parametrize("how", ["auto-ack", "ack", "purge", "seek"])
+async def test_rule_7_what_another_process_settled_makes_room(
+    process: Process, other: Process, mode: GroupMode, how: str
+) -> None:
+    """The process that pushes does not use the group, and has not loaded it."""
+    workers = Workers(other, mode=mode)
+    await other.configure("orders", max_size=1)
+    await process.push("orders", "p1", 1)
+    await workers.take(auto_ack=True)
+    [outcome] = await process.push("orders", "p1", 2)
+    assert outcome.status == "queued"
+    if how == "auto-ack":
+        await workers.take(auto_ack=True)
+    elif how == "ack":
+        await other.ack_all(await workers.take())
+    elif how == "purge":
+        await other.engine.purge("orders", "workers")
+    else:
+        await other.seek("orders", group="workers", to_end=True)
+    first, second = await process.push("orders", "p1", 3, 4)
+    assert (first.status, second.code) == ("queued", "queue_full")
+
+
+async def test_deliveries_of_another_process_count_for_the_rate_of_a_group(
+    process: Process, other: Process, clock: FakeClock
+) -> None:
+    await other.push("orders", "p1", 1, 2, 3, 4)
+    workers, others = Workers(process), Workers(other)
+    await others.take(auto_ack=True)
+    await other.engine.limit_group("orders", "workers", Limits(rate_limit=1, rate_burst=2))
+    assert len(await others.take(2, auto_ack=True)) == 2
+    assert (await workers.take()).reason == "rate_limited"
+    clock.advance(1)
+    assert len(await workers.take()) == 1
 
 
 async def test_the_number_of_a_partition_that_was_undone_is_another_ones(

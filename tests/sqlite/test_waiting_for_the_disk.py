@@ -9,9 +9,22 @@ from collections.abc import Callable, Sequence
 import apsw
 import pytest
 
+from hark.clock import FakeClock
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import EngineFailure, HarkError
-from hark.model import Hint, MessageFilter, NewMessage, PopRequest, PopResult, PushOutcome, Renewal, Settlement
+from hark.model import (
+    GroupMode,
+    Hint,
+    MessageFilter,
+    NewMessage,
+    PopRequest,
+    PopResult,
+    PushOutcome,
+    QueueOptions,
+    QueueSpec,
+    Renewal,
+    Settlement,
+)
 
 
 class SlowDisk:
@@ -113,6 +126,35 @@ async def test_nothing_is_handed_out_of_a_partition_whose_settlement_is_not_on_d
     disk.go_on.set()
     await settle
     await pop
+
+
+async def push(engine: SqliteEngine, queue: str, payload: bytes, ttl_ms: int | None = None) -> str:
+    """Push one message; the status."""
+    [answer] = await engine.push([[NewMessage(queue, "a", payload, ttl_ms=ttl_ms)]])
+    assert isinstance(answer, list)
+    return answer[0].status
+
+
+@pytest.mark.parametrize("mode", ["ordered", "shared"])
+async def test_a_message_that_expired_makes_room_in_a_full_queue(
+    engine: SqliteEngine, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, mode: GroupMode
+) -> None:
+    """A pop steps over it in memory. The push comes into the commit that stores this."""
+    request = PopRequest(queue="orders", group="g", group_mode=mode)
+    await engine.configure([QueueSpec(name="orders", options=QueueOptions(max_size=1))])
+    await engine.pop([request])
+    assert await push(engine, "orders", b"1", ttl_ms=1000) == "queued"
+    clock.advance(1)
+    disk = SlowDisk(engine, monkeypatch)
+    busy = asyncio.ensure_future(push(engine, "others", b"2"))
+    await disk.wait_until_busy()
+    assert not pop_of(await engine.pop([request])).messages
+    early = asyncio.ensure_future(push(engine, "orders", b"3"))
+    await engine.renew([Renewal("unknown")])  # It has arrived when this has.
+    disk.go_on.set()
+    await asyncio.gather(busy, early)
+    assert (early.result(), await push(engine, "orders", b"4")) == ("failed", "queued")
+    assert await push(engine, "orders", b"5") == "failed"
 
 
 def failing(error: type[apsw.Error], times: int) -> Callable[[], None]:

@@ -188,7 +188,7 @@ class Notes:
                     draft.changed_ranges.update(changed)
             queue = state.queues.get(position.group.queue_name)
             if queue is not None:
-                queue.open = None
+                transaction.settled_many(queue)
         for name, number in self._expired.items():
             transaction.count(name, "expired", number)
         for group in self._seen:

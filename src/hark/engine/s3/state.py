@@ -25,7 +25,7 @@ from hark.engine.core.state import Group, Queue, State
 from hark.engine.core.store import rows_of, run
 from hark.engine.hints import HintBook
 from hark.engine.s3.flush import Flush
-from hark.engine.s3.leases import Changeset, LeaseRows, PositionKey, group_by_id, stored_rates
+from hark.engine.s3.leases import Changeset, LeaseRows, Owner, PositionKey, group_by_id, stored_rates
 from hark.engine.s3.objects import Record
 from hark.errors import DiskFull, StoreUnusable
 from hark.ids import IdCodec, IdSource
@@ -252,11 +252,7 @@ class Memory:
         state.expired_leases, state.removed = expired, removed
         loader = Loader(writer, state)
         loader.queues()
-        queues = {queue.id: queue for queue in state.queues.values()}
-        for (kind, number), (tokens, filled_at) in stored_rates(writer).items():
-            owner = queues.get(number) if kind == "queue" else group_by_id(writer, loader, number)
-            if owner is not None:
-                owner.bounds.tokens, owner.bounds.filled_at = tokens, filled_at
+        self._load_rates(loader)
         self._leases.load(writer)
 
     def follow(self, changeset: Changeset, now: int) -> None:
@@ -277,11 +273,11 @@ class Memory:
         if changeset.numbers:
             loader.numbers()
         if changeset.rates:
-            self._follow_rates(changeset, groups)
+            self._load_rates(loader, changeset.rates)
         # Before and after: only memory knows the queues of partitions that were undone or removed.
-        queues, positions = self._queues_of(changeset, groups), self._positions_in(changeset.partitions)
+        queues, positions = self._queues_of(changeset.partitions), self._positions_in(changeset.partitions)
         loader.renew_partitions(changeset.partitions)
-        queues |= self._queues_of(changeset, groups)
+        queues |= self._queues_of(changeset.partitions)
         positions |= self._positions_in(changeset.partitions)
         positions, leases = self._closed(changeset, positions)
         wanted = self._drop(positions, leases, groups)
@@ -293,14 +289,20 @@ class Memory:
                 position = group.positions.get(partition)
                 if position is not None:
                     position.refresh(now)
-        for queue in queues:
-            queue.open = None  # Counted again when it is next needed.
+        moved = {group for group, _ in changeset.positions}
+        for queue in state.queues.values():
+            # The count has all groups of the queue; memory has only those that were used here.
+            if queue in queues or not moved.isdisjoint(queue.open or ()):
+                queue.open = None  # Counted again when it is next needed.
 
-    def _follow_rates(self, changeset: Changeset, groups: dict[int, Group]) -> None:
-        stored = stored_rates(self._scratch.writer)
+    def _load_rates(self, loader: Loader, owners: Iterable[Owner] | None = None) -> None:
+        """Load the remaining tokens of these queues and groups, or of all."""
+        writer = self._scratch.writer
+        stored = stored_rates(writer)
         queues = {queue.id: queue for queue in self._state.queues.values()}
-        for kind, number in changeset.rates:
-            owner = queues.get(number) if kind == "queue" else groups.get(number)
+        for kind, number in stored if owners is None else owners:
+            # Also groups that are not in memory: `Loader` does not read tokens when they are used.
+            owner = queues.get(number) if kind == "queue" else group_by_id(writer, loader, number)
             if owner is not None:
                 tokens, filled_at = stored.get((kind, number), (None, owner.bounds.filled_at))
                 owner.bounds.tokens, owner.bounds.filled_at = tokens, filled_at
@@ -346,13 +348,10 @@ class Memory:
                 wanted.setdefault(group, set()).add(partition)
         return wanted
 
-    def _queues_of(self, changeset: Changeset, groups: dict[int, Group]) -> set[Queue]:
-        """Return the queues of changed rows, as far as they are in memory."""
-        state = self._state
-        found = (state.partitions.get(number) for number in changeset.partitions)
-        queues = {partition.queue for partition in found if partition is not None}
-        names = {groups[number].queue_name for number, _ in changeset.positions if number in groups}
-        return queues | {state.queues[name] for name in names if name in state.queues}
+    def _queues_of(self, partitions: Iterable[int]) -> set[Queue]:
+        """Return the queues of partitions, as far as they are in memory."""
+        found = (self._state.partitions.get(number) for number in partitions)
+        return {partition.queue for partition in found if partition is not None}
 
 
 # Own changes are made in a `Flush` and then kept or undone; records of other processes are applied. Both return hints.
