@@ -30,7 +30,7 @@ CATCH_UP: tuple[Literal["all", "latest", "none"], ...] = ("all", "all", "latest"
 NAMES = [f"schedule-{number}" for number in range(8)]
 SECOND = timedelta(seconds=1)
 FAR_SECONDS = 70
-"""A jump over so many due times that those before are missed."""
+"""A jump that makes earlier due times missed ones."""
 
 
 class Seen:

@@ -255,7 +255,7 @@ class PopModel(StoreModel):
         return [message for position in positions for message in position.in_flight()]
 
     def room_in(self, position: Position, auto_ack: bool) -> tuple[float, frozenset[str]]:
-        """The same for the limits of a partition: at its limit in flight, nobody gets anything."""
+        """The same for the limits of a partition: at its limit in flight, no consumer receives anything."""
         left, reasons = float("inf"), set()
         bounds = [limits for _, limits in self.limits(position.address[0], position.group)]
         most = min((one.max_in_flight_per_partition for one in bounds if one.max_in_flight_per_partition), default=0)

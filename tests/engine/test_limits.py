@@ -361,7 +361,7 @@ async def test_whatever_ends_a_lease_makes_room_in_its_partition(
         case "seek":
             await q.seek("orders", "p1", group="workers", to_end=True)
             await q.push("orders", "p1", 9, 10)
-    assert q.announced("orders", "workers"), "whoever waits must hear that there is room"
+    assert q.announced("orders", "workers"), "waiting consumers must be notified that there is room"
     assert len(await either.take(5)) == 1
 
 
