@@ -180,6 +180,7 @@ class Flows:
         flow = map.queue, map.id
         advance = Advance(map, _Known(self, map))
         advance.begin()
+        await asyncio.sleep(0)  # A plan can have several MB.
         ends = [_key(flow, "plan"), _key(flow, "end")]
         mutations = [self._set(map, "plan", _encode(plan)), *self._counters(map, advance)]
         keys = KeyWrite(checks=[KeyCheck(key, None) for key in ends], mutations=mutations)
@@ -591,7 +592,9 @@ class Flows:
         for flow, entry in zip(missing, entries, strict=True):
             if entry is not None:
                 by = _decode_sealed(entry.value).by
-                map = maps[flow] = FlowMap(*flow, _decode_plan(self.opened(entry)), by)
+                plan = _decode_plan(self.opened(entry))
+                await asyncio.sleep(0)  # A plan can have several MB.
+                map = maps[flow] = FlowMap(*flow, plan, by)
                 map.version = entry.version
                 self._note(map, bytes(entry.value))
         return maps
