@@ -264,14 +264,43 @@ def test_no_request_holds_the_event_loop(server: Inside, shape: Shape) -> None:
     assert max(holds) < LONGEST
 
 
-def test_a_missing_schedule_is_compared_with_few_others(server: Inside) -> None:
+def chain(part: bytes, number: int) -> bytes:
+    """A flow of equal parts, with the id `large`."""
+    return b'{"id":"large","steps":[%b]}' % b",".join([part] * number)
+
+
+LARGE_STEP = b'{"queue":"Q","payload":{"task":"%b"}}' % (b"x" * 950)
+LARGE_FLOWS = {
+    "a chain": chain(LARGE_STEP, 10_000),
+    "members": chain(
+        b"%b,%b" % (LARGE_STEP, LARGE_STEP) + b',{"group":[%b]}' % b",".join([b"[%b]" % LARGE_STEP] * 9997), 1
+    ),
+    "deep groups": chain(b'{"group":[[' * 80 + b'{"queue":"Q","payload":{"task":"t"}}' + b"]]}" * 80, 120),
+}
+
+
+@pytest.mark.parametrize("kind", LARGE_FLOWS)
+def test_no_request_for_a_large_flow_holds_the_event_loop(server: Inside, kind: str) -> None:
+    queue = kind.replace(" ", "-")
+    path = f"/api/v1/flows/{queue}/large"
     with httpx.Client(base_url=server.url, timeout=WAIT_SECONDS, trust_env=False) as client:
-        for number in range(200):
-            for times in (10, 33):
-                client.put(f"/api/v1/schedules/{f'{number:06}' * times}", json={"queue": "q", "every": 3600})
+        client.post(FLOWS, content=LARGE_FLOWS[kind].replace(b'"Q"', b'"%b"' % queue.encode())).raise_for_status()
+        [message] = client.get(f"/api/v1/pop/queue/{queue}").json()["messages"]
+        task = {"transactionId": message["transactionId"], "flow": message["data"]["flow"]}
+        ack = {"transactionId": message["id"], "leaseId": message["leaseId"], "task": task}
         with watched(server) as holds:
-            missing = client.get(f"/api/v1/schedules/{'000123' * 9}")
-    assert (missing.status_code, f"; did you mean {'000123' * 10}?" in missing.text) == (404, True)
+            assert client.post("/api/v1/ack", json=ack).json()[0]["success"]
+            assert "done" in {step["state"] for step in client.get(path).json()["steps"]}
+            assert client.post(f"{path}/cancel").json() == {"success": True}
+    assert max(holds) < LONGEST
+
+
+def test_a_missing_schedule_is_not_compared_with_long_names(server: Inside) -> None:
+    with httpx.Client(base_url=server.url, timeout=WAIT_SECONDS, trust_env=False) as client:
+        for number in range(40):
+            client.put(f"/api/v1/schedules/{f'{number:06}' * 33}", json={"queue": "q", "every": 3600})
+        with watched(server) as holds:
+            assert client.get(f"/api/v1/schedules/{'000012' * 32}").status_code == 404
     assert max(holds) < LONGEST
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 
 from hark.api.types.tasks import FlowStatus, FlowStep, PushedFlow, TaskStatus
-from hark.broker.flow_plans import Advance, FlowMap, Plan, Progress, Step, reached, steps_of, transaction_id
+from hark.broker.flow_plans import Advance, FlowMap, Plan, Progress, Step, in_parts, reached, steps_of, transaction_id
 from hark.broker.keyvalue import KeyValue
 from hark.broker.sealing import SealedQueues
 from hark.clock import MILLISECOND, SECOND
@@ -485,7 +485,7 @@ class Flows:
             async with turns:
                 return await self._live(map, step, end)
 
-        return list(await asyncio.gather(*(state_of(*one) for one in await reached(map, done, is_stored))))
+        return await in_parts(state_of(*one) for one in await reached(map, done, is_stored))
 
     async def _live(self, map: FlowMap, step: Step, end: StepEnd | None) -> FlowStep:
         """The state of a step that was pushed and is not done, from its message."""
@@ -548,7 +548,7 @@ class Flows:
             async with turns:
                 await self._broker.tasks.cancel(message_id)
 
-        await asyncio.gather(*(cancel_one(message_id) for message_id in received))
+        await in_parts(cancel_one(message_id) for message_id in received)
         return True
 
     # Records -----------------------------------------------------------------------------------------------
