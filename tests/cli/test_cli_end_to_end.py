@@ -61,6 +61,11 @@ def test_a_misspelt_queue_is_answered_with_the_name_that_is_near(hark: Run, queu
     assert (popped.exit_code, f"queue {wrong}; the queue does not exist; {hint}" in popped.stderr) == (3, True)
     listed = hark("message", "list", wrong).stdout
     assert f"no messages; queue {wrong} does not exist; {hint}" in " ".join(listed.split())
+    assert f"no schedules; queue {wrong} does not exist; {hint}" in hark("schedule", "list", "--queue", wrong).stdout
+    for verb in ("show", "cancel"):
+        flow = hark("flow", verb, wrong, "some-id")
+        assert (flow.exit_code, f"queue {wrong} does not exist; {hint}" in flow.stderr) == (1, True)
+        assert "result has expired" in hark("flow", verb, queue, "some-id").stderr
     assert f"created queue {wrong}; {hint}" in hark("push", wrong, "1").stderr
     assert hark("push", wrong, "2").stderr == "", "it is not new any more"
     assert hint not in hark("pop", wrong).stderr

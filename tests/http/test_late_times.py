@@ -41,6 +41,38 @@ def test_a_time_after_the_year_9999_is_refused_wherever_it_is_given(api: Api, qu
     assert frame["error"].startswith(f"subscriptionFrom: {EXPECTED}"), frame
 
 
+@pytest.mark.parametrize("number", [2**53, 2**63, 10**30])
+def test_a_duration_beyond_its_limit_is_refused_in_flows_schedules_and_acknowledgements(
+    api: Api, queue: str, number: int
+) -> None:
+    step = {"queue": queue, "payload": {"task": "t"}}
+    for field, value in (("delay", number), ("ttl", number), ("backoffSchedule", [number])):
+        where = f"steps[0].{field}" + "[0]" * isinstance(value, list)
+        refused(api.post("/flows", {"steps": [step | {field: value}]}), where)
+    refused(api.post("/flows", {"steps": [step], "resultTtl": number}), "resultTtl")
+    end = {"transactionId": "t", "partitionId": "p", "task": {"transactionId": "t", "resultTtl": number}}
+    refused(api.post("/ack", end), "task.resultTtl")
+    refused(api.post("/ack/batch", {"acknowledgments": [end]}), "acknowledgments[0].task.resultTtl")
+    schedule = {"queue": queue, "every": 60}
+    for field in ("ttl", "every", "jitter", "startAt"):
+        refused(api.put(f"/schedules/{queue}", schedule | {field: number}), field)
+    assert api.get(f"/schedules/{queue}").status_code == 404
+
+
+@pytest.mark.parametrize("timing", [{"every": "3650d"}, {"cron": "* * * * *", "timezone": "Pacific/Kiritimati"}])
+def test_a_schedule_that_begins_at_the_end_of_the_year_9999_is_kept_and_listed(
+    api: Api, queue: str, timing: dict[str, str]
+) -> None:
+    body = {"queue": queue, "startAt": "9999-12-31T23:59:59Z", "jitter": 86_400} | timing
+    assert api.put(f"/schedules/{queue}", body).status_code == 201
+    for verb in ("pause", "resume"):
+        assert api.post(f"/schedules/{queue}/{verb}").status_code == 200
+    assert api.post(f"/schedules/{queue}/run").status_code == 201
+    [listed] = api.get("/schedules", queue=queue).json()["schedules"]
+    assert listed["startAt"] == "9999-12-31T23:59:59.000Z"
+    assert (listed["state"], listed["nextRunAt"]) == ("ended", None)
+
+
 @pytest.mark.parametrize("path", ["/messages", "/consumer-groups", "/consumer-groups/g", "/resources/queues/q"])
 def test_a_row_with_a_later_time_is_listed(path: str) -> None:
     with inside() as server, httpx.Client(base_url=server.url, timeout=WAIT_SECONDS, trust_env=False) as client:

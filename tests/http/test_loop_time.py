@@ -52,6 +52,10 @@ PUSH, ATOMIC = "/api/v1/push", "/keyval/api/atomic"
 ITEM = b'{"items":[{"queue":"q","payload":'
 DEEP = b"[" * 260 + b"]" * 260 + b","
 OPERATIONS = b'{"operations":[{"type":"push","queue":"q","payload":['
+FLOWS, SCHEDULE, ACKS = "/api/v1/flows", "/api/v1/schedules/s", "/api/v1/ack/batch"
+STEP = b'{"queue":"q","payload":{"task":"t"}}'
+ACK = b'{"transactionId":"t","partitionId":"p","task":{"transactionId":"t","state":"done","resultTtl":9}}'
+ACK_STEP = ACK[:-2] + b',"flow":{"queue":"q","id":"f","path":"0"}}}'
 SHAPES = {
     "options": Shape("/api/v1/configure", b'{"queue":"q","options":{"a":1', b',"%d":1', b"}}", 413),
     "escaped quotes and brackets": Shape(PUSH, ITEM + b'"', b'\\"[', b'"}]}', 201, values=True),
@@ -140,6 +144,77 @@ SHAPES = {
         b"]}",
         200,
     ),
+    "unique keys": Shape(PUSH, b'{"items":[{"queue":"q"}', b',{"queue":"q","uniqueKey":"a"}' + b" " * 1020, b"]}", 201),
+    "a long unique key": Shape(PUSH, b'{"items":[{"queue":"q","uniqueKey":"', "ü".encode(), b'"}]}', 400),
+    "steps of a flow": Shape(FLOWS, b'{"steps":[' + STEP, b"," + STEP + b" " * 1020, b"]}", 201),
+    "too many steps of a flow": Shape(FLOWS, b'{"steps":[' + STEP, b"," + STEP + b" " * 180, b"]}", 400),
+    "empty steps": Shape(FLOWS, b'{"steps":[' + STEP, b",{}" + b" " * 110, b"]}", 400),
+    "very many steps": Shape(FLOWS, b'{"steps":[' + STEP, b"," + STEP, b"]}", 400),
+    "members": Shape(FLOWS, b'{"steps":[{"group":[[' + STEP + b"]", b",[" + STEP + b"]" + b" " * 1020, b"]}]}", 201),
+    "too many members": Shape(
+        FLOWS, b'{"steps":[{"group":[[' + STEP + b"]", b",[" + STEP + b"]" + b" " * 250, b"]}]}", 400
+    ),
+    "deep members": Shape(
+        FLOWS, b'{"steps":[' + b'{"group":[[' * 80 + STEP, b"," + STEP + b" " * 180, b"]]}" * 80 + b"]}", 400
+    ),
+    "deep groups": Shape(
+        FLOWS, b'{"steps":[' + STEP, b"," + b'{"group":[[' * 80 + STEP + b"]]}" * 80 + b" " * 14_000, b"]}", 400
+    ),
+    "fewer deep groups": Shape(
+        FLOWS, b'{"steps":[' + STEP, b"," + b'{"group":[[' * 80 + STEP + b"]]}" * 80 + b" " * 85_000, b"]}", 201
+    ),
+    "small groups": Shape(
+        FLOWS, b'{"steps":[' + b'{"group":[[' * 40 + STEP, b',{"group":[[]]}' + b" " * 180, b"]]}" * 40 + b"]}", 400
+    ),
+    "fields of a step": Shape(
+        FLOWS, b'{"steps":[{"queue":"q","payload":{"task":"t"', b',"a":1' + b" " * 60, b"}}]}", 201
+    ),
+    "unknown fields of a step": Shape(FLOWS, b'{"steps":[{"queue":"q"', b',"a":1' + b" " * 60, b"}]}", 400),
+    "unknown fields of a flow": Shape(FLOWS, b'{"steps":[]', b',"a":1' + b" " * 60, b"}", 400),
+    "backoffs of steps": Shape(
+        FLOWS,
+        b'{"steps":[' + STEP,
+        b"," + STEP[:-1] + b',"backoffSchedule":[%b]}' % b",".join([b"1"] * 100) + b" " * 6000,
+        b"]}",
+        201,
+    ),
+    "a payload of a step": Shape(
+        FLOWS, b'{"steps":[{"queue":"q","payload":{"task":"t","a":[', b"1," + b" " * 60, b"1]}}]}", 201
+    ),
+    "a text in a step": Shape(FLOWS, b'{"steps":[{"queue":"q","payload":{"task":"t","a":"', b"\\n", b'"}}]}', 201),
+    "a task of a step": Shape(FLOWS, b'{"steps":[{"queue":"q","payload":{"task":"', b"\\n", b'"}}]}', 201),
+    "an id of a flow": Shape(FLOWS, b'{"steps":[' + STEP + b'],"id":"', b"\\n", b'"}', 400),
+    "a payload of a schedule": Shape(
+        SCHEDULE, b'{"queue":"q","every":60,"payload":[', b"1,", b"1]}", 201, "PUT", values=True
+    ),
+    "a text of a schedule": Shape(SCHEDULE + "2", b'{"queue":"q","every":60,"payload":"', b"\\n", b'"}', 201, "PUT"),
+    "unknown fields of a schedule": Shape(SCHEDULE, b'{"queue":"q"', b',"a":1' + b" " * 60, b"}", 400, "PUT"),
+    "cron": Shape(SCHEDULE, b'{"queue":"q","cron":"0 0 * * 1', b",1", b'"}', 400, "PUT"),
+    "every": Shape(SCHEDULE, b'{"queue":"q","every":"', b"1s", b'"}', 400, "PUT"),
+    "every as a number": Shape(SCHEDULE, b'{"queue":"q","every":1', b"1", b"}", 400, "PUT"),
+    "every as a fraction": Shape(SCHEDULE, b'{"queue":"q","every":1.', b"1", b"}", 400, "PUT"),
+    "a time zone": Shape(SCHEDULE, b'{"queue":"q","cron":"* * * * *","timezone":"', b"a/", b'"}', 400, "PUT"),
+    "a start": Shape(SCHEDULE, b'{"queue":"q","every":60,"startAt":"', b"11T", b'"}', 400, "PUT"),
+    "backoffs of a schedule": Shape(
+        SCHEDULE, b'{"queue":"q","every":60,"backoffSchedule":[1', b",1" + b" " * 60, b"]}", 400, "PUT"
+    ),
+    "a note": Shape("/api/v1/messages/p/t/progress", b'{"leaseId":"l","note":"', b"\\n", b'"}', 413),
+    "results": Shape(ACKS, b'{"acknowledgments":[' + ACK, b"," + ACK + b" " * 960, b"]}", 200),
+    "too many results": Shape(ACKS, b'{"acknowledgments":[' + ACK, b"," + ACK, b"]}", 400),
+    "results before a pop": Shape(
+        "/api/v1/next?queue=empty", b'{"acknowledgments":[' + ACK, b"," + ACK + b" " * 960, b"]}", 200
+    ),
+    "a result": Shape(ACKS, b'{"acknowledgments":[' + ACK[:-2] + b',"result":[', b"1,", b"1]}}]}", 200, values=True),
+    "a result before a pop": Shape(
+        "/api/v1/next?queue=empty",
+        b'{"acknowledgments":[' + ACK[:-2] + b',"result":[',
+        b"1,",
+        b"1]}}]}",
+        400,
+        values=True,
+    ),
+    "unknown fields of a result": Shape(ACKS, b'{"acknowledgments":[' + ACK[:-2], b',"a":1' + b" " * 60, b"}}]}", 200),
+    "flow refs": Shape(ACKS, b'{"acknowledgments":[' + ACK_STEP, b"," + ACK_STEP + b" " * 920, b"]}", 200),
     "not JSON": Shape(PUSH, b"", b"{", b"", 400),
     "no item": Shape("/keyval/api/queue/ack", b'{"id":"', b"\\u0000", b'"}', 413),
 }
@@ -186,6 +261,46 @@ def watched(server: Inside) -> Iterator[list[float]]:
 def test_no_request_holds_the_event_loop(server: Inside, shape: Shape) -> None:
     with httpx.Client(base_url=server.url, timeout=WAIT_SECONDS, trust_env=False) as client, watched(server) as holds:
         assert client.request(shape.method, shape.path, content=shape.body).status_code == shape.status
+    assert max(holds) < LONGEST
+
+
+def chain(part: bytes, number: int) -> bytes:
+    """A flow of equal parts, with the id `large`."""
+    return b'{"id":"large","steps":[%b]}' % b",".join([part] * number)
+
+
+LARGE_STEP = b'{"queue":"Q","payload":{"task":"%b"}}' % (b"x" * 950)
+LARGE_FLOWS = {
+    "a chain": chain(LARGE_STEP, 10_000),
+    "members": chain(
+        b"%b,%b" % (LARGE_STEP, LARGE_STEP) + b',{"group":[%b]}' % b",".join([b"[%b]" % LARGE_STEP] * 9997), 1
+    ),
+    "deep groups": chain(b'{"group":[[' * 80 + b'{"queue":"Q","payload":{"task":"t"}}' + b"]]}" * 80, 120),
+}
+
+
+@pytest.mark.parametrize("kind", LARGE_FLOWS)
+def test_no_request_for_a_large_flow_holds_the_event_loop(server: Inside, kind: str) -> None:
+    queue = kind.replace(" ", "-")
+    path = f"/api/v1/flows/{queue}/large"
+    with httpx.Client(base_url=server.url, timeout=WAIT_SECONDS, trust_env=False) as client:
+        client.post(FLOWS, content=LARGE_FLOWS[kind].replace(b'"Q"', b'"%b"' % queue.encode())).raise_for_status()
+        [message] = client.get(f"/api/v1/pop/queue/{queue}").json()["messages"]
+        task = {"transactionId": message["transactionId"], "flow": message["data"]["flow"]}
+        ack = {"transactionId": message["id"], "leaseId": message["leaseId"], "task": task}
+        with watched(server) as holds:
+            assert client.post("/api/v1/ack", json=ack).json()[0]["success"]
+            assert "done" in {step["state"] for step in client.get(path).json()["steps"]}
+            assert client.post(f"{path}/cancel").json() == {"success": True}
+    assert max(holds) < LONGEST
+
+
+def test_a_missing_schedule_is_not_compared_with_long_names(server: Inside) -> None:
+    with httpx.Client(base_url=server.url, timeout=WAIT_SECONDS, trust_env=False) as client:
+        for number in range(40):
+            client.put(f"/api/v1/schedules/{f'{number:06}' * 33}", json={"queue": "q", "every": 3600})
+        with watched(server) as holds:
+            assert client.get(f"/api/v1/schedules/{'000012' * 32}").status_code == 404
     assert max(holds) < LONGEST
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,6 +11,7 @@ import pytest
 
 from hark.testing import HarkServer
 from tests.http.api import Api, Json, acknowledgment, read, refusal
+from tests.http.test_options import SECRET, encrypting
 
 UNKNOWN = "00000000-0000-8000-8000-000000000000"
 
@@ -23,6 +25,37 @@ def pushed(api: Api, queue: str, **options: Any) -> Json:
 def show(api: Api, message: Json, name: str = "t", **query: Any) -> Json:
     """The state of a task."""
     return read(api.get(f"/messages/{message['partition_id']}/{name}/task", **query))
+
+
+def test_what_tasks_of_an_encrypted_queue_store_is_unreadable_on_the_disk(tmp_path: Path, queue: str) -> None:
+    texts = [f"{SECRET} {number}" for number in range(8)]
+    argument, note, result, next_result, error, scheduled, unique, plain = texts
+    with encrypting(tmp_path) as api:
+        api.push(f"{queue}-plain", plain)
+        api.configure(queue, encryptionEnabled=True)
+        for _ in range(3):
+            api.push(queue, {"task": "add", "arguments": argument, "resultTtl": 600})
+        first, second, third = api.pop(queue, batch=3)
+        progress = f"/messages/{first['partitionId']}/{first['transactionId']}/progress"
+        read(api.post(progress, {"leaseId": first["leaseId"], "progress": 0.5, "note": note}))
+        task = f"/messages/{first['partitionId']}/{first['transactionId']}/task"
+        assert read(api.get(task))["note"] == note
+        assert api.ack(first, task={"transactionId": first["transactionId"], "result": result})["success"]
+        end = {"transactionId": second["transactionId"], "result": next_result}
+        body = {"acknowledgments": [acknowledgment(second, task=end)]}
+        assert api.post("/next", body, queue=f"{queue}-other").status_code == 200
+        end = {"transactionId": third["transactionId"], "state": "failed"}
+        assert api.ack(third, "dlq", error=error, task=end)["success"]
+        [letter] = api.dead_letters(queue)
+        assert (letter["errorMessage"], letter["data"]["arguments"]) == (error, argument)
+        read(api.put(f"/schedules/{queue}", {"queue": queue, "every": 60, "payload": scheduled}), 201)
+        read(api.post(f"/schedules/{queue}/run"), 201)
+        for _ in range(2):
+            api.push(queue, unique, uniqueKey="k")
+        assert read(api.get(task))["result"] == result
+        stored = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    stored += b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert [text for text in texts if text.encode() in stored] == [plain]
 
 
 def test_a_task_from_its_push_to_its_result(api: Api, queue: str) -> None:

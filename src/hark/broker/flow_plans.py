@@ -8,16 +8,18 @@ lists again. The path of a node says where it is: `1` is the second node, `1.0` 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from itertools import chain
-from typing import Literal, Protocol
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from typing import Literal, Protocol, TypeVar
 
 import msgspec
 
 from hark.model import NewMessage, StepRef
 
+T = TypeVar("T")
 RECORDED = 10
 """The end of every tenth step of a list is stored. That a step in between is done is known by the message after it."""
+_AT_ONCE = 200
 _TOO_LARGE = 16 * 2**20
 """Maximum size of the results of a group together, in bytes."""
 
@@ -204,6 +206,15 @@ def steps_of(nodes: Sequence[PlanNode]) -> Iterator[NewMessage]:
             yield from steps_of(member)
 
 
+async def in_parts(calls: Iterable[Awaitable[T]]) -> list[T]:
+    """Await all calls, some at a time: to start thousands at once takes too long."""
+    left = iter(calls)
+    results: list[T] = []
+    while some := list(islice(left, _AT_ONCE)):
+        results += await asyncio.gather(*some)
+    return results
+
+
 Progress = Literal["done", "pushed", "waiting"]
 
 
@@ -224,8 +235,8 @@ async def reached(
                 found.append(
                     (map.steps[path], "done" if index < number else "pushed" if index == number else "waiting")
                 )
-            members = [walk(member, index <= number) for member in map.groups.get(path, ())]
-            found += chain.from_iterable(await asyncio.gather(*members))
+            members = (walk(member, index <= number) for member in map.groups.get(path, ()))
+            found += chain.from_iterable(await in_parts(members))
         return found
 
     async def count_done(paths: Sequence[str]) -> int:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 
 from hark.api.types.tasks import FlowStatus, FlowStep, PushedFlow, TaskStatus
-from hark.broker.flow_plans import Advance, FlowMap, Plan, Progress, Step, reached, steps_of, transaction_id
+from hark.broker.flow_plans import Advance, FlowMap, Plan, Progress, Step, in_parts, reached, steps_of, transaction_id
 from hark.broker.keyvalue import KeyValue
 from hark.broker.sealing import SealedQueues
 from hark.clock import MILLISECOND, SECOND
@@ -180,6 +180,7 @@ class Flows:
         flow = map.queue, map.id
         advance = Advance(map, _Known(self, map))
         advance.begin()
+        await asyncio.sleep(0)  # A plan can have several MB.
         ends = [_key(flow, "plan"), _key(flow, "end")]
         mutations = [self._set(map, "plan", _encode(plan)), *self._counters(map, advance)]
         keys = KeyWrite(checks=[KeyCheck(key, None) for key in ends], mutations=mutations)
@@ -484,7 +485,7 @@ class Flows:
             async with turns:
                 return await self._live(map, step, end)
 
-        return list(await asyncio.gather(*(state_of(*one) for one in await reached(map, done, is_stored))))
+        return await in_parts(state_of(*one) for one in await reached(map, done, is_stored))
 
     async def _live(self, map: FlowMap, step: Step, end: StepEnd | None) -> FlowStep:
         """The state of a step that was pushed and is not done, from its message."""
@@ -547,7 +548,7 @@ class Flows:
             async with turns:
                 await self._broker.tasks.cancel(message_id)
 
-        await asyncio.gather(*(cancel_one(message_id) for message_id in received))
+        await in_parts(cancel_one(message_id) for message_id in received)
         return True
 
     # Records -----------------------------------------------------------------------------------------------
@@ -591,7 +592,9 @@ class Flows:
         for flow, entry in zip(missing, entries, strict=True):
             if entry is not None:
                 by = _decode_sealed(entry.value).by
-                map = maps[flow] = FlowMap(*flow, _decode_plan(self.opened(entry)), by)
+                plan = _decode_plan(self.opened(entry))
+                await asyncio.sleep(0)  # A plan can have several MB.
+                map = maps[flow] = FlowMap(*flow, plan, by)
                 map.version = entry.version
                 self._note(map, bytes(entry.value))
         return maps

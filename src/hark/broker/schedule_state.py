@@ -57,11 +57,9 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
         if self.every is not None:
             first = 1 if self.start_at is None else 0
             due: int | None = anchor + max((moment - anchor) // self.every + 1, first) * self.every
-        elif moment > EXACT:
-            due = None
         else:
             moment = moment if self.start_at is None else max(moment, self.start_at - 1)
-            due = next(self._after(moment), None)
+            due = None if moment > EXACT else next(self._after(moment), None)
         return None if due is None or due > EXACT else due
 
     def last(self, first: int, moment: int, anchor: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import msgspec
@@ -281,7 +283,8 @@ def show_flow(server: Server, queue: params.QueueName, flow_id: FlowId) -> None:
 
     QUEUE is the queue of the first step.
     """
-    flow = server.ask(operations.SHOW_FLOW, queue, flow_id)
+    with _of_queue(server, queue):
+        flow = server.ask(operations.SHOW_FLOW, queue, flow_id)
     result = None if flow.result is msgspec.UNSET else bytes(flow.result)
     error = None if flow.error is None else flow.error.partition("\n")[0]
     details([("State", flow.state), ("Error", error), ("Result", result)])
@@ -308,10 +311,23 @@ def cancel_flow(server: Server, queue: params.QueueName, flow_id: FlowId) -> Non
 
     Steps that no worker has received are removed, and running ones are cancelled.
     """
-    server.ask(
-        operations.CANCEL_FLOW,
-        queue,
-        flow_id,
-        failure=lambda answer: None if answer.success else Failure("the flow has ended before", code="flow_ended"),
-    )
+    with _of_queue(server, queue):
+        server.ask(
+            operations.CANCEL_FLOW,
+            queue,
+            flow_id,
+            failure=lambda answer: None if answer.success else Failure("the flow has ended before", code="flow_ended"),
+        )
     say(f"cancelled flow {flow_id}")
+
+
+@contextmanager
+def _of_queue(server: Server, queue: str) -> Iterator[None]:
+    """If the queue of a flow does not exist, the error says so and names a similar queue."""
+    try:
+        yield
+    except Failure:
+        missing = server.missing_queue(queue)
+        if missing is None:
+            raise
+        raise Failure(f"no such flow; queue {queue} does not exist{missing}", code="flow_not_found") from None

@@ -95,8 +95,10 @@ def list_schedules(
 ) -> None:
     """List schedules with their next and last runs."""
     query = {"queue": queue, "search": search, "limit": limit, "offset": offset}
+    schedules = server.ask(operations.LIST_SCHEDULES, query=query).items
+    missing = None if queue is None or schedules else server.missing_queue(queue)
     table(
-        server.ask(operations.LIST_SCHEDULES, query=query).items,
+        schedules,
         {
             "Name": lambda s: s.name,
             "Queue": lambda s: s.queue,
@@ -108,7 +110,9 @@ def list_schedules(
             "Skipped": lambda s: s.skipped,
             "Last error": lambda s: s.last_error.code if s.last_error and s.state == "failing" else "",
         },
-        empty=f"no schedules; create one: {_HINT}",
+        empty=f"no schedules; create one: {_HINT}"
+        if missing is None
+        else f"no schedules; queue {queue} does not exist{missing}",
         spare=("Last error", "Skipped", "Runs", "Last run"),
     )
 

@@ -409,6 +409,8 @@ LABELLED = {"namespace": "billing", "task": "inbox", "options": {"priority": 1_0
         ("mine-writer", "/api/v1/configure", {"queue": "mine", **LABELLED}),
         ("inbox-writer", "/api/v1/configure", {"queue": "billing.inbox.1", **LABELLED}),
         ("inbox-writer", "/api/v1/push", {"items": [{"queue": "billing.inbox.1", **ITEM}]}),
+        ("inbox-writer", "/api/v1/push", {"items": [{"queue": "billing.inbox.1", "uniqueKey": "k", **ITEM}]}),
+        ("inbox-writer", "/api/v1/flows", {"steps": [{"queue": "billing.inbox.1", "payload": {"task": "forged"}}]}),
         (
             "inbox-writer",
             "/api/v1/transaction",
@@ -428,6 +430,27 @@ async def test_rule_27_a_restricted_token_labels_no_queue_with_a_namespace_of_ot
     assert (queue["namespace"], queue["task"]) == ("", "")
     assert (await ask("GET", "/api/v1/pop", "writer", query={"namespace": "billing"})).status == 204
     assert (await ask("GET", "/api/v1/pop", "writer", query={"task": "inbox"})).status == 204
+
+
+async def test_rule_27_a_queue_that_a_schedule_or_a_later_step_makes_has_labels_of_the_token_that_declared_it(
+    ask: AppClient,
+) -> None:
+    for who, queues, labels in (
+        ("inbox-writer", ("billing.inbox.1", "billing.inbox.2", "billing.inbox.3"), ("", "")),
+        ("mine-writer", ("mine.jobs.1", "mine.jobs.2", "mine.jobs.3"), ("mine", "jobs")),
+    ):
+        first, second, third = queues
+        put = await ask("PUT", f"/api/v1/schedules/{who}", who, {"queue": first, "every": 60, **ITEM})
+        assert put.status == 201, put.body
+        assert (await ask("POST", f"/api/v1/schedules/{who}/run", "admin")).status == 201
+        steps = [{"queue": queue, "payload": {"task": "forged"}} for queue in (second, third)]
+        assert (await ask("POST", "/api/v1/flows", who, {"steps": steps})).status == 201
+        [message] = (await ask("GET", f"/api/v1/pop/queue/{second}", "writer")).json["messages"]
+        end = {"transactionId": message["transactionId"], "flow": message["data"]["flow"]}
+        settlement = {"transactionId": message["id"], "leaseId": message["leaseId"], "task": end}
+        assert (await ask("POST", "/api/v1/ack", "writer", settlement)).json[0]["success"]
+        found = {queue["name"]: queue for queue in (await ask("GET", QUEUES, "admin")).json["queues"]}
+        assert [(found[one]["namespace"], found[one]["task"]) for one in queues] == [labels] * 3
 
 
 async def test_rule_27_a_restricted_token_labels_queues_of_a_namespace_that_its_patterns_cover(ask: AppClient) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, get_args
 
@@ -36,6 +37,9 @@ _PART = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)(ms|[smhdw])", re.ASCII)
 _YEARS = 10
 _MAX_SECONDS = _YEARS * 366 * 86_400
 _MAX_JITTER = 86_400
+_NEIGHBOURS = 10
+"""How many names before and after a missing one are compared with it: 10,000 long ones would take ten seconds."""
+_LONGEST_NEIGHBOUR = 64
 
 
 def read_seconds(value: str | float, field: str, least: float, most: float, example: str) -> int:
@@ -197,7 +201,10 @@ async def _existing(call: Call, verb: Callable[[str, MayUse], Awaitable[T]]) -> 
         return await verb(name, _may_use(call))
     except NotFound as error:
         found, _ = await call.broker.schedules.list(routing.MAX_LIST, 0, lambda one: _is_visible(call, one))
-        raise NotFound(error.text + did_you_mean(name, (one.name for one in found)), code=error.code) from None
+        names = [one.name for one in found if len(one.name) <= _LONGEST_NEIGHBOUR]
+        at = bisect(names, name)
+        near = names[max(0, at - _NEIGHBOURS) : at + _NEIGHBOURS]
+        raise NotFound(error.text + did_you_mean(name, near), code=error.code) from None
 
 
 def _is_visible(call: Call, schedule: Schedule) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import msgspec
@@ -129,12 +130,13 @@ async def push_flow(call: Call) -> types.tasks.PushedFlow:
     id = None if body.id is None else check_name(body.id, "id")
     if id is not None and len(id) > MAX_ID:
         raise InvalidInput(f"id: expected at most {MAX_ID} characters, got {len(id)}")
+    await asyncio.sleep(0)
+    most, number = call.settings.limits.max_batch, _count(body.steps)
+    if number > most:
+        raise too_many("steps", most, number, "flow")
     plan = Plan(_nodes(body.steps, "steps"), ttl * 1000)
-    messages = list(steps_of(plan.nodes))
-    most = call.settings.limits.max_batch
-    if len(messages) > most:
-        raise too_many("steps", most, len(messages), "flow")
-    stamp(call.identity, messages)
+    await asyncio.sleep(0)
+    stamp(call.identity, list(steps_of(plan.nodes)))
     pushed = await call.broker.tasks.flows.push(plan, id)
     call.status = 201
     return pushed
@@ -147,6 +149,11 @@ async def cancel_flow(call: Call) -> types.Success:
     their leases. `success` is false if the flow has ended before.
     """
     return types.Success(await call.broker.tasks.flows.cancel(call.name("queue"), call.id("flow_id")))
+
+
+def _count(nodes: Sequence[types.tasks.FlowNode]) -> int:
+    """Return the number of steps and groups."""
+    return sum(1 + sum(map(_count, node.group or ())) for node in nodes)
 
 
 def _nodes(given: Sequence[types.tasks.FlowNode], where: str) -> list[PlanNode]:
