@@ -149,7 +149,6 @@ SHAPES = {
     "steps of a flow": Shape(FLOWS, b'{"steps":[' + STEP, b"," + STEP + b" " * 1020, b"]}", 201),
     "too many steps of a flow": Shape(FLOWS, b'{"steps":[' + STEP, b"," + STEP + b" " * 180, b"]}", 400),
     "empty steps": Shape(FLOWS, b'{"steps":[' + STEP, b",{}" + b" " * 110, b"]}", 400),
-    "very many steps": Shape(FLOWS, b'{"steps":[' + STEP, b"," + STEP, b"]}", 400),
     "members": Shape(FLOWS, b'{"steps":[{"group":[[' + STEP + b"]", b",[" + STEP + b"]" + b" " * 1020, b"]}]}", 201),
     "too many members": Shape(
         FLOWS, b'{"steps":[{"group":[[' + STEP + b"]", b",[" + STEP + b"]" + b" " * 250, b"]}]}", 400
@@ -163,14 +162,10 @@ SHAPES = {
     "fewer deep groups": Shape(
         FLOWS, b'{"steps":[' + STEP, b"," + b'{"group":[[' * 80 + STEP + b"]]}" * 80 + b" " * 85_000, b"]}", 201
     ),
-    "small groups": Shape(
-        FLOWS, b'{"steps":[' + b'{"group":[[' * 40 + STEP, b',{"group":[[]]}' + b" " * 180, b"]]}" * 40 + b"]}", 400
-    ),
     "fields of a step": Shape(
         FLOWS, b'{"steps":[{"queue":"q","payload":{"task":"t"', b',"a":1' + b" " * 60, b"}}]}", 201
     ),
     "unknown fields of a step": Shape(FLOWS, b'{"steps":[{"queue":"q"', b',"a":1' + b" " * 60, b"}]}", 400),
-    "unknown fields of a flow": Shape(FLOWS, b'{"steps":[]', b',"a":1' + b" " * 60, b"}", 400),
     "backoffs of steps": Shape(
         FLOWS,
         b'{"steps":[' + STEP,
@@ -182,22 +177,13 @@ SHAPES = {
         FLOWS, b'{"steps":[{"queue":"q","payload":{"task":"t","a":[', b"1," + b" " * 60, b"1]}}]}", 201
     ),
     "a text in a step": Shape(FLOWS, b'{"steps":[{"queue":"q","payload":{"task":"t","a":"', b"\\n", b'"}}]}', 201),
-    "a task of a step": Shape(FLOWS, b'{"steps":[{"queue":"q","payload":{"task":"', b"\\n", b'"}}]}', 201),
-    "an id of a flow": Shape(FLOWS, b'{"steps":[' + STEP + b'],"id":"', b"\\n", b'"}', 400),
     "a payload of a schedule": Shape(
         SCHEDULE, b'{"queue":"q","every":60,"payload":[', b"1,", b"1]}", 201, "PUT", values=True
     ),
-    "a text of a schedule": Shape(SCHEDULE + "2", b'{"queue":"q","every":60,"payload":"', b"\\n", b'"}', 201, "PUT"),
-    "unknown fields of a schedule": Shape(SCHEDULE, b'{"queue":"q"', b',"a":1' + b" " * 60, b"}", 400, "PUT"),
     "cron": Shape(SCHEDULE, b'{"queue":"q","cron":"0 0 * * 1', b",1", b'"}', 400, "PUT"),
     "every": Shape(SCHEDULE, b'{"queue":"q","every":"', b"1s", b'"}', 400, "PUT"),
     "every as a number": Shape(SCHEDULE, b'{"queue":"q","every":1', b"1", b"}", 400, "PUT"),
-    "every as a fraction": Shape(SCHEDULE, b'{"queue":"q","every":1.', b"1", b"}", 400, "PUT"),
     "a time zone": Shape(SCHEDULE, b'{"queue":"q","cron":"* * * * *","timezone":"', b"a/", b'"}', 400, "PUT"),
-    "a start": Shape(SCHEDULE, b'{"queue":"q","every":60,"startAt":"', b"11T", b'"}', 400, "PUT"),
-    "backoffs of a schedule": Shape(
-        SCHEDULE, b'{"queue":"q","every":60,"backoffSchedule":[1', b",1" + b" " * 60, b"]}", 400, "PUT"
-    ),
     "a note": Shape("/api/v1/messages/p/t/progress", b'{"leaseId":"l","note":"', b"\\n", b'"}', 413),
     "results": Shape(ACKS, b'{"acknowledgments":[' + ACK, b"," + ACK + b" " * 960, b"]}", 200),
     "too many results": Shape(ACKS, b'{"acknowledgments":[' + ACK, b"," + ACK, b"]}", 400),
@@ -264,18 +250,16 @@ def test_no_request_holds_the_event_loop(server: Inside, shape: Shape) -> None:
     assert max(holds) < LONGEST
 
 
-def chain(part: bytes, number: int) -> bytes:
-    """A flow of equal parts, with the id `large`."""
-    return b'{"id":"large","steps":[%b]}' % b",".join([part] * number)
+def large(*steps: bytes) -> bytes:
+    """A flow with the id `large`."""
+    return b'{"id":"large","steps":[%b]}' % b",".join(steps)
 
 
 LARGE_STEP = b'{"queue":"Q","payload":{"task":"%b"}}' % (b"x" * 950)
 LARGE_FLOWS = {
-    "a chain": chain(LARGE_STEP, 10_000),
-    "members": chain(
-        b"%b,%b" % (LARGE_STEP, LARGE_STEP) + b',{"group":[%b]}' % b",".join([b"[%b]" % LARGE_STEP] * 9997), 1
-    ),
-    "deep groups": chain(b'{"group":[[' * 80 + b'{"queue":"Q","payload":{"task":"t"}}' + b"]]}" * 80, 120),
+    "a chain": large(*[LARGE_STEP] * 10_000),
+    "members": large(LARGE_STEP, LARGE_STEP, b'{"group":[%b]}' % b",".join([b"[%b]" % LARGE_STEP] * 9997)),
+    "deep groups": large(*[b'{"group":[[' * 80 + b'{"queue":"Q","payload":{"task":"t"}}' + b"]]}" * 80] * 120),
 }
 
 
