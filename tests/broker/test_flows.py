@@ -74,12 +74,17 @@ async def take_some(
     popped = await broker.pop(PopRequest(queue=queue, group=group, batch=most, lease_ms=30_000, group_mode="shared"))
     taken: list[tuple[Delivery, Settlement]] = []
     for one in popped.messages:
-        ref = msgspec.json.decode(one.payload)["flow"]
+        ref = StepRef(**msgspec.json.decode(one.payload)["flow"])
         assert one.transaction_id is not None
-        end = TaskEnd(transaction_id=one.transaction_id, state="done", result=b"1", ttl_ms=60_000, flow=StepRef(**ref))
+        end = TaskEnd(transaction_id=one.transaction_id, state="done", result=b"1", ttl_ms=60_000, flow=ref)
         settlement = Settlement(one.id, one.partition_id, "completed", popped.lease_id, group=group, task=end)
         taken.append((one, settlement))
     return taken
+
+
+def path_of(message: Delivery) -> str:
+    """The path of the step of a message."""
+    return StepRef(**msgspec.json.decode(message.payload)["flow"]).path
 
 
 async def states(broker: Broker, id: str) -> str:
@@ -170,6 +175,21 @@ async def test_a_flow_stays_cancelled_as_long_as_its_steps_can_be_requeued(broke
     assert (await other.tasks.flows.status("q", "f")).state == "cancelled"
 
 
+async def test_flows_with_one_id_and_different_first_queues_do_not_meet(brokers: Sequence[Broker]) -> None:
+    one, other = brokers
+    firsts = ("images", "bills")
+    for queue in firsts:
+        plan = Plan([step("first", queue), step("shared")], 60_000)
+        assert (await one.tasks.flows.push(plan, "order-17")).status == "queued"
+    for queue in firsts:
+        [(_, settlement)] = await take_some(one, 1, queue=queue)
+        assert all(outcome.success for outcome in await other.settle([settlement]))
+    assert await other.tasks.flows.cancel("images", "order-17")
+    [(_, settlement)] = await take_some(one, 2)
+    assert all(outcome.success for outcome in await one.settle([settlement]))
+    assert [(await one.tasks.flows.status(queue, "order-17")).state for queue in firsts] == ["cancelled", "done"]
+
+
 async def test_a_cancelled_group_is_removed_in_few_calls_and_those_who_run_a_member_are_notified(
     brokers: Sequence[Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,10 +250,10 @@ async def test_a_step_that_two_consumer_groups_settle_is_handed_over_once(broker
     first, second = brokers
     plan = Plan([step("a"), step("b"), PlanNode(group=[[step("m"), step("n")], [step("m"), step("n")]])], ttl_ms=60_000)
     await first.tasks.flows.push(plan, "f")
-    for path in ("f/0", "f/1"):
+    for path in ("0", "1"):
         for group, broker in (("one", first), ("two", second)):
             message, settlement = await take(broker, group)
-            assert message.transaction_id == path
+            assert path_of(message) == path
             [outcome] = await broker.settle([settlement])
             assert outcome.success
     ones = [await take(first, "one") for _ in range(2)]
@@ -242,7 +262,7 @@ async def test_a_step_that_two_consumer_groups_settle_is_handed_over_once(broker
         assert all(outcome.success for outcome in await broker.settle([settlement for _, settlement in some]))
     for group, broker in (("one", first), ("two", second)):
         last = [await take(broker, group) for _ in range(2)]
-        assert sorted(str(message.transaction_id) for message, _ in last) == ["f/2.0.1", "f/2.1.1"]
+        assert sorted(path_of(message) for message, _ in last) == ["2.0.1", "2.1.1"]
         assert all(outcome.success for outcome in await broker.settle([settlement for _, settlement in last]))
     status = await second.tasks.flows.status("q", "f")
     assert status.state == "done" and status.result == msgspec.Raw(b"[1,1]")

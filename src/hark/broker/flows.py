@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 
 from hark.api.types.tasks import FlowStatus, FlowStep, PushedFlow, TaskStatus
-from hark.broker.flow_plans import Advance, FlowMap, Plan, Progress, Step, reached, steps_of, transaction_id
+from hark.broker.flow_plans import Advance, FlowMap, Plan, Progress, Step, reached, steps_of
 from hark.broker.keyvalue import KeyValue
 from hark.broker.sealing import SealedQueues
 from hark.clock import MILLISECOND, SECOND
@@ -466,7 +466,7 @@ class Flows:
         async def is_stored(step: Step) -> bool:
             async with turns:
                 partition_id = await self._broker.queue_lookup.partition_id(step.message.queue, step.message.partition)
-                name = transaction_id(map.id, step.path)
+                name = map.transaction_id(step.path)
                 return partition_id is not None and await self._broker.message(partition_id, name) is not None
 
         async def state_of(step: Step, progress: Progress) -> FlowStep:
@@ -488,7 +488,7 @@ class Flows:
         task = run = None
         if partition_id is not None:
             with suppress(NotFound):  # It was removed; or settled, with an option that removes it then.
-                task, run = await self._broker.tasks.run(partition_id, transaction_id(map.id, step.path))
+                task, run = await self._broker.tasks.run(partition_id, map.transaction_id(step.path))
         if task is None or task.state in ("done", "cancelled"):
             # It was settled without its flow, which has no result then and does not go on; or it was removed.
             return _shown(step, "cancelled")
