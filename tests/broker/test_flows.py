@@ -175,6 +175,16 @@ async def test_a_flow_stays_cancelled_as_long_as_its_steps_can_be_requeued(broke
     assert (await other.tasks.flows.status("q", "f")).state == "cancelled"
 
 
+async def test_a_flow_in_a_queue_that_was_made_again_is_shown_as_it_is(brokers: Sequence[Broker]) -> None:
+    one, other = brokers
+    plan = Plan([step("a"), step("b")], 60_000)
+    for _ in range(2):
+        flow = await one.tasks.flows.push(plan)
+        for broker in (one, other, one, other):
+            assert await states(broker, flow.id) == "pw"
+        await one.delete_queues(["q"])
+
+
 async def test_flows_with_one_id_and_different_first_queues_do_not_meet(brokers: Sequence[Broker]) -> None:
     one, other = brokers
     firsts = ("images", "bills")

@@ -287,11 +287,8 @@ class Schedules:
 
     async def _message(self, template: NewMessage, run: Run) -> model.MessageView | None:
         """The message of a run, while it is stored."""
-        for fresh in (False, True):  # The queue can have been deleted and created again.
-            partition = await self._lookup.partition_id(template.queue, template.partition, fresh=fresh)
-            if partition is not None and (found := await self._engine.message(partition, run.transaction_id)):
-                return found
-        return None
+        partition = await self._lookup.partition_id(template.queue, template.partition)
+        return None if partition is None else await self._engine.message(partition, run.transaction_id)
 
     async def _overlap(self, schedule: Schedule, due_at: int, now: int) -> Skip | None:
         """Why a due time is skipped: the message of the run before is not settled. None: it is."""
