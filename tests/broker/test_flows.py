@@ -20,6 +20,7 @@ from hark.errors import NotFound, Unavailable
 from hark.model import (
     QUEUE_MODE,
     CancelOutcome,
+    DeadLetterFilter,
     Delivery,
     MessageView,
     NewMessage,
@@ -55,9 +56,9 @@ async def brokers(request: pytest.FixtureRequest) -> AsyncIterator[Sequence[Brok
         yield made if len(made) == 2 else made * 2
 
 
-def step(name: str) -> PlanNode:
+def step(name: str, queue: str = "q", argument: str = "") -> PlanNode:
     """A step of a plan."""
-    return PlanNode(NewMessage("q", payload=msgspec.json.encode({"task": name, "resultTtl": 60})))
+    return PlanNode(NewMessage(queue, payload=msgspec.json.encode({"task": name, "resultTtl": 60, "args": [argument]})))
 
 
 async def take(broker: Broker, group: str = QUEUE_MODE) -> tuple[Delivery, Settlement]:
@@ -66,17 +67,24 @@ async def take(broker: Broker, group: str = QUEUE_MODE) -> tuple[Delivery, Settl
     return taken
 
 
-async def take_some(broker: Broker, most: int, group: str = QUEUE_MODE) -> list[tuple[Delivery, Settlement]]:
+async def take_some(
+    broker: Broker, most: int, group: str = QUEUE_MODE, queue: str = "q"
+) -> list[tuple[Delivery, Settlement]]:
     """The next messages, with their settlements."""
-    popped = await broker.pop(PopRequest(queue="q", group=group, batch=most, lease_ms=30_000, group_mode="shared"))
+    popped = await broker.pop(PopRequest(queue=queue, group=group, batch=most, lease_ms=30_000, group_mode="shared"))
     taken: list[tuple[Delivery, Settlement]] = []
     for one in popped.messages:
-        ref = msgspec.json.decode(one.payload)["flow"]
+        ref = StepRef(**msgspec.json.decode(one.payload)["flow"])
         assert one.transaction_id is not None
-        end = TaskEnd(transaction_id=one.transaction_id, state="done", result=b"1", ttl_ms=60_000, flow=StepRef(**ref))
+        end = TaskEnd(transaction_id=one.transaction_id, state="done", result=b"1", ttl_ms=60_000, flow=ref)
         settlement = Settlement(one.id, one.partition_id, "completed", popped.lease_id, group=group, task=end)
         taken.append((one, settlement))
     return taken
+
+
+def path_of(message: Delivery) -> str:
+    """The path of the step of a message."""
+    return StepRef(**msgspec.json.decode(message.payload)["flow"]).path
 
 
 async def states(broker: Broker, id: str) -> str:
@@ -128,6 +136,68 @@ async def test_a_flow_that_another_server_cancelled_pushes_nothing(brokers: Sequ
     assert not (await one.pop(PopRequest(queue="q", group_mode="shared"))).messages
     assert await states(one, flow.id) == "dccc"
     assert not await one.tasks.flows.cancel("q", flow.id)
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["one by one", "together"])
+@pytest.mark.parametrize("size", [1, 30_000], ids=["cached", "not cached"])
+async def test_no_step_is_pushed_after_a_cancellation(brokers: Sequence[Broker], size: int, together: bool) -> None:
+    """Also by a server that has read the plan after it, and for the second step that was running."""
+    one, other = brokers
+    group = PlanNode(group=[[step("a"), step("b")], [step("c"), step("d")]])
+    plans = {"chain": [step("a", argument="x" * size), step("b")], "group": [group, step("e", argument="x" * size)]}
+    for id, nodes in plans.items():
+        await one.tasks.flows.push(Plan(nodes, 60_000), id)
+    running = [settlement for _, settlement in await take_some(one, 3)]
+    for id in plans:
+        assert await other.tasks.flows.cancel("q", id)
+    for some in [running] if together else [[settlement] for settlement in running]:
+        assert all(outcome.success for outcome in await one.settle(some))
+    assert not (await one.pop(PopRequest(queue="q", group_mode="shared"))).messages
+    for id, shown in (("chain", "cc"), ("group", "ccccc")):
+        assert await states(one, id) == shown
+        assert (await other.tasks.flows.status("q", id)).state == "cancelled"
+
+
+async def test_a_flow_stays_cancelled_as_long_as_its_steps_can_be_requeued(brokers: Sequence[Broker]) -> None:
+    one, other = brokers
+    await one.tasks.flows.push(Plan([step("a"), step("b")], 60_000), "f")
+    _, settlement = await take(one)
+    dead = msgspec.structs.replace(settlement, status="dlq", task=None)
+    assert all(outcome.success for outcome in await one.settle([dead]))
+    assert await other.tasks.flows.cancel("q", "f")
+    timers = one.keyvalue.watchers.timers
+    assert isinstance(timers, FakeTimers)
+    timers.advance(2 * 3600)
+    [letter] = (await one.engine.dead_letters(DeadLetterFilter(queue="q"))).items
+    await one.engine.requeue([letter.id])
+    assert all(outcome.success for outcome in await one.settle([(await take(one))[1]]))
+    assert not (await one.pop(PopRequest(queue="q", group_mode="shared"))).messages
+    assert (await other.tasks.flows.status("q", "f")).state == "cancelled"
+
+
+async def test_a_flow_in_a_queue_that_was_made_again_is_shown_as_it_is(brokers: Sequence[Broker]) -> None:
+    one, other = brokers
+    plan = Plan([step("a"), step("b")], 60_000)
+    for _ in range(2):
+        flow = await one.tasks.flows.push(plan)
+        for broker in (one, other, one, other):
+            assert await states(broker, flow.id) == "pw"
+        await one.delete_queues(["q"])
+
+
+async def test_flows_with_one_id_and_different_first_queues_do_not_meet(brokers: Sequence[Broker]) -> None:
+    one, other = brokers
+    firsts = ("images", "bills")
+    for queue in firsts:
+        plan = Plan([step("first", queue), step("shared")], 60_000)
+        assert (await one.tasks.flows.push(plan, "order-17")).status == "queued"
+    for queue in firsts:
+        [(_, settlement)] = await take_some(one, 1, queue=queue)
+        assert all(outcome.success for outcome in await other.settle([settlement]))
+    assert await other.tasks.flows.cancel("images", "order-17")
+    [(_, settlement)] = await take_some(one, 2)
+    assert all(outcome.success for outcome in await one.settle([settlement]))
+    assert [(await one.tasks.flows.status(queue, "order-17")).state for queue in firsts] == ["cancelled", "done"]
 
 
 async def test_a_cancelled_group_is_removed_in_few_calls_and_those_who_run_a_member_are_notified(
@@ -190,10 +260,10 @@ async def test_a_step_that_two_consumer_groups_settle_is_handed_over_once(broker
     first, second = brokers
     plan = Plan([step("a"), step("b"), PlanNode(group=[[step("m"), step("n")], [step("m"), step("n")]])], ttl_ms=60_000)
     await first.tasks.flows.push(plan, "f")
-    for path in ("f/0", "f/1"):
+    for path in ("0", "1"):
         for group, broker in (("one", first), ("two", second)):
             message, settlement = await take(broker, group)
-            assert message.transaction_id == path
+            assert path_of(message) == path
             [outcome] = await broker.settle([settlement])
             assert outcome.success
     ones = [await take(first, "one") for _ in range(2)]
@@ -202,7 +272,7 @@ async def test_a_step_that_two_consumer_groups_settle_is_handed_over_once(broker
         assert all(outcome.success for outcome in await broker.settle([settlement for _, settlement in some]))
     for group, broker in (("one", first), ("two", second)):
         last = [await take(broker, group) for _ in range(2)]
-        assert sorted(str(message.transaction_id) for message, _ in last) == ["f/2.0.1", "f/2.1.1"]
+        assert sorted(path_of(message) for message, _ in last) == ["2.0.1", "2.1.1"]
         assert all(outcome.success for outcome in await broker.settle([settlement for _, settlement in last]))
     status = await second.tasks.flows.status("q", "f")
     assert status.state == "done" and status.result == msgspec.Raw(b"[1,1]")

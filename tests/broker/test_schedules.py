@@ -11,6 +11,7 @@ import pytest
 
 from hark.broker import Broker
 from hark.broker.broker import PUSH_MAINTENANCE
+from hark.broker.keyvalue import AT_ONCE
 from hark.broker.schedule_state import DUE, SCHEDULES, CatchUp, Overlap, Schedule, Spec, Timing, jitter_of, key_of
 from hark.clock import SECOND
 from hark.engine.api import Answers
@@ -304,6 +305,25 @@ async def test_a_requested_run_pushes_at_once_and_moves_no_due_time(one: Fixture
     assert [message.id for message in popped.messages] == [run.message_id, second.message_id]
     schedule = await one.get()
     assert (schedule.runs, schedule.paused, schedule.recent[0].due_at) == (2, True, None)
+
+
+async def test_a_server_takes_any_page_of_many_due_times_also_while_one_of_them_is_changed(
+    one: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other servers of the store take others, so that few of their writes are refused."""
+    names = [f"s{number:03}" for number in range(AT_ONCE + 50)]
+    for name in names:
+        await one.put(name)
+    await one.caught_up()
+    one.timers.clock.advance(60)
+    schedules = one.broker.schedules
+    monkeypatch.setattr(schedules._engine, "shared", True)
+    monkeypatch.setattr(schedules, "_random", lambda: 0.999)
+    with schedules._tries(names[0]):
+        await schedules._turn()
+    messages = await one.engine.messages(MessageFilter(queue="q", since=0, limit=1000))
+    first = sorted(messages, key=lambda message: message.offset)[:AT_ONCE]
+    assert {message.transaction_id.partition("@")[0] for message in first} == set(names[-AT_ONCE:])
 
 
 async def test_a_deleted_schedule_runs_no_more_and_leaves_no_key(one: Fixture) -> None:

@@ -300,3 +300,18 @@ async def test_rule_22_a_transaction_over_a_shared_and_an_ordered_group(q: Drive
     assert not (await q.transact(settlement(shared), settlement(ordered, lease=NEVER_GIVEN))).success
     assert (await q.transact(settlement(shared), settlement(ordered))).success
     assert (await workers.stats()).lag == 0
+
+
+@pytest.mark.parametrize("once", [False, True])
+async def test_rule_22_of_one_transaction_id_twice_in_a_transaction_the_first_message_is_pushed(
+    q: Driver, once: bool
+) -> None:
+    """Also if the transaction would be refused for a message that is stored before it."""
+    for number in range(2):  # The partitions are new, and then they are not.
+        names = [(f"t{number}", "p1"), (f"t{number}", "p2"), (f"t{number}", "p1")]
+        new = [message("orders", name, n, transaction_id=id) for n, (id, name) in enumerate(names)]
+        [answer] = await q.engine.transact([Transaction(new, once=once)])
+        pushed = [one for one in given(answer).results if isinstance(one, PushOutcome)]
+        assert [one.status for one in pushed] == ["queued", "queued", "duplicate"]
+        assert pushed[0].message_id == pushed[2].message_id
+        assert set(await q.drain("orders")) == {0, 1}

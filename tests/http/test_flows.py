@@ -146,7 +146,7 @@ def test_a_message_of_another_queue_is_no_step(api: Api, queue: str) -> None:
         ({"steps": [step("q", uniqueKey="k")]}, "steps[0]: object contains unknown field `uniqueKey`"),
         ({"steps": [step("q")], "resultTTL": 5}, "unknown field `resultTTL`"),
         ({"steps": [step("q")], "resultTtl": 0}, "resultTtl"),
-        ({"steps": [step("q")], "id": "x" * 201}, "id: expected at most 200 characters"),
+        ({"steps": [step("q")], "id": "ü" * 101}, "id: expected at most 200 bytes of UTF-8, got 202"),
     ],
 )
 def test_wrong_flows_are_refused_by_name(api: Api, body: Json, text: str) -> None:

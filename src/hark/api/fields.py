@@ -701,7 +701,7 @@ _SCHEMAS: Mapping[str, Mapping[str, str]] = {
     "StepRefBody": {"path": "Path of the step."},
     "FlowBody": {
         "steps": "Steps and groups, in order. At most `limits.max_batch` steps in total.",
-        "id": "Id of the flow, an idempotency key. At most 200 characters. The default is a new one.",
+        "id": "Id of the flow, an idempotency key. At most 200 bytes. The default is a new one.",
         "resultTtl": "How long the result is kept after the end, in seconds. The default is one hour.",
     },
     "FlowNode": {

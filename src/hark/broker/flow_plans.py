@@ -8,6 +8,7 @@ lists again. The path of a node says where it is: `1` is the second node, `1.0` 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Literal, Protocol, TypeVar
@@ -69,6 +70,7 @@ class FlowMap:
         self.queue = queue
         self.id = id
         self.plan = plan
+        self._hash = hashlib.blake2b(queue.encode(), digest_size=4).hexdigest()
         self.sealed_by = sealed_by
         """The queue whose encryption protects the records of the flow; empty: none."""
         self.version: int | None = None
@@ -121,14 +123,13 @@ class FlowMap:
         payload = step.message.payload[:-1]  # It is an object that is not empty.
         if result is not None and step.node.takes_result:
             payload += b',"input":' + result
-        name = transaction_id(self.id, path)
+        name = self.transaction_id(path)
         payload += b',"transactionId":' + _encode(name) + b',"flow":' + _encode(self.ref(path)) + b"}"
         return msgspec.structs.replace(step.message, payload=payload, transaction_id=name)
 
-
-def transaction_id(id: str, path: str) -> str:
-    """The transaction id of a step: it is pushed once."""
-    return f"{id}/{path}"
+    def transaction_id(self, path: str) -> str:
+        """The transaction id of a step: it is pushed once. Flows of two queues can have one id, and share a queue."""
+        return f"{self.id}/{self._hash}/{path}"
 
 
 class Known(Protocol):

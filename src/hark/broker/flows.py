@@ -3,9 +3,8 @@
 The server keeps what it knows of a flow below one key of its own: the plan (`flow_plans.py`), the ends of some steps,
 how many members of a group are left, and the end of the flow. So a message carries only its ref in the flow, and a
 worker needs no right to push. The next step is pushed once, because the transaction is refused if its settlement
-repeats an earlier one. A flow that is stopped gets its plan written again, so that transactions that require its
-version are refused. The list of the results of a group is complete, because the transaction requires that its counter
-has not changed.
+repeats an earlier one, and if the flow has an end: the end of a flow that was stopped is kept as long as its plan. The
+list of the results of a group is complete, because the transaction requires that its counter has not changed.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 
 from hark.api.types.tasks import FlowStatus, FlowStep, PushedFlow, TaskStatus
-from hark.broker.flow_plans import Advance, FlowMap, Plan, Progress, Step, in_parts, reached, steps_of, transaction_id
+from hark.broker.flow_plans import Advance, FlowMap, Plan, Progress, Step, in_parts, reached, steps_of
 from hark.broker.keyvalue import KeyValue
 from hark.broker.sealing import SealedQueues
 from hark.clock import MILLISECOND, SECOND
@@ -55,8 +54,7 @@ StepState = Literal["waiting", "pending", "scheduled", "running", "done", "faile
 ENDED = frozenset({"done", "failed", "cancelled"})
 """The last states of flows and tasks; what has failed can still be requeued."""
 _KEPT_MS = 30 * 24 * 3600 * SECOND // MILLISECOND
-"""How long a flow is kept that does not end."""
-_CANCELLED_MS = 3600 * SECOND // MILLISECOND
+"""How long a flow is kept whose last step is not done."""
 _TOGETHER = 200
 """Maximum number of settlements of one flow in a transaction, and of steps to cancel in one."""
 _PLANS = 4000
@@ -118,8 +116,8 @@ class _Known:
     def __init__(self, flows: Flows, map: FlowMap) -> None:
         self._flows = flows
         self._flow = map.queue, map.id
-        plan = _key(self._flow, "plan")
-        self.versions = {plan: KeyCheck(plan, map.version)}
+        plan, end = _key(self._flow, "plan"), _key(self._flow, "end")
+        self.versions = {plan: KeyCheck(plan, map.version), end: KeyCheck(end, None)}
         """The versions that the transaction requires, by key. All parts of these keys are texts."""
         self.counters: dict[str, int] = {}
         self.ends: dict[str, StepEnd] = {}
@@ -177,13 +175,12 @@ class Flows:
         await self._sealed.learn_of(queues)
         sealed_by = next((queue for queue in queues if queue in self._sealed.names), "")
         map = FlowMap(queues[0], id or str(uuid.uuid4()), plan, sealed_by)
-        flow = map.queue, map.id
-        advance = Advance(map, _Known(self, map))
+        known = _Known(self, map)
+        advance = Advance(map, known)
         advance.begin()
         await asyncio.sleep(0)  # A plan can have several MB.
-        ends = [_key(flow, "plan"), _key(flow, "end")]
         mutations = [self._set(map, "plan", _encode(plan)), *self._counters(map, advance)]
-        keys = KeyWrite(checks=[KeyCheck(key, None) for key in ends], mutations=mutations)
+        keys = KeyWrite(checks=list(known.versions.values()), mutations=mutations)
         outcome = await self._broker.transact(Transaction(advance.messages, keys=keys, once=True))
         # Messages with its id can be retained for longer than its end.
         if outcome.code in (CHECK_FAILED, REPEATED):
@@ -380,19 +377,18 @@ class Flows:
             if advance.ended is not None:  # Nothing else is needed any more.
                 end_of_flow = self._set(map, "end", _encode(status), map.plan.ttl_ms)
                 return [KeyMutation(kind="delete_tree", key=_key(flow)), end_of_flow], []
-            return mutations + self._stopped(map, status, map.plan.ttl_ms), []
+            return [*mutations, self._set(map, "end", _encode(status))], []
         if cancelled:  # A step was discarded, so no other one follows.
             status = FlowStatus(id=map.id, queue=map.queue, state="cancelled")
-            return mutations + self._stopped(map, status, map.plan.ttl_ms), []
+            return [*mutations, self._set(map, "end", _encode(status))], []
         return mutations, advance.messages
 
     async def note_failure(self, ref: StepRef) -> None:
         """Note that a step has become a dead letter, and notify those who wait for its flow."""
         map = await self._map((ref.queue, ref.id))
         if map is not None and ref.path in map.steps:
-            flow = map.queue, map.id
-            alive = [KeyCheck(_key(flow, "plan"), map.version)]
-            first = KeyCheck(_key(flow, "step", ref.path), None)
+            alive = list(_Known(self, map).versions.values())
+            first = KeyCheck(_key((map.queue, map.id), "step", ref.path), None)
             end = self._set(map, ("step", ref.path), _encode(StepEnd("failed")))
             await self._keyvalue.write_keys(KeyWrite([*alive, first], [end]))
             await self._keyvalue.write_keys(KeyWrite(alive, [self._set(map, "failed", _encode(ref.path))]))
@@ -471,7 +467,7 @@ class Flows:
         async def is_stored(step: Step) -> bool:
             async with turns:
                 partition_id = await self._broker.queue_lookup.partition_id(step.message.queue, step.message.partition)
-                name = transaction_id(map.id, step.path)
+                name = map.transaction_id(step.path)
                 return partition_id is not None and await self._broker.message(partition_id, name) is not None
 
         async def state_of(step: Step, progress: Progress) -> FlowStep:
@@ -493,7 +489,7 @@ class Flows:
         task = run = None
         if partition_id is not None:
             with suppress(NotFound):  # It was removed; or settled, with an option that removes it then.
-                task, run = await self._broker.tasks.run(partition_id, transaction_id(map.id, step.path))
+                task, run = await self._broker.tasks.run(partition_id, map.transaction_id(step.path))
         if task is None or task.state in ("done", "cancelled"):
             # It was settled without its flow, which has no result then and does not go on; or it was removed.
             return _shown(step, "cancelled")
@@ -527,7 +523,7 @@ class Flows:
             raise NotFound("Flow not found; its result has expired, or its queue was deleted", code="flow_not_found")
         if entry is None:  # Otherwise a cancellation ended in the middle, and this one completes it.
             end = FlowStatus(id=map.id, queue=map.queue, state="cancelled")
-            write = KeyWrite([KeyCheck(_key(flow, "end"), None)], self._stopped(map, end, _CANCELLED_MS))
+            write = KeyWrite(list(_Known(self, map).versions.values()), [self._set(map, "end", _encode(end))])
             if not (await self._keyvalue.write_keys(write)).success:
                 return False
         # No step is pushed from here on. Without the messages it is not known how far the flow was.
@@ -535,7 +531,7 @@ class Flows:
         live = [step.message_id for step in steps if step.message_id is not None]
         ended = [_shown(map.steps[step.path], "done" if step.state == "done" else "cancelled") for step in steps]
         end = msgspec.structs.replace(end, steps=tuple(ended))
-        await self._keyvalue.write_keys(KeyWrite(mutations=[self._set(map, "end", _encode(end), _CANCELLED_MS)]))
+        await self._keyvalue.write_keys(KeyWrite(mutations=[self._set(map, "end", _encode(end))]))
         # Those that no worker has, in few calls.
         received: list[str] = []
         for start in range(0, len(live), _TOGETHER):
@@ -567,10 +563,6 @@ class Flows:
         by = map.sealed_by if map.sealed_by in self._sealed.names else ""
         value = _encode(Sealed(msgspec.Raw(self._sealed.seal_bytes(by or None, data)), by))
         return KeyMutation(kind="set", key=_key((map.queue, map.id), *names), value=value, ttl_ms=ttl_ms)
-
-    def _stopped(self, map: FlowMap, status: FlowStatus, ttl_ms: int) -> list[KeyMutation]:
-        """The end of a flow with steps that are not done. None of them continues it, because its plan has changed."""
-        return [self._set(map, "plan", _encode(map.plan)), self._set(map, "end", _encode(status), ttl_ms)]
 
     def _counters(self, map: FlowMap, advance: Advance) -> list[KeyMutation]:
         return [self._set(map, ("left", group), _encode(left)) for group, left in advance.counters.items()]

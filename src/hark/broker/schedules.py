@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import msgspec
@@ -287,11 +287,8 @@ class Schedules:
 
     async def _message(self, template: NewMessage, run: Run) -> model.MessageView | None:
         """The message of a run, while it is stored."""
-        for fresh in (False, True):  # The queue can have been deleted and created again.
-            partition = await self._lookup.partition_id(template.queue, template.partition, fresh=fresh)
-            if partition is not None and (found := await self._engine.message(partition, run.transaction_id)):
-                return found
-        return None
+        partition = await self._lookup.partition_id(template.queue, template.partition)
+        return None if partition is None else await self._engine.message(partition, run.transaction_id)
 
     async def _overlap(self, schedule: Schedule, due_at: int, now: int) -> Skip | None:
         """Why a due time is skipped: the message of the run before is not settled. None: it is."""
@@ -358,12 +355,14 @@ class Schedules:
     async def _turn(self) -> bool:
         """Run what is due, at most a page of it. Returns whether something was due."""
         now = self._timers.now()
-        keys = await self._fetch_due(AT_ONCE)
+        keys = await self._keys.fetch_range(KeyRange(prefix=DUE, limit=AT_ONCE))
+        is_backlog = self._engine.shared and len(keys) == AT_ONCE and int(keys[-1].key[2]) <= now
+        if is_backlog:
+            keys = await self._keys.fetch_range(KeyRange(prefix=DUE, limit=_BACKLOG))
+        keys = [entry for entry in keys if entry.key[3] not in self._changing]  # Callers change these.
         due = [entry for entry in keys if int(entry.key[2]) <= now]
-        if self._engine.shared and len(due) == AT_ONCE:
+        if is_backlog:
             # Other servers run them, too: of many, each server takes others, so that few checks fail.
-            keys = await self._fetch_due(_BACKLOG)
-            due = [entry for entry in keys if int(entry.key[2]) <= now]
             first = int(self._random() * max(0, len(due) - AT_ONCE + 1))
             due = due[first : first + AT_ONCE]
         self._wakeup.cancel()
@@ -380,11 +379,6 @@ class Schedules:
             if isinstance(outcome, BaseException):
                 raise outcome
         return True
-
-    async def _fetch_due(self, limit: int) -> Sequence[KeyEntry]:
-        """The first keys of due times, without those of schedules that callers change."""
-        keys = await self._keys.fetch_range(KeyRange(prefix=DUE, limit=limit))
-        return [entry for entry in keys if entry.key[3] not in self._changing]
 
     async def _step(self, due: KeyEntry, entry: KeyEntry | None, now: int) -> None:
         """Run one due time of a schedule, or record why that failed."""

@@ -68,9 +68,9 @@ _KEPT = 10_000
 
 
 class QueueLookup:
-    """Finds queues by the ids of partitions and messages. It caches the queues of partitions.
+    """Finds queues by the ids of partitions and messages, and the ids of partitions. It caches both.
 
-    A cached value stays valid: a partition never changes its queue, and an id is never reused.
+    A cached queue stays valid: a partition never changes its queue, and an id is never reused.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -90,10 +90,11 @@ class QueueLookup:
             self._known |= {partition: queue for partition, queue in found if queue is not None}
         return [None if one is None else self._known.get(one) for one in partitions]
 
-    async def partition_id(self, queue: str, name: str, *, fresh: bool = False) -> str | None:
-        """The id of a partition by its name. `fresh`: the queue can have been deleted and created again."""
-        known = None if fresh else self._ids.get((queue, name))
-        if known is not None and (await self.queues_of([known]))[0] == queue:
+    async def partition_id(self, queue: str, name: str) -> str | None:
+        """The id of a partition by its name."""
+        known = self._ids.get((queue, name))
+        # The queue can have been deleted and created again.
+        if known is not None and (await self._engine.queues_of([known]))[0] == queue:
             return known
         if len(self._ids) >= _KEPT:
             self._ids.clear()

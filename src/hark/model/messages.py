@@ -412,7 +412,7 @@ class Transaction(msgspec.Struct):
     keys: KeyWrite | None = None
     """Checks and writes of the key-value store; its messages count as operations after the others."""
     once: bool = False
-    """Refuse everything with the code `repeated` if a settlement or a push repeats an earlier one."""
+    """Refuse everything with the code `repeated` if a settlement repeats an earlier one, or a push a stored message."""
 
 
 class TransactionOutcome(msgspec.Struct):

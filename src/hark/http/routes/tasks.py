@@ -128,8 +128,8 @@ async def push_flow(call: Call) -> types.tasks.PushedFlow:
     body = await call.json(types.tasks.FlowBody, "flow")
     ttl = DEFAULT_SECONDS if body.result_ttl is None else check_int(body.result_ttl, "resultTtl", 1, MAX_SECONDS)
     id = None if body.id is None else check_name(body.id, "id")
-    if id is not None and len(id) > MAX_ID:
-        raise InvalidInput(f"id: expected at most {MAX_ID} characters, got {len(id)}")
+    if id is not None and len(id.encode()) > MAX_ID:  # The transaction ids of the steps are names, too.
+        raise InvalidInput(f"id: expected at most {MAX_ID} bytes of UTF-8, got {len(id.encode())}")
     await asyncio.sleep(0)
     most, number = call.settings.limits.max_batch, _count(body.steps)
     if number > most:
