@@ -240,6 +240,19 @@ async def test_a_rate_of_a_group(q: Driver, workers: Workers, engine: Engine, cl
     assert len(await Workers(q, group="others").take(10)) == 10
 
 
+async def test_a_group_gets_its_limits_before_its_queue_exists(q: Driver, engine: Engine, either: Workers) -> None:
+    await q.push("other", "p1", 1)
+    [leased] = await q.pop("other")
+    assert await either.take() == []
+    assert await engine.limit_group("orders", "workers", Limits(max_in_flight=2, rate_limit=1, rate_burst=3))
+    await spread(q, 6)
+    got = await either.take(9, partitions=9)
+    assert len(got) == 2
+    await q.ack_all(got)
+    assert len(await either.take(9, partitions=9)) == 1
+    assert (await q.ack(leased)).success, "the leases of others stay"
+
+
 async def test_a_limit_that_is_lifted_is_notified(q: Driver, workers: Workers, engine: Engine) -> None:
     await q.push("orders", "p1", 1, 2)
     await workers.take()
