@@ -32,7 +32,7 @@ class Ready:
         self.prioritized = False
         """Whether messages may have priorities; only shared groups have use for that."""
         self.blocked = False
-        """Whether a pop got nothing because of `max_in_flight`. Whenever fewer are in flight then, a hint follows, until
+        """Whether a pop got nothing because of `max_in_flight`. Then a hint follows whenever fewer are in flight, until
         nothing is ready."""
         self._ready: dict[int, tuple[int, int]] = {}
         self._heap: list[tuple[int, int, int]] = []
