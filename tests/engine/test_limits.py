@@ -53,6 +53,37 @@ async def test_as_many_consumers_are_notified_as_there_is_room_for(q: Driver) ->
     assert sum(sum(hint.counts) for hint in q.hints_for("orders", "workers")) == 3
 
 
+@pytest.mark.parametrize("scope", ["queue", "group"])
+async def test_each_settlement_notifies_those_who_wait_also_after_the_room_was_filled_exactly(
+    q: Driver, workers: Workers, scope: str
+) -> None:
+    await q.push("orders", "p1", *range(9))
+    await workers.take(1, "nowhere")
+    if scope == "queue":
+        await q.configure("orders", max_in_flight=1)
+    else:
+        await q.engine.limit_group("orders", "workers", Limits(max_in_flight=1))
+    got = await workers.take()
+    assert (await workers.take()).reason == "max_in_flight", "two wait, or more"
+    for _ in range(3):
+        q.hints.clear()
+        await q.ack_all(got)
+        assert sum(sum(hint.counts) for hint in q.hints_for("orders", "workers")) == 1
+        got = await workers.take()
+
+
+async def test_those_who_wait_are_notified_also_if_others_did_not_fill_the_room(q: Driver, workers: Workers) -> None:
+    await q.configure("orders", max_in_flight=2)
+    await q.push("orders", "p1", *range(9))
+    got = await workers.take(2)
+    assert (await workers.take()).reason == "max_in_flight", "three wait, or more"
+    await q.ack_all(got)
+    got = await workers.take()
+    q.hints.clear()
+    await q.ack_all(got)
+    assert q.announced("orders", "workers"), "the third has not heard of anything"
+
+
 async def test_one_partition_gives_no_more_than_the_limit(q: Driver, either: Workers) -> None:
     await q.configure("orders", max_in_flight=3)
     await q.push("orders", "p1", *range(8))
@@ -238,6 +269,19 @@ async def test_a_rate_of_a_group(q: Driver, workers: Workers, engine: Engine, cl
     clock.advance(0.25)
     assert len(await workers.take(10)) == 1
     assert len(await Workers(q, group="others").take(10)) == 10
+
+
+async def test_a_group_gets_its_limits_before_its_queue_exists(q: Driver, engine: Engine, either: Workers) -> None:
+    await q.push("other", "p1", 1)
+    [leased] = await q.pop("other")
+    assert await either.take() == []
+    assert await engine.limit_group("orders", "workers", Limits(max_in_flight=2, rate_limit=1, rate_burst=3))
+    await spread(q, 6)
+    got = await either.take(9, partitions=9)
+    assert len(got) == 2
+    await q.ack_all(got)
+    assert len(await either.take(9, partitions=9)) == 1
+    assert (await q.ack(leased)).success, "the leases of others stay"
 
 
 async def test_a_limit_that_is_lifted_is_notified(q: Driver, workers: Workers, engine: Engine) -> None:

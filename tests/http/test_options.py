@@ -440,6 +440,14 @@ def test_limits_of_a_group_are_replaced_and_shown(api: Api, queue: str) -> None:
     assert limit(api, queue)["limits"] == NONE
 
 
+def test_a_group_gets_its_limits_before_the_first_push_to_its_queue(api: Api, queue: str) -> None:
+    assert api.pop(queue, consumerGroup="g", groupMode="shared") == []
+    assert limit(api, queue, maxInFlight=1)["limits"] == NONE | {"maxInFlight": 1}
+    api.push(queue, 1, 2)
+    api.pop_one(queue, consumerGroup="g")
+    assert api.pop(queue, consumerGroup="g") == []
+
+
 def test_a_wrong_limit_is_refused_by_name_and_changes_nothing(api: Api, queue: str) -> None:
     api.push(queue, 1)
     api.pop(queue, consumerGroup="g")

@@ -6,12 +6,23 @@ import asyncio
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from hark.clock import SECOND, FakeClock
 from hark.engine.sqlite import SqliteEngine
 from hark.errors import HarkError
-from hark.model import NewMessage, PopRequest, PopResult, QueueOptions, QueueSpec, Settlement, SettleOutcome
+from hark.model import (
+    Hint,
+    Limits,
+    NewMessage,
+    PopRequest,
+    PopResult,
+    QueueOptions,
+    QueueSpec,
+    Settlement,
+    SettleOutcome,
+)
 
 from .test_waiting_for_the_disk import SlowDisk
 
@@ -276,3 +287,26 @@ async def test_settled_once_more_after_the_removal_is_a_success(engine: SqliteEn
     (outcomes,) = await engine.settle([[Settlement(got.messages[0].id, lease_id=got.lease_id, group="workers")]])
     assert isinstance(outcomes, list)
     assert outcomes == [SettleOutcome(got.messages[0].id, True, queue="jobs", partition="Default")]
+
+
+async def test_a_group_at_its_own_limit_is_not_notified_of_room_in_its_queue(
+    engine: SqliteEngine, hints: list[Hint]
+) -> None:
+    async def pop(group: str, batch: int) -> PopResult:
+        (answer,) = await engine.pop([msgspec.structs.replace(params(batch), group=group)])
+        return given(answer)
+
+    async def notified(got: PopResult) -> set[str | None]:
+        hints.clear()
+        await engine.release([got.lease_id])
+        return {hint.group for hint in hints if hint.partitions}
+
+    await engine.configure([QueueSpec(name="jobs", options=QueueOptions(max_in_flight=3))])
+    await pop("b", 1)
+    await engine.limit_group("jobs", "b", Limits(max_in_flight=1))
+    await push(engine, *range(9))
+    (of_a, more_of_a), of_b = [await pop("a", 1), await pop("a", 1)], await pop("b", 2)
+    assert (await pop("a", 1)).messages == (await pop("b", 1)).messages == ()
+    assert await notified(of_a) == {"a"}
+    assert await notified(more_of_a) == {"a"}
+    assert await notified(of_b) == {"a", "b"}

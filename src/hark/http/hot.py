@@ -47,7 +47,6 @@ A = TypeVar("A")
 _POP_CACHE = 4096
 """Number of parsed pop requests to cache: consumers repeat the same request. Longer query strings are not cached."""
 _KEPT_BYTES = 1024
-_DONE = (None, "completed")
 _EMPTY = (NO_STORE,)
 
 

@@ -161,10 +161,17 @@ def limit_group(transaction: WriteTransaction, queue: str, group: str, limits: m
         return False
     sql = "update groups set limits = ?1 where id = ?2"
     run(transaction.connection, sql, _encode_limits(limits).decode(), found.id)
-    transaction.on_commit(partial(found.limit, transaction.state.queues[queue], limits))
-    transaction.on_commit(partial(look_again, found, transaction.now))
+    transaction.on_commit(partial(_limit, transaction, found, limits))
     transaction.hints.add(queue, group, None)
     return True
+
+
+def _limit(transaction: WriteTransaction, group: Group, limits: model.Limits) -> None:
+    group.bounds.set(limits)
+    queue = transaction.state.queues.get(group.queue_name)
+    if queue is not None:  # Else its creation applies the limits.
+        group.limit(queue)
+    look_again(group, transaction.now)
 
 
 def delete_group(

@@ -16,7 +16,7 @@ from hark.engine.hints import forget_oldest
 from hark.engine.retries import compile_schedule
 from hark.errors import HarkError
 from hark.ids import IdCodec
-from hark.model import EmptyReason, Ending, GroupMode, Limits, QueueInfo, Subscription
+from hark.model import EmptyReason, Ending, GroupMode, QueueInfo, Subscription
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -121,10 +121,8 @@ class Group(msgspec.Struct, eq=False):
     leases: list[tuple[int, int, Lease]] = []
     """Heap of leases by expiry. Entries of ended and renewed leases are dropped when they are reached."""
 
-    def limit(self, queue: Queue, limits: Limits | None = None) -> None:
-        """Apply the limits of the queue, and the group's own: these, or those that it has."""
-        if limits is not None:
-            self.bounds.set(limits)
+    def limit(self, queue: Queue) -> None:
+        """Apply the limits of the queue and the group's own."""
         self.each = narrower(queue.bounds.each, self.bounds.each)
         self.limited = queue.bounds.limited or self.bounds.limited or self.each is not None
 

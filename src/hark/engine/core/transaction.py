@@ -466,28 +466,38 @@ class WriteTransaction(msgspec.Struct, eq=False):
         return int(found.due is not None and (known.due is None or found.due < known.due))
 
     def _publish_room(self, queue: Queue, groups: list[Group]) -> None:
-        """Notify groups that were refused because of `max_in_flight`, when there is room again."""
-        if queue.bounds.blocked and _room(queue.bounds, queue.in_flight) > 0:
-            queue.bounds.blocked = False
-            groups = list(queue.groups.values())
-        else:
-            groups = [one for one in groups if one.bounds.blocked and _room(one.bounds, one.in_flight) > 0]
-        for group in groups:
-            group.bounds.blocked = False
-            room = min(_room(queue.bounds, queue.in_flight), _room(group.bounds, group.in_flight))
-            known = [group.positions[one].partition.name for one in group.ready if one in group.positions]
-            if not group.ready:
+        """Notify groups that were refused because of `max_in_flight`, when there is room again.
+
+        They stay `blocked` until they were notified of all that is ready: of less, only some of those who wait hear.
+        """
+        most, blocked = _room(queue.bounds, queue.in_flight), queue.bounds.blocked
+        if most <= 0:
+            return
+        queue.bounds.blocked = False
+        for group in list(queue.groups.values()) if blocked else groups:
+            room = min(most, _room(group.bounds, group.in_flight))
+            if room <= 0:
                 continue
-            if len(known) < len(group.ready) or len(known) > _NAMED_AT_MOST:
-                self.hints.add(queue.name, group.name, None)
+            if self._hint_room(group, room):
+                group.bounds.blocked = False
             else:
-                counts: dict[str, int] = {}
-                for partition in group.ready:
-                    position = group.positions[partition]
-                    if isinstance(position, SharedPosition):
-                        counts[position.partition.name] = number = position.count_ready(max(1, room))
-                        room -= number
-                self.hints.add(queue.name, group.name, known, counts=counts or None)
+                queue.bounds.blocked = blocked
+
+    def _hint_room(self, group: Group, room: int) -> bool:
+        """Notify a group of ready messages, of a shared group about as many as there is room for. True: of all."""
+        known: list[Position] = []
+        if len(group.ready) <= _NAMED_AT_MOST:
+            known = [group.positions[one] for one in group.ready if one in group.positions]
+        if len(known) < len(group.ready):
+            self.hints.add(group.queue_name, group.name, None)
+            return True
+        counts: dict[str, int] = {}
+        for position in known:
+            if isinstance(position, SharedPosition):
+                counts[position.partition.name] = number = position.count_ready(max(1, room))
+                room -= number
+        self.hints.add(group.queue_name, group.name, [one.partition.name for one in known], counts=counts or None)
+        return room > 0
 
 
 def _room(bounds: Bounds, in_flight: int) -> int:

@@ -325,8 +325,8 @@ class Notifications(HintBook, eq=False, kw_only=True):
         for queue, number in self.room.items():
             for group in self.store.groups_of.get(queue, {}).values():
                 if group.ready.blocked:
-                    group.ready.blocked = False
                     heads = group.ready.heads(_FEW)
+                    group.ready.blocked = bool(heads)  # Some of those who wait may not hear of it.
                     for _, _, partition in heads:
                         self._notify(group, partition, ceil(number / len(heads)))
         self.room.clear()

@@ -32,7 +32,8 @@ class Ready:
         self.prioritized = False
         """Whether messages may have priorities; only shared groups have use for that."""
         self.blocked = False
-        """Whether a pop got nothing because of `max_in_flight`: then a hint follows when fewer are in flight."""
+        """Whether a pop got nothing because of `max_in_flight`. Then a hint follows whenever fewer are in flight, until
+        nothing is ready."""
         self._ready: dict[int, tuple[int, int]] = {}
         self._heap: list[tuple[int, int, int]] = []
         self._waking_heap: list[tuple[int, int]] = []
@@ -50,6 +51,7 @@ class Ready:
     def forget(self) -> None:
         """Discover everything again, because of a change that is not tracked here."""
         self.discovered = None
+        self.blocked = False  # A hint makes everybody look again.
         self._forgotten = next(_turns)
         self.waking.clear()
         self._waking_heap.clear()

@@ -34,17 +34,16 @@ begin
             o_due := o_due || null::bigint;
         end if;
         if w.rate_limit > 0 then
-            v_size := coalesce(nullif(w.rate_burst, 0), greatest(1, ceil(w.rate_limit)));
+            v_size := hark.bucket_size_v1(w.rate_limit, w.rate_burst);
             select case when a.at is null then v_size
                 else least(v_size, a.tokens + greatest(0, p_now - a.at) * w.rate_limit / 1000000) end
             into v_tokens from hark.allowances a where a.queue = w.queue and a.grp = w.grp;
             update hark.allowances a set tokens = v_tokens, at = p_now where a.queue = w.queue and a.grp = w.grp;
             o_queues := o_queues || w.queue;
             o_grps := o_grps || w.grp;
-            -- What comes in less than half a microsecond is there: times are whole ones.
-            o_left := o_left || greatest(0, floor(v_tokens + w.rate_limit * 0.0000005 + 0.000000001))::bigint;
+            o_left := o_left || hark.whole_tokens_v1(v_tokens, w.rate_limit);
             o_rate := o_rate || true;
-            o_due := o_due || p_now + greatest(1, round((1 - v_tokens) * 1000000 / w.rate_limit))::bigint;
+            o_due := o_due || hark.next_token_v1(p_now, v_tokens, w.rate_limit);
         end if;
     end loop;
 end $$;
