@@ -72,10 +72,14 @@ async def test_each_settlement_notifies_those_who_wait_also_after_the_room_was_f
         got = await workers.take()
 
 
-async def test_those_who_wait_are_notified_also_if_others_did_not_fill_the_room(q: Driver, workers: Workers) -> None:
+@pytest.mark.parametrize("priority", [0, 5])
+async def test_those_who_wait_are_notified_also_if_others_did_not_fill_the_room(
+    q: Driver, workers: Workers, priority: int
+) -> None:
     await q.configure("orders", max_in_flight=2)
-    await q.push("orders", "p1", *range(9))
+    await q.push("orders", "p1", 0, 1)
     got = await workers.take(2)
+    await q.push("orders", "p1", *range(2, 9), priority=priority)
     assert (await workers.take()).reason == "max_in_flight", "three wait, or more"
     await q.ack_all(got)
     got = await workers.take()

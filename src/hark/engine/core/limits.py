@@ -88,6 +88,7 @@ class Bounds(msgspec.Struct, eq=False):
     def set(self, limits: Limits) -> None:
         """Replace the limits."""
         self.limits = limits
+        self.blocked = self.blocked and limits.max_in_flight > 0
         self.limited = bool(limits.max_in_flight or limits.rate_limit)
         self.each = _each_of(limits)
 

@@ -468,7 +468,7 @@ class WriteTransaction(msgspec.Struct, eq=False):
     def _publish_room(self, queue: Queue, groups: list[Group]) -> None:
         """Notify groups that were refused because of `max_in_flight`, when there is room again.
 
-        They stay `blocked` until they were notified of all that is ready: of less, only some of those who wait hear.
+        Of a shared group only some consumers hear of it, so it stays `blocked` until nothing is ready.
         """
         most, blocked = _room(queue.bounds, queue.in_flight), queue.bounds.blocked
         if most <= 0:
@@ -476,15 +476,13 @@ class WriteTransaction(msgspec.Struct, eq=False):
         queue.bounds.blocked = False
         for group in list(queue.groups.values()) if blocked else groups:
             room = min(most, _room(group.bounds, group.in_flight))
-            if room <= 0:
-                continue
-            if self._hint_room(group, room):
+            if room > 0 and self._hint_room(group, room):
                 group.bounds.blocked = False
-            else:
+            elif room > 0:
                 queue.bounds.blocked = blocked
 
     def _hint_room(self, group: Group, room: int) -> bool:
-        """Notify a group of ready messages, of a shared group about as many as there is room for. True: of all."""
+        """Notify a group of ready messages, a shared group of about as many as there is room for. True: of all."""
         known: list[Position] = []
         if len(group.ready) <= _NAMED_AT_MOST:
             known = [group.positions[one] for one in group.ready if one in group.positions]
@@ -496,8 +494,9 @@ class WriteTransaction(msgspec.Struct, eq=False):
             if isinstance(position, SharedPosition):
                 counts[position.partition.name] = number = position.count_ready(max(1, room))
                 room -= number
-        self.hints.add(group.queue_name, group.name, [one.partition.name for one in known], counts=counts or None)
-        return room > 0
+        if known:
+            self.hints.add(group.queue_name, group.name, [one.partition.name for one in known], counts=counts or None)
+        return not counts
 
 
 def _room(bounds: Bounds, in_flight: int) -> int:
