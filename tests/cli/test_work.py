@@ -120,7 +120,7 @@ def test_a_changed_file_is_loaded_and_a_broken_one_waits_for_the_next_change(
         work.until("No module named 'nothing_like_that'")
         work.until("ended with exit code 1; it restarts when a file changes")
         for word in ("said", "says now"):
-            (tmp_path / "app.py").write_text(APP.replace('"said"', f'"{word}"'))
+            (tmp_path / "app.py").write_text(APP.replace('f"said ', f'f"{word} '))
             work.until(r"reload: app\.py changed")
             work.until(WORKS)
             _push(api, queue, "say", word="hello")

@@ -31,12 +31,12 @@ FOREVER = """
 
 @worker.task("name_me")
 async def name_me() -> None:
-    print("runs in", os.getpid(), flush=True)
+    print(f"runs in {os.getpid()}\\n", end="", flush=True)
 
 
 @worker.task("hold", pool="process")
 def hold(file: str) -> None:
-    print("held by", os.getpid(), flush=True)
+    print(f"held by {os.getpid()}\\n", end="", flush=True)
     while True:
         pass
 """

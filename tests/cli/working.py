@@ -38,7 +38,7 @@ def make_worker():
 
 @worker.task("say")
 async def say(word: str) -> None:
-    print("said", word, flush=True)
+    print(f"said {word}\\n", end="", flush=True)  # In one write: several processes share the output.
 
 
 @worker.task("wait")
