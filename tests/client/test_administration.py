@@ -57,6 +57,7 @@ async def test_the_server_is_healthy_counted_and_timed(caller: Caller, admin: Ad
     assert (health.healthy, health.status, health.version) == (True, "healthy", __version__)
     await push(caller, queue, 1)
     await pop(caller, queue)
+    await push(caller, queue, 2)
     seen, numbers = await admin.overview(), await admin.metrics()
     assert min(seen.queues, seen.messages.total, seen.lag.offset.max) >= 1
     assert just_now(seen.timestamp)
