@@ -51,7 +51,7 @@ class Ready:
     def forget(self) -> None:
         """Discover everything again, because of a change that is not tracked here."""
         self.discovered = None
-        self.blocked = False  # A hint makes everybody look again.
+        self.blocked = False  # A hint wakes all waiting consumers.
         self._forgotten = next(_turns)
         self.waking.clear()
         self._waking_heap.clear()
